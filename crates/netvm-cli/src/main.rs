@@ -1,0 +1,2 @@
+//! netvm
+fn main() {}

@@ -1,0 +1,13 @@
+//! The audited unsafe code of netvm: memory that others may change, mappings, userfaultfd, descriptors, threads.
+#![warn(missing_docs)]
+
+pub mod bench_floor;
+pub mod epoll;
+pub mod mapping;
+pub mod memfd;
+pub mod net;
+pub mod paged;
+pub mod shared;
+pub mod table;
+pub mod thread;
+pub mod uffd;

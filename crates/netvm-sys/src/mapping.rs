@@ -1,0 +1,103 @@
+//! Mappings that own their addresses.
+
+use std::io;
+use std::os::fd::AsRawFd;
+
+use crate::memfd::Memfd;
+use crate::shared::SharedSlice;
+
+/// A range of memory mapped for us.
+///
+/// When it is dropped the memory is given back but its *addresses* stay reserved without access, so that a [`SharedSlice`] that
+/// outlived its mapping by mistake stops the program instead of reaching somebody else's memory.
+#[derive(Debug)]
+pub struct Mapping {
+    memory: SharedSlice,
+}
+
+impl Mapping {
+    /// `bytes` of private zero memory, rounded up to whole pages.
+    ///
+    /// # Errors
+    /// ENOMEM; EINVAL for no bytes.
+    pub fn anonymous(bytes: usize) -> io::Result<Self> {
+        Self::map(bytes, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1)
+    }
+
+    /// The whole of `file`, shared with everybody else who maps it.
+    ///
+    /// # Errors
+    /// ENOMEM; EINVAL for no bytes.
+    pub fn of_memfd(file: &Memfd) -> io::Result<Self> {
+        let bytes = usize::try_from(file.len()).map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        use std::os::fd::AsFd;
+        Self::map(bytes, libc::MAP_SHARED | libc::MAP_NORESERVE, file.as_fd().as_raw_fd())
+    }
+
+    fn map(bytes: usize, flags: i32, fd: i32) -> io::Result<Self> {
+        let bytes = bytes.checked_next_multiple_of(4096).ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: a fresh mapping at an address of the kernel's choice. By system call: a preloaded library may own mmap.
+        let start = unsafe {
+            libc::syscall(libc::SYS_mmap, 0, bytes, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0)
+        };
+        if start == -1 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: freshly mapped, and its addresses stay ours for good (see drop).
+        Ok(Self { memory: unsafe { SharedSlice::from_raw(start as *mut u8, bytes) } })
+    }
+
+    /// The memory.
+    pub fn shared(&self) -> SharedSlice {
+        self.memory
+    }
+
+    /// Asks for huge pages; the kernel may decline silently.
+    ///
+    /// # Errors
+    /// EINVAL when the kernel has none.
+    pub fn advise_huge(&self) -> io::Result<()> {
+        // SAFETY: our own range; the advice changes no contents.
+        let result = unsafe {
+            libc::syscall(libc::SYS_madvise, self.memory.as_ptr(), self.memory.len(), libc::MADV_HUGEPAGE)
+        };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        // SAFETY: replaces our own range by one without access; the addresses are never used again.
+        unsafe {
+            libc::syscall(
+                libc::SYS_mmap,
+                self.memory.as_ptr(),
+                self.memory.len(),
+                libc::PROT_NONE,
+                flags,
+                -1,
+                0,
+            )
+        };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_punched_hole_reads_as_zero_and_costs_nothing() {
+        let file = Memfd::new(c"test", 1 << 20).unwrap();
+        let one = Mapping::of_memfd(&file).unwrap();
+        let two = Mapping::of_memfd(&file).unwrap();
+        one.shared().sub(0, 8192).unwrap().fill(5);
+        assert_eq!(two.shared().sub(4096, 4).unwrap().to_vec(), [5; 4]);
+        assert_eq!(file.resident_bytes().unwrap(), 8192);
+        file.punch_hole(4096, 4096).unwrap();
+        assert_eq!(two.shared().sub(4092, 8).unwrap().to_vec(), [5, 5, 5, 5, 0, 0, 0, 0]);
+        assert_eq!(file.resident_bytes().unwrap(), 4096);
+        assert!(file.punch_hole(1 << 20, 1).is_err() && file.punch_hole(1, u64::MAX).is_err());
+    }
+}

@@ -1,0 +1,488 @@
+//! Stream sockets, TCP and Unix, with scatter and gather over shared memory.
+
+use std::fmt;
+use std::io;
+use std::marker::PhantomData;
+use std::mem::MaybeUninit;
+use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::{Duration, Instant};
+
+use crate::shared::SharedSlice;
+
+/// Most pieces in one call to the kernel: a reply of 256 pages and its neighbours.
+pub const PIECES_MAX: usize = 320;
+
+/// Where to listen or connect: `HOST:PORT`, `[V6]:PORT` or `unix:/path`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// A TCP host and port.
+    Tcp(String),
+    /// A Unix socket.
+    Unix(PathBuf),
+}
+
+impl FromStr for Address {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if let Some(path) = text.strip_prefix("unix:") {
+            return match path.len() {
+                0 => Err("the path after unix: is empty"),
+                1..=107 => Ok(Self::Unix(path.into())),
+                _ => Err("a Unix socket's path has at most 107 bytes"),
+            };
+        }
+        let Some((host, port)) = text.rsplit_once(':') else {
+            return Err("expected HOST:PORT or unix:/path");
+        };
+        if host.is_empty() {
+            return Err("the host before the colon is missing");
+        }
+        if port.parse::<u16>().is_err() {
+            return Err("the port must be a number up to 65535");
+        }
+        Ok(Self::Tcp(text.to_owned()))
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tcp(host) => f.write_str(host),
+            Self::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// Pieces of memory to send, in order.
+pub struct Outgoing<'a> {
+    pieces: Pieces,
+    _borrowed: PhantomData<&'a [u8]>,
+}
+
+/// Places for received bytes, in order.
+pub struct Incoming<'a> {
+    pieces: Pieces,
+    _borrowed: PhantomData<&'a mut [u8]>,
+}
+
+struct Pieces {
+    list: [MaybeUninit<libc::iovec>; PIECES_MAX],
+    len: usize,
+    bytes: usize,
+}
+
+impl Pieces {
+    fn push(&mut self, start: *mut u8, bytes: usize) -> bool {
+        if bytes == 0 {
+            return true;
+        }
+        let Some(place) = self.list.get_mut(self.len) else { return false };
+        place.write(libc::iovec { iov_base: start.cast(), iov_len: bytes });
+        self.len += 1;
+        self.bytes += bytes;
+        true
+    }
+
+    fn message(&self) -> libc::msghdr {
+        // SAFETY: all zeros is a valid message header; the pieces are filled in below.
+        let mut message = unsafe { std::mem::zeroed::<libc::msghdr>() };
+        message.msg_iov = self.list.as_ptr().cast_mut().cast();
+        message.msg_iovlen = self.len as _;
+        message
+    }
+}
+
+macro_rules! pieces {
+    ($name:ident, $borrow:ty, $start:ident) => {
+        impl<'a> $name<'a> {
+            /// No pieces yet.
+            #[expect(
+                clippy::new_without_default,
+                reason = "it is large and meant to live on the stack of one call"
+            )]
+            pub fn new() -> Self {
+                let pieces = Pieces { list: [const { MaybeUninit::uninit() }; PIECES_MAX], len: 0, bytes: 0 };
+                Self { pieces, _borrowed: PhantomData }
+            }
+
+            /// Appends bytes of ours; false (and nothing appended) when the list is full.
+            pub fn bytes(&mut self, bytes: $borrow) -> bool {
+                let len = bytes.len();
+                self.pieces.push(bytes.$start().cast_mut(), len)
+            }
+
+            /// Appends shared memory; false (and nothing appended) when the list is full.
+            pub fn shared(&mut self, slice: SharedSlice) -> bool {
+                self.pieces.push(slice.as_ptr(), slice.len())
+            }
+
+            /// Bytes in all pieces.
+            pub fn total_bytes(&self) -> usize {
+                self.pieces.bytes
+            }
+
+            /// How many more pieces fit.
+            pub fn room(&self) -> usize {
+                PIECES_MAX - self.pieces.len
+            }
+
+            /// Whether there is nothing in it.
+            pub fn is_empty(&self) -> bool {
+                self.pieces.bytes == 0
+            }
+
+            /// The pieces, as shared memory.
+            pub fn iter(&self) -> impl Iterator<Item = SharedSlice> + '_ {
+                self.pieces.list[..self.pieces.len].iter().map(|piece| {
+                    // SAFETY: the first `len` pieces are initialised, and what they point at lives as long as `self`.
+                    unsafe {
+                        let piece = piece.assume_init();
+                        SharedSlice::from_raw(piece.iov_base.cast(), piece.iov_len)
+                    }
+                })
+            }
+        }
+    };
+}
+
+trait AsPtr {
+    fn as_start(&self) -> *const u8;
+}
+impl AsPtr for &[u8] {
+    fn as_start(&self) -> *const u8 {
+        self.as_ptr()
+    }
+}
+trait AsMutStart {
+    fn as_mut_start(self) -> *const u8;
+}
+impl AsMutStart for &mut [u8] {
+    fn as_mut_start(self) -> *const u8 {
+        self.as_mut_ptr()
+    }
+}
+pieces!(Outgoing, &'a [u8], as_start);
+pieces!(Incoming, &'a mut [u8], as_mut_start);
+
+/// A connected socket that never blocks.
+#[derive(Debug)]
+pub struct Stream {
+    fd: OwnedFd,
+}
+
+impl Stream {
+    /// Connects within `timeout`.
+    ///
+    /// # Errors
+    /// Those of connect(2) and of name resolution; `TimedOut`.
+    pub fn connect(address: &Address, timeout: Duration) -> io::Result<Self> {
+        match address {
+            Address::Unix(path) => Self::tune(UnixStream::connect(path)?.into(), false),
+            Address::Tcp(host) => {
+                let deadline = Instant::now() + timeout;
+                let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
+                for address in host.to_socket_addrs()? {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err(io::ErrorKind::TimedOut.into());
+                    }
+                    match TcpStream::connect_timeout(&address, left) {
+                        Ok(stream) => return Self::tune(stream.into(), true),
+                        Err(error) => last = error,
+                    }
+                }
+                Err(last)
+            }
+        }
+    }
+
+    /// A pair of sockets connected to each other.
+    ///
+    /// # Errors
+    /// EMFILE, ENFILE.
+    pub fn pair() -> io::Result<(Self, Self)> {
+        let (one, two) = UnixStream::pair()?;
+        Ok((Self::tune(one.into(), false)?, Self::tune(two.into(), false)?))
+    }
+
+    /// Adopts a connected socket, TCP or Unix.
+    ///
+    /// # Errors
+    /// ENOTSOCK, EBADF.
+    pub fn adopt(fd: OwnedFd) -> io::Result<Self> {
+        let mut domain = 0i32;
+        let mut len = size_of::<i32>() as libc::socklen_t;
+        // SAFETY: the kernel writes one int into the local.
+        let result = unsafe {
+            libc::getsockopt(
+                fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_DOMAIN,
+                (&raw mut domain).cast(),
+                &mut len,
+            )
+        };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Self::tune(fd, domain != libc::AF_UNIX)
+    }
+
+    fn tune(fd: OwnedFd, tcp: bool) -> io::Result<Self> {
+        let stream = Self { fd };
+        if tcp {
+            stream.option(libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
+            // A machine that vanished is noticed within five seconds, idle or not.
+            stream.option(libc::SOL_SOCKET, libc::SO_KEEPALIVE, 1)?;
+            stream.option(libc::IPPROTO_TCP, libc::TCP_KEEPIDLE, 2)?;
+            stream.option(libc::IPPROTO_TCP, libc::TCP_KEEPINTVL, 1)?;
+            stream.option(libc::IPPROTO_TCP, libc::TCP_KEEPCNT, 3)?;
+            stream.option(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 5000)?;
+        } else {
+            // Unix sockets do not tune themselves; the kernel cuts this to its limit.
+            stream.option(libc::SOL_SOCKET, libc::SO_SNDBUF, 1 << 20)?;
+        }
+        // SAFETY: flags of our own descriptor.
+        let result = unsafe { libc::fcntl(stream.fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(stream) }
+    }
+
+    fn option(&self, level: i32, name: i32, value: i32) -> io::Result<()> {
+        // SAFETY: the kernel reads one int from the local.
+        let result = unsafe {
+            libc::setsockopt(
+                self.fd.as_raw_fd(),
+                level,
+                name,
+                (&raw const value).cast(),
+                size_of::<i32>() as libc::socklen_t,
+            )
+        };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Sends what the socket takes now; returns how many bytes.
+    ///
+    /// # Errors
+    /// `WouldBlock` when it takes nothing; EPIPE, ECONNRESET, ETIMEDOUT; EFAULT when a piece is not mapped.
+    pub fn send(&self, pieces: &Outgoing<'_>) -> io::Result<usize> {
+        let message = pieces.pieces.message();
+        loop {
+            // SAFETY: the pieces live as long as the list (borrowed bytes) or by SharedSlice's contract; the kernel only reads.
+            let sent = unsafe {
+                libc::sendmsg(self.fd.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
+            };
+            if sent >= 0 {
+                return Ok(sent as usize);
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Receives what is there into the pieces, in order; returns how many bytes, 0 at the end of the stream.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is nothing; ECONNRESET, ETIMEDOUT; EFAULT when a piece is not mapped.
+    pub fn receive(&self, pieces: &mut Incoming<'_>) -> io::Result<usize> {
+        let mut message = pieces.pieces.message();
+        loop {
+            // SAFETY: the pieces are exclusively borrowed bytes or shared memory, which the kernel may write.
+            let received = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
+            if received >= 0 {
+                return Ok(received as usize);
+            }
+            let error = io::Error::last_os_error();
+            if error.kind() != io::ErrorKind::Interrupted {
+                return Err(error);
+            }
+        }
+    }
+
+    /// Waits until the socket is readable (or, when asked, writable); false when `timeout` passed first.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn wait(&self, writable: bool, timeout: Duration) -> io::Result<bool> {
+        let events = libc::POLLIN | if writable { libc::POLLOUT } else { 0 };
+        let mut fds = [libc::pollfd { fd: self.fd.as_raw_fd(), events, revents: 0 }];
+        Ok(crate::thread::poll(&mut fds, Some(timeout))? > 0)
+    }
+
+    /// Gives the descriptor away.
+    pub fn into_raw_fd(self) -> RawFd {
+        self.fd.into_raw_fd()
+    }
+}
+
+impl AsFd for Stream {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+/// Takes over a descriptor given as a number, for example across fork(2).
+///
+/// # Errors
+/// EBADF when nothing is open under that number.
+///
+/// # Panics
+/// Never. The caller vouches that nobody else closes the descriptor; the worst that a mistake does is an error on a later call.
+pub fn own_raw_fd(fd: RawFd) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers; it tells whether the number is open.
+    if fd < 0 || unsafe { libc::fcntl(fd, libc::F_GETFD) } < 0 {
+        return Err(io::Error::from_raw_os_error(libc::EBADF));
+    }
+    // SAFETY: the number is open (checked above), and the caller hands it over.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// A listening socket that never blocks.
+#[derive(Debug)]
+pub struct Listener {
+    fd: OwnedFd,
+    address: Address,
+    tcp: bool,
+}
+
+impl Listener {
+    /// Listens at `address`; port 0 means any free one. A Unix socket that nobody listens on any more is replaced.
+    ///
+    /// # Errors
+    /// Those of bind(2), EADDRINUSE first of all.
+    pub fn bind(address: &Address) -> io::Result<Self> {
+        match address {
+            Address::Tcp(host) => {
+                let listener = TcpListener::bind(host.as_str())?;
+                listener.set_nonblocking(true)?;
+                let address = Address::Tcp(listener.local_addr()?.to_string());
+                Ok(Self { fd: listener.into(), address, tcp: true })
+            }
+            Address::Unix(path) => {
+                let listener = match UnixListener::bind(path) {
+                    Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                        let refused = matches!(UnixStream::connect(path),
+                            Err(gone) if gone.kind() == io::ErrorKind::ConnectionRefused);
+                        if !refused {
+                            return Err(error);
+                        }
+                        std::fs::remove_file(path)?;
+                        UnixListener::bind(path)?
+                    }
+                    other => other?,
+                };
+                listener.set_nonblocking(true)?;
+                Ok(Self { fd: listener.into(), address: address.clone(), tcp: false })
+            }
+        }
+    }
+
+    /// Where it listens; with the real port.
+    pub fn address(&self) -> &Address {
+        &self.address
+    }
+
+    /// Takes the next connection; `None` when nobody is waiting.
+    ///
+    /// # Errors
+    /// EMFILE, ENFILE, ENOMEM: the connection waits on.
+    pub fn accept(&self) -> io::Result<Option<Stream>> {
+        loop {
+            // SAFETY: no address is asked for.
+            let fd = unsafe {
+                libc::accept4(
+                    self.fd.as_raw_fd(),
+                    std::ptr::null_mut(),
+                    std::ptr::null_mut(),
+                    libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK,
+                )
+            };
+            if fd >= 0 {
+                // SAFETY: a descriptor that the kernel just gave us.
+                let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+                // The peer may be gone already: then there is nothing to tune.
+                match Stream::tune(fd, self.tcp) {
+                    Ok(stream) => return Ok(Some(stream)),
+                    Err(_) => continue,
+                }
+            }
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                Some(libc::EAGAIN) => return Ok(None),
+                Some(libc::EINTR | libc::ECONNABORTED | libc::EPROTO) => continue,
+                _ => return Err(error),
+            }
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        if let Address::Unix(path) = &self.address {
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses() {
+        assert_eq!("unix:/tmp/x".parse(), Ok(Address::Unix("/tmp/x".into())));
+        assert_eq!("[::1]:7".parse(), Ok(Address::Tcp("[::1]:7".into())));
+        for wrong in ["unix:", "host", ":7", "host:", "host:70000", "host:x"] {
+            assert!(wrong.parse::<Address>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn scatter_and_gather_over_shared_memory() {
+        let memory = crate::mapping::Mapping::anonymous(8192).unwrap();
+        let shared = memory.shared();
+        shared.write_from(100, b"shared").unwrap();
+        for address in ["127.0.0.1:0".to_owned(), format!("unix:/tmp/netvm-net-{}", std::process::id())] {
+            let listener = Listener::bind(&address.parse().unwrap()).unwrap();
+            let one = Stream::connect(listener.address(), Duration::from_secs(1)).unwrap();
+            let two = loop {
+                if let Some(stream) = listener.accept().unwrap() {
+                    break stream;
+                }
+            };
+            let mut none = Incoming::new();
+            let mut buffer = [0; 4];
+            none.bytes(&mut buffer);
+            assert_eq!(two.receive(&mut none).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+            let mut pieces = Outgoing::new();
+            assert!(pieces.bytes(b"ours ") && pieces.shared(shared.sub(100, 6).unwrap()));
+            assert_eq!(one.send(&pieces).unwrap(), 11);
+            assert!(two.wait(false, Duration::from_secs(1)).unwrap());
+            let mut head = [0; 5];
+            let mut places = Incoming::new();
+            places.bytes(&mut head);
+            places.shared(shared.sub(5000, 3000).unwrap());
+            assert_eq!(two.receive(&mut places).unwrap(), 11);
+            assert_eq!(&head, b"ours ");
+            assert_eq!(shared.sub(5000, 6).unwrap().to_vec(), b"shared");
+            drop(one);
+            let mut places = Incoming::new();
+            places.shared(shared);
+            assert!(two.wait(false, Duration::from_secs(1)).unwrap());
+            assert_eq!(two.receive(&mut places).unwrap(), 0);
+        }
+    }
+}

@@ -1,0 +1,565 @@
+//! The far area and the frame pool: the two ranges between which the pager moves pages.
+//!
+//! Both are private anonymous memory registered with one userfaultfd. A page of the far area that the program may touch
+//! at once is *installed*; all other pages are missing, and touching one stops the thread until the pager installs it.
+//! A frame of the pool is either *full* (it has memory) or *empty*; installing page from frame empties the frame, extracting does
+//! the reverse, so that the number of full frames plus installed pages changes only by [`PagedArea::fill_frames`],
+//! [`PagedArea::drop_frames`] and [`PagedArea::drop_pages`]. That is what makes the local budget exact.
+//!
+//! Only the pager's thread touches frames, and only full ones: touching an empty frame would be a fault that nobody serves.
+//! The caller keeps track of which are full; the methods check ranges, not that.
+
+use crate::shared::SharedSlice;
+use crate::uffd::{FEATURE_MOVE, FEATURE_PAGEFAULT_FLAG_WP, FEATURE_POISON, Fault, PAGE_BYTES, Userfault};
+use std::fs::File;
+use std::io;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::fs::FileExt;
+
+/// How pages travel between the far area and the pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FrameDesign {
+    /// UFFDIO_MOVE both ways: no copy, no allocation (Linux 6.8).
+    Move,
+    /// UFFDIO_COPY in; write-protect, copy and MADV_DONTNEED out.
+    Copy,
+}
+
+/// Why a page could not be extracted.
+#[derive(Debug)]
+pub enum ExtractError {
+    /// Pinned by the kernel for I/O, or otherwise not movable now: leave it and try another.
+    Busy,
+    /// The program dropped it behind the pager's back; there is nothing to extract.
+    Missing,
+    /// Anything else.
+    Os(io::Error),
+}
+
+/// A reserved range of addresses, released on drop.
+#[derive(Debug)]
+struct Reservation {
+    start: usize,
+    bytes: usize,
+}
+
+impl Reservation {
+    fn new(bytes: usize) -> io::Result<Self> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
+        let start = unsafe { map(0, bytes, libc::PROT_NONE, 0) }?;
+        Ok(Self { start, bytes })
+    }
+
+    fn contains(&self, address: usize, bytes: usize) -> bool {
+        address.is_multiple_of(PAGE_BYTES)
+            && bytes.is_multiple_of(PAGE_BYTES)
+            && bytes > 0
+            && address >= self.start
+            && address.checked_add(bytes).is_some_and(|end| end <= self.start + self.bytes)
+    }
+
+    fn check(&self, address: usize, bytes: usize) -> io::Result<()> {
+        if self.contains(address, bytes) {
+            Ok(())
+        } else {
+            Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                format!("range {address:#x}+{bytes:#x} is not in {:#x}+{:#x}", self.start, self.bytes),
+            ))
+        }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // SAFETY: the reservation owns this range; whoever drops it has no use for its contents.
+        unsafe { libc::syscall(libc::SYS_munmap, self.start, self.bytes) };
+    }
+}
+
+/// mmap by system call: a preloaded library may own the symbol.
+///
+/// # Safety
+/// With MAP_FIXED in `flags`, the caller owns the range.
+unsafe fn map(address: usize, bytes: usize, protection: i32, flags: i32) -> io::Result<usize> {
+    let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+    // SAFETY: forwarded from the caller.
+    let result = unsafe { libc::syscall(libc::SYS_mmap, address, bytes, protection, flags, -1, 0) };
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result as usize) }
+}
+
+/// # Safety
+/// The caller owns the range, and the advice does not change contents that someone relies on.
+unsafe fn advise(address: usize, bytes: usize, advice: i32) -> io::Result<()> {
+    // SAFETY: forwarded from the caller.
+    let result = unsafe { libc::syscall(libc::SYS_madvise, address, bytes, advice) };
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct PagedArea {
+    uffd: Userfault,
+    area: Reservation,
+    pool: Reservation,
+    /// One page behind the pool: a thread that reads it wakes the pager.
+    doorbell: Reservation,
+    design: FrameDesign,
+    memory: Option<File>,
+}
+
+impl PagedArea {
+    /// Reserves `area_bytes` of addresses and a pool of `frames` frames, all empty.
+    ///
+    /// # Errors
+    /// EPERM when userfaultfd may not be used, ENOMEM when the addresses cannot be had (RLIMIT_AS, overcommit).
+    pub fn new(area_bytes: usize, frames: usize, design: Option<FrameDesign>) -> io::Result<Self> {
+        let uffd = Userfault::open(FEATURE_MOVE | FEATURE_POISON | FEATURE_PAGEFAULT_FLAG_WP)?;
+        let design = match design {
+            None if uffd.features() & FEATURE_MOVE != 0 => FrameDesign::Move,
+            None => FrameDesign::Copy,
+            Some(FrameDesign::Move) if uffd.features() & FEATURE_MOVE == 0 => {
+                return Err(io::Error::new(io::ErrorKind::Unsupported, "UFFDIO_MOVE needs Linux 6.8"));
+            }
+            Some(design) => design,
+        };
+        let area = Reservation::new(area_bytes)?;
+        let pool = Reservation::new(frames * PAGE_BYTES)?;
+        let doorbell = Reservation::new(PAGE_BYTES)?;
+        let mut paged = Self { uffd, area, pool, doorbell, design, memory: None };
+        paged.set_fork(false)?;
+        paged.set_up_pool()?;
+        Ok(paged)
+    }
+
+    fn set_up_pool(&mut self) -> io::Result<()> {
+        let writable = libc::PROT_READ | libc::PROT_WRITE;
+        for (range, register) in [(&self.pool, self.design == FrameDesign::Move), (&self.doorbell, true)] {
+            // SAFETY: both ranges are reservations that this struct owns; nothing in them is referenced.
+            unsafe {
+                map(range.start, range.bytes, writable, libc::MAP_FIXED)?;
+                advise(range.start, range.bytes, libc::MADV_NOHUGEPAGE).or_else(no_thp)?;
+                advise(range.start, range.bytes, libc::MADV_DONTFORK)?;
+                if register {
+                    self.uffd.register(range.start, range.bytes, false)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens what belongs into the pager thread's own descriptor table.
+    ///
+    /// # Errors
+    /// When /proc is not mounted.
+    pub fn open_memory(&mut self) -> io::Result<()> {
+        self.memory = Some(File::options().read(true).open("/proc/self/mem")?);
+        Ok(())
+    }
+
+    /// After fork(2), in the child: a new userfaultfd for the inherited `ranges` of the far area and a new, empty pool.
+    ///
+    /// # Errors
+    /// As [`PagedArea::new`].
+    pub fn adopt_after_fork(&mut self, ranges: impl Iterator<Item = (usize, usize)>) -> io::Result<()> {
+        // The inherited number names the parent's context only in the parent's descriptor table, never here.
+        let new = Userfault::open(FEATURE_MOVE | FEATURE_POISON | FEATURE_PAGEFAULT_FLAG_WP)?;
+        std::mem::forget(std::mem::replace(&mut self.uffd, new));
+        std::mem::forget(self.memory.take());
+        self.set_up_pool()?;
+        for (address, bytes) in ranges {
+            self.area.check(address, bytes)?;
+            // SAFETY: the range is inside our area (checked), and this pager serves its faults.
+            unsafe { self.uffd.register(address, bytes, self.design == FrameDesign::Copy)? };
+        }
+        self.set_fork(false)
+    }
+
+    /// The design in use.
+    pub fn design(&self) -> FrameDesign {
+        self.design
+    }
+
+    /// Addresses of the far area.
+    pub fn area(&self) -> Range<usize> {
+        self.area.start..self.area.start + self.area.bytes
+    }
+
+    /// The page whose missing fault is a call from another thread. It must not be rung once the area is gone.
+    pub fn bell(&self) -> Bell {
+        Bell { address: self.doorbell.start }
+    }
+
+    /// Capacity of the pool.
+    pub fn frames(&self) -> usize {
+        self.pool.bytes / PAGE_BYTES
+    }
+
+    /// Descriptor to wait on for faults.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.uffd.as_fd()
+    }
+
+    /// See [`Userfault::read_faults`].
+    ///
+    /// # Errors
+    /// Any error of read(2) but EAGAIN.
+    pub fn read_faults(&self, out: &mut [Fault]) -> io::Result<usize> {
+        self.uffd.read_faults(out)
+    }
+
+    /// Lets whoever rang the bell go on.
+    ///
+    /// # Errors
+    /// Never in practice; EEXIST is success.
+    pub fn answer_bell(&self) -> io::Result<()> {
+        // SAFETY: the doorbell page is ours and holds nothing.
+        match unsafe { self.uffd.zero(self.doorbell.start, PAGE_BYTES) } {
+            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
+                self.uffd.wake(self.doorbell.start, PAGE_BYTES)
+            }
+            result => result,
+        }
+    }
+
+    /// Makes a range of the area fresh far memory: every page missing.
+    ///
+    /// # Errors
+    /// EINVAL outside the area, ENOMEM.
+    pub fn map_range(&self, address: usize, bytes: usize, protection: i32) -> io::Result<()> {
+        self.area.check(address, bytes)?;
+        // SAFETY: the range is inside our area (checked); whoever asked gives up what was there.
+        unsafe {
+            map(address, bytes, protection, libc::MAP_FIXED)?;
+            advise(address, bytes, libc::MADV_NOHUGEPAGE).or_else(no_thp)?;
+            advise(address, bytes, libc::MADV_DONTFORK)?;
+            self.uffd.register(address, bytes, self.design == FrameDesign::Copy)
+        }
+    }
+
+    /// Returns a range of the area to the reservation.
+    ///
+    /// # Errors
+    /// EINVAL outside the area.
+    pub fn unmap_range(&self, address: usize, bytes: usize) -> io::Result<()> {
+        self.area.check(address, bytes)?;
+        // SAFETY: the range is inside our area (checked); whoever asked gives up what was there.
+        unsafe {
+            map(address, bytes, libc::PROT_NONE, libc::MAP_FIXED)?;
+            advise(address, bytes, libc::MADV_DONTFORK)
+        }
+    }
+
+    /// mprotect on a range of the area.
+    ///
+    /// # Errors
+    /// As mprotect(2); EINVAL outside the area.
+    pub fn protect_range(&self, address: usize, bytes: usize, protection: i32) -> io::Result<()> {
+        self.area.check(address, bytes)?;
+        // SAFETY: the range is inside our area (checked); protections are the program's own business.
+        let result = unsafe { libc::syscall(libc::SYS_mprotect, address, bytes, protection) };
+        if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Whether a fork inherits the far area. Only a fork that the pager takes part in may.
+    ///
+    /// # Errors
+    /// As madvise(2).
+    pub fn set_fork(&self, inherit: bool) -> io::Result<()> {
+        let advice = if inherit { libc::MADV_DOFORK } else { libc::MADV_DONTFORK };
+        // SAFETY: the advice changes what a child inherits, not contents.
+        unsafe { advise(self.area.start, self.area.bytes, advice) }
+    }
+
+    /// Drops installed pages of a range: all of it is missing afterwards.
+    ///
+    /// # Errors
+    /// EINVAL outside the area.
+    pub fn drop_pages(&self, address: usize, bytes: usize) -> io::Result<()> {
+        self.area.check(address, bytes)?;
+        // SAFETY: the range is inside our area (checked); the caller gave up its contents.
+        unsafe { advise(address, bytes, libc::MADV_DONTNEED) }
+    }
+
+    fn frame_address(&self, frame: usize, frames: usize) -> usize {
+        assert!(frames > 0 && frame + frames <= self.frames(), "frame {frame}+{frames} out of range");
+        self.pool.start + frame * PAGE_BYTES
+    }
+
+    /// Memory of full frames.
+    pub fn frame_memory(&self, frame: usize, frames: usize) -> SharedSlice {
+        let address = self.frame_address(frame, frames);
+        // SAFETY: the pool is mapped as long as `self`; frames are in range (checked).
+        unsafe { SharedSlice::from_raw(address as *mut u8, frames * PAGE_BYTES) }
+    }
+
+    /// Bytes of one full frame.
+    pub fn frame_bytes(&self, frame: usize) -> &[u8] {
+        let address = self.frame_address(frame, 1);
+        // SAFETY: in range (checked); frames change only through this struct's owner, the pager's thread, which holds
+        // this borrow meanwhile.
+        unsafe { std::slice::from_raw_parts(address as *const u8, PAGE_BYTES) }
+    }
+
+    /// Zeroes full frames.
+    pub fn zero_frames(&mut self, frame: usize, frames: usize) {
+        let address = self.frame_address(frame, frames);
+        // SAFETY: in range (checked), mapped writable, and `&mut self` excludes other borrows.
+        unsafe { std::ptr::write_bytes(address as *mut u8, 0, frames * PAGE_BYTES) };
+    }
+
+    /// Gives memory to empty frames (contents: zero).
+    ///
+    /// # Errors
+    /// ENOMEM when the machine has no memory left.
+    pub fn fill_frames(&mut self, frame: usize, frames: usize) -> io::Result<()> {
+        static ZERO: [u8; 16 * PAGE_BYTES] = [0; 16 * PAGE_BYTES];
+        let address = self.frame_address(frame, frames);
+        if self.design == FrameDesign::Copy {
+            self.zero_frames(frame, frames);
+            return Ok(());
+        }
+        let (mut done, bytes) = (0, frames * PAGE_BYTES);
+        while done < bytes {
+            let step = (bytes - done).min(ZERO.len());
+            // SAFETY: both ranges are ours: the pool (checked above) and a static.
+            let (copied, result) =
+                unsafe { self.uffd.copy(address + done, ZERO.as_ptr() as usize, step, false) };
+            done += copied;
+            retry(result)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the memory from full frames.
+    ///
+    /// # Errors
+    /// Never in practice.
+    pub fn drop_frames(&mut self, frame: usize, frames: usize) -> io::Result<()> {
+        let address = self.frame_address(frame, frames);
+        // SAFETY: frames in range (checked), contents given up by the caller.
+        unsafe { advise(address, frames * PAGE_BYTES, libc::MADV_DONTNEED) }
+    }
+
+    /// Installs full frames at missing pages and wakes who waits for them. The frames are empty afterwards.
+    ///
+    /// Returns how many pages were installed with the frames' memory, and how many by a copy (their frames stay full).
+    ///
+    /// # Errors
+    /// EEXIST when a page is there already; ENOENT when the range was unmapped meanwhile.
+    pub fn install(&mut self, address: usize, frame: usize, pages: usize) -> io::Result<Installed> {
+        let bytes = pages * PAGE_BYTES;
+        self.area.check(address, bytes)?;
+        let from = self.frame_address(frame, pages);
+        let mut done = 0;
+        let mut copied = 0;
+        while done < bytes {
+            let left = bytes - done;
+            let transfer = match self.design {
+                FrameDesign::Move => Userfault::move_pages,
+                FrameDesign::Copy => Userfault::copy,
+            };
+            // SAFETY: both ranges are ours (checked), and no reference into the pool is alive (`&mut self`).
+            let (step, result) = unsafe { transfer(&self.uffd, address + done, from + done, left, true) };
+            done += step;
+            if let Err(error) = result {
+                match error.raw_os_error() {
+                    Some(libc::EAGAIN) => {}
+                    // Protections differ (the program made it read-only): a copy does not mind.
+                    Some(libc::EINVAL) if self.design == FrameDesign::Move && step == 0 => {
+                        // SAFETY: as above.
+                        let (step, result) =
+                            unsafe { self.uffd.copy(address + done, from + done, PAGE_BYTES, true) };
+                        copied += step / PAGE_BYTES;
+                        done += step;
+                        retry(result)?;
+                    }
+                    _ => return Err(error),
+                }
+            }
+        }
+        if self.design == FrameDesign::Copy {
+            self.drop_frames(frame, pages)?;
+        } else if copied > 0 {
+            // Mixed runs are rare; make the outcome uniform: all frames of this call are empty.
+            self.drop_frames(frame, pages)?;
+        }
+        Ok(Installed { pages, copied })
+    }
+
+    /// Moves installed pages into empty frames, which are full afterwards; the pages are missing. Stops at the first page
+    /// that cannot be moved; returns how many were.
+    ///
+    /// # Errors
+    /// Why the first page that was not moved could not be.
+    pub fn extract(
+        &mut self,
+        address: usize,
+        frame: usize,
+        pages: usize,
+    ) -> (usize, Result<(), ExtractError>) {
+        let bytes = pages * PAGE_BYTES;
+        if let Err(error) = self.area.check(address, bytes) {
+            return (0, Err(ExtractError::Os(error)));
+        }
+        let to = self.frame_address(frame, pages);
+        let mut done = 0;
+        let mut unshared = usize::MAX;
+        while done < bytes {
+            let (step, result) = match self.design {
+                // SAFETY: both ranges are ours (checked); the pages belong to the pager until they are installed again.
+                FrameDesign::Move => unsafe {
+                    self.uffd.move_pages(to + done, address + done, bytes - done, false)
+                },
+                FrameDesign::Copy => (0, Err(io::Error::from_raw_os_error(libc::EINVAL))),
+            };
+            done += step;
+            let Err(error) = result else { continue };
+            match error.raw_os_error() {
+                Some(libc::EAGAIN) => {}
+                Some(libc::ENOENT) => return (done / PAGE_BYTES, Err(ExtractError::Missing)),
+                // Shared with a forked process: make it ours by a write fault that changes nothing, then move.
+                Some(libc::EBUSY) if unshared != done => {
+                    unshared = done;
+                    // SAFETY: POPULATE_WRITE changes no contents; the page is present, so it cannot fault to us.
+                    let populated = unsafe { advise(address + done, PAGE_BYTES, libc::MADV_POPULATE_WRITE) };
+                    if populated.is_err() {
+                        match self.extract_by_copy(address + done, to + done) {
+                            Ok(()) => done += PAGE_BYTES,
+                            Err(error) => return (done / PAGE_BYTES, Err(error)),
+                        }
+                    }
+                }
+                Some(libc::EBUSY) => return (done / PAGE_BYTES, Err(ExtractError::Busy)),
+                Some(libc::EINVAL) => match self.extract_by_copy(address + done, to + done) {
+                    Ok(()) => done += PAGE_BYTES,
+                    Err(error) => return (done / PAGE_BYTES, Err(error)),
+                },
+                _ => return (done / PAGE_BYTES, Err(ExtractError::Os(error))),
+            }
+        }
+        (pages, Ok(()))
+    }
+
+    /// One page into one empty frame by copy: for kernels without MOVE, and for pages whose protection differs.
+    fn extract_by_copy(&mut self, page: usize, frame: usize) -> Result<(), ExtractError> {
+        let os = ExtractError::Os;
+        if self.design == FrameDesign::Copy {
+            // SAFETY: our page; a writer that comes now waits until the page is missing and faults again.
+            unsafe { self.uffd.write_protect(page, PAGE_BYTES, true) }.map_err(os)?;
+        } else {
+            let frame_index = (frame - self.pool.start) / PAGE_BYTES;
+            self.fill_frames(frame_index, 1).map_err(os)?;
+        }
+        let Some(memory) = &self.memory else {
+            return Err(ExtractError::Busy);
+        };
+        // SAFETY: the frame is in the pool (our caller's check) and full now; nobody else refers to it.
+        let buffer = unsafe { std::slice::from_raw_parts_mut(frame as *mut u8, PAGE_BYTES) };
+        // /proc/self/mem reads through any protection.
+        memory.read_exact_at(buffer, page as u64).map_err(os)?;
+        // SAFETY: our page, its contents now live in the frame.
+        unsafe { advise(page, PAGE_BYTES, libc::MADV_DONTNEED) }.map_err(os)?;
+        if self.design == FrameDesign::Copy {
+            self.uffd.wake(page, PAGE_BYTES).map_err(os)?;
+        }
+        Ok(())
+    }
+
+    /// Moves installed pages inside the area (mremap). Returns how many were moved, as [`PagedArea::extract`].
+    ///
+    /// # Errors
+    /// Why the first page that was not moved could not be.
+    pub fn shift(&mut self, old: usize, new: usize, pages: usize) -> (usize, Result<(), ExtractError>) {
+        let bytes = pages * PAGE_BYTES;
+        if let Err(error) = self.area.check(old, bytes).and_then(|()| self.area.check(new, bytes)) {
+            return (0, Err(ExtractError::Os(error)));
+        }
+        if self.design == FrameDesign::Copy {
+            return (0, Err(ExtractError::Busy));
+        }
+        let mut done = 0;
+        while done < bytes {
+            // SAFETY: both ranges are inside the area (checked); the program handed `old` over for `new`.
+            let (step, result) = unsafe { self.uffd.move_pages(new + done, old + done, bytes - done, true) };
+            done += step;
+            match result {
+                Ok(()) => {}
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
+                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
+                    return (done / PAGE_BYTES, Err(ExtractError::Missing));
+                }
+                Err(_) => return (done / PAGE_BYTES, Err(ExtractError::Busy)),
+            }
+        }
+        (pages, Ok(()))
+    }
+
+    /// A page that the pager believes installed faulted as missing: either it is there (a stale event), or the program
+    /// dropped it by a system call of its own and must read zero.
+    ///
+    /// # Errors
+    /// ENOENT when the range was unmapped meanwhile.
+    pub fn install_zero_if_missing(&self, address: usize) -> io::Result<()> {
+        self.area.check(address, PAGE_BYTES)?;
+        // SAFETY: inside our area (checked); zero is right for a page dropped by MADV_DONTNEED.
+        match unsafe { self.uffd.zero(address, PAGE_BYTES) } {
+            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => self.uffd.wake(address, PAGE_BYTES),
+            result => result,
+        }
+    }
+
+    /// Lifts write protection (Copy design) and wakes the writer.
+    ///
+    /// # Errors
+    /// ENOENT when the range was unmapped meanwhile.
+    pub fn unprotect(&self, address: usize) -> io::Result<()> {
+        self.area.check(address, PAGE_BYTES)?;
+        // SAFETY: inside our area (checked).
+        unsafe { self.uffd.write_protect(address, PAGE_BYTES, false) }
+    }
+}
+
+/// What [`PagedArea::install`] did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Installed {
+    /// Pages installed in all.
+    pub pages: usize,
+    /// Of these, by a copy instead of a move.
+    pub copied: usize,
+}
+
+fn retry(result: io::Result<()>) -> io::Result<()> {
+    match result {
+        Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Ok(()),
+        result => result,
+    }
+}
+
+/// Kernels without transparent hugepages refuse the advice, and need none.
+fn no_thp(error: io::Error) -> io::Result<()> {
+    if error.raw_os_error() == Some(libc::EINVAL) { Ok(()) } else { Err(error) }
+}
+
+/// Wakes the pager by a page fault: no descriptor is needed that the program could close.
+#[derive(Clone, Copy, Debug)]
+pub struct Bell {
+    address: usize,
+}
+
+impl Bell {
+    /// Returns when the pager has answered with [`PagedArea::answer_bell`]. One thread at a time.
+    pub fn ring(&self) {
+        // SAFETY: the page is a readable doorbell of a `PagedArea` (only it makes a Bell); dropping it makes the read fault.
+        unsafe {
+            libc::syscall(libc::SYS_madvise, self.address, PAGE_BYTES, libc::MADV_DONTNEED);
+            std::ptr::read_volatile(self.address as *const u8);
+        }
+    }
+
+    /// Whether a fault at `address` is this bell.
+    pub fn is_at(&self, address: usize) -> bool {
+        address == self.address
+    }
+}

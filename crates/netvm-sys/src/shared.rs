@@ -1,0 +1,120 @@
+//! Memory that somebody else may change at any time.
+
+use std::ptr::NonNull;
+
+/// A range of memory that other threads, the kernel or another process may read and write while we look at it.
+///
+/// There is never a Rust reference into it: bytes are copied in and out. What is read may be torn when somebody writes at the same
+/// time; it is never a bad pointer, a wrong length or undefined behaviour of our own code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SharedSlice {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: only addresses are shared; every access goes through raw copies, which make no claim of exclusiveness.
+unsafe impl Send for SharedSlice {}
+// SAFETY: as above.
+unsafe impl Sync for SharedSlice {}
+
+impl SharedSlice {
+    /// A slice of no bytes.
+    pub const EMPTY: Self = Self { start: NonNull::dangling(), len: 0 };
+
+    /// The `len` bytes at `start`.
+    ///
+    /// # Safety
+    /// The range must stay mapped, readable and (if it is ever written through this slice) writable as long as the slice or a
+    /// copy of it is used, and no Rust reference to its bytes may be alive while they are written through the slice.
+    pub unsafe fn from_raw(start: *mut u8, len: usize) -> Self {
+        let start = if len == 0 { NonNull::dangling() } else { NonNull::new(start).expect("a null range") };
+        Self { start, len }
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether it has no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Address of the first byte.
+    pub fn as_ptr(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// The part `offset .. offset + len`; `None` when that reaches beyond the end.
+    pub fn sub(&self, offset: usize, len: usize) -> Option<Self> {
+        if offset.checked_add(len)? > self.len {
+            return None;
+        }
+        // SAFETY: `offset <= self.len` (checked above), so the sum stays in or just behind the same range.
+        let start = unsafe { self.start.add(offset) };
+        Some(Self { start, len })
+    }
+
+    /// Copies the bytes at `offset` into `bytes`; `None` (and nothing copied) when they reach beyond the end.
+    pub fn read_into(&self, offset: usize, bytes: &mut [u8]) -> Option<()> {
+        let from = self.sub(offset, bytes.len())?;
+        // SAFETY: `from` is in bounds (sub checked) and mapped (from_raw's contract); `bytes` is exclusively ours.
+        unsafe { std::ptr::copy(from.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
+        Some(())
+    }
+
+    /// Copies `bytes` to `offset`; `None` (and nothing copied) when they reach beyond the end.
+    pub fn write_from(&self, offset: usize, bytes: &[u8]) -> Option<()> {
+        let to = self.sub(offset, bytes.len())?;
+        // SAFETY: `to` is in bounds (sub checked) and mapped (from_raw's contract).
+        unsafe { std::ptr::copy(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
+        Some(())
+    }
+
+    /// Sets every byte to `byte`.
+    pub fn fill(&self, byte: u8) {
+        // SAFETY: the whole range is mapped (from_raw's contract).
+        unsafe { std::ptr::write_bytes(self.as_ptr(), byte, self.len) };
+    }
+
+    /// Copies all of `other`, which may overlap, to the start; `None` (and nothing copied) when it is longer.
+    pub fn copy_from(&self, other: &SharedSlice) -> Option<()> {
+        if other.len > self.len {
+            return None;
+        }
+        // SAFETY: both ranges are mapped (from_raw's contract) and at least `other.len` long (checked).
+        unsafe { std::ptr::copy(other.as_ptr(), self.as_ptr(), other.len) };
+        Some(())
+    }
+
+    /// A copy of the bytes.
+    pub fn to_vec(&self) -> Vec<u8> {
+        let mut bytes = vec![0; self.len];
+        self.read_into(0, &mut bytes).expect("the same length");
+        bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bounds_are_checked_without_overflow() {
+        let mut bytes = [1u8, 2, 3, 4];
+        // SAFETY: the array outlives the slice and is not touched meanwhile.
+        let slice = unsafe { SharedSlice::from_raw(bytes.as_mut_ptr(), 4) };
+        assert!(slice.sub(4, 0).is_some() && slice.sub(1, 3).is_some());
+        assert!(slice.sub(2, 3).is_none() && slice.sub(usize::MAX, 2).is_none());
+        let mut two = [0; 2];
+        slice.read_into(1, &mut two).unwrap();
+        assert_eq!(two, [2, 3]);
+        assert!(slice.read_into(3, &mut two).is_none());
+        slice.write_from(2, &[9, 8]).unwrap();
+        slice.sub(0, 2).unwrap().copy_from(&slice.sub(2, 2).unwrap()).unwrap();
+        assert_eq!(slice.to_vec(), [9, 8, 9, 8]);
+        slice.fill(7);
+        assert_eq!(slice.to_vec(), [7; 4]);
+    }
+}

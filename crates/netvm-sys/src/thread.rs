@@ -1,0 +1,205 @@
+//! What a thread of a library inside a stranger's program needs: its own descriptors, no signals, a way to die loudly.
+
+use std::io::{self, Write};
+use std::os::fd::RawFd;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// Gives the calling thread a descriptor table of its own, with only `keep` of the old one open in it.
+///
+/// The program may then close any descriptor without touching this thread's, and this thread holds no end of a pipe open
+/// that the program thinks it has closed.
+///
+/// # Errors
+/// ENOMEM; EPERM under a seccomp filter that forbids unshare(2).
+pub fn own_descriptors(keep: &[RawFd]) -> io::Result<()> {
+    // SAFETY: CLONE_FILES affects only which descriptor table this thread uses.
+    if unsafe { libc::unshare(libc::CLONE_FILES) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut keep: Vec<u32> = keep.iter().map(|&fd| fd as u32).collect();
+    keep.sort_unstable();
+    let mut next = 0;
+    for fd in keep {
+        if fd > next {
+            close_range(next, fd - 1)?;
+        }
+        next = fd + 1;
+    }
+    close_range(next, u32::MAX)
+}
+
+fn close_range(first: u32, last: u32) -> io::Result<()> {
+    // SAFETY: the table is this thread's own; nobody else uses these descriptors in it.
+    let result = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Blocks every signal in the calling thread.
+pub fn block_signals() {
+    // SAFETY: `set` is initialised by sigfillset before it is used.
+    unsafe {
+        let mut set = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigfillset(&mut set);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &set, std::ptr::null_mut());
+    }
+}
+
+/// Writes `message` to the program's standard error, also from a thread with descriptors of its own, and ends the process
+/// with SIGBUS: to the program its memory is broken.
+pub fn die(message: &str) -> ! {
+    let pid = std::process::id();
+    let line = format!("netvm: {message}\n");
+    let shown = std::fs::OpenOptions::new()
+        .append(true)
+        .open(format!("/proc/{pid}/fd/2"))
+        .and_then(|mut file| file.write_all(line.as_bytes()));
+    if shown.is_err() {
+        let _ = io::stderr().write_all(line.as_bytes());
+    }
+    // SAFETY: plain system calls on this process; a core dump would read far memory that nobody serves any more.
+    unsafe {
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        libc::setrlimit(libc::RLIMIT_CORE, &none);
+        libc::signal(libc::SIGBUS, libc::SIG_DFL);
+        let mut set = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, libc::SIGBUS);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut());
+        libc::raise(libc::SIGBUS);
+        libc::_exit(128 + libc::SIGBUS);
+    }
+}
+
+/// Sleeps until `word` is no longer `value`, somebody wakes it, or `timeout` has passed.
+pub fn futex_wait(word: &AtomicU32, value: u32, timeout: Option<Duration>) {
+    let time = timeout.map(|timeout| libc::timespec {
+        tv_sec: timeout.as_secs() as libc::time_t,
+        tv_nsec: timeout.subsec_nanos() as libc::c_long,
+    });
+    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: `word` and `time` outlive the call.
+    unsafe {
+        libc::syscall(
+            libc::SYS_futex,
+            word.as_ptr(),
+            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
+            value,
+            time,
+        )
+    };
+}
+
+/// Wakes everyone who waits on `word`.
+pub fn futex_wake(word: &AtomicU32) {
+    // SAFETY: `word` outlives the call.
+    unsafe {
+        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, i32::MAX)
+    };
+}
+
+/// Waits until one of `fds` is readable (or writable where asked) or `timeout` has passed.
+///
+/// # Errors
+/// Any error of poll(2) but EINTR.
+pub fn poll(fds: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<usize> {
+    let time = timeout.map(|timeout| libc::timespec {
+        tv_sec: timeout.as_secs() as libc::time_t,
+        tv_nsec: timeout.subsec_nanos() as libc::c_long,
+    });
+    let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
+    // SAFETY: the slice and the time outlive the call.
+    let ready = unsafe { libc::ppoll(fds.as_mut_ptr(), fds.len() as libc::nfds_t, time, std::ptr::null()) };
+    if ready >= 0 {
+        return Ok(ready as usize);
+    }
+    let error = io::Error::last_os_error();
+    if error.raw_os_error() == Some(libc::EINTR) { Ok(0) } else { Err(error) }
+}
+
+/// Pins the calling thread to one CPU.
+///
+/// # Errors
+/// EINVAL when this process may not use that CPU.
+pub fn pin(cpu: usize) -> io::Result<()> {
+    // SAFETY: the set is a local, initialised here.
+    let result = unsafe {
+        let mut set = std::mem::zeroed::<libc::cpu_set_t>();
+        libc::CPU_SET(cpu, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set)
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A gate that one thread opens for another, handing a small number over.
+#[derive(Debug, Default)]
+pub struct Gate {
+    /// 0: closed, else the number handed over plus one.
+    state: AtomicU32,
+}
+
+impl Gate {
+    /// A closed gate.
+    pub const fn new() -> Self {
+        Self { state: AtomicU32::new(0) }
+    }
+
+    /// Waits until it is opened, closes it again and returns the opener's number.
+    pub fn wait(&self) -> u32 {
+        loop {
+            // Acquire: what the opener did before is seen here; pairs with the Release in `open`.
+            let state = self.state.swap(0, Ordering::Acquire);
+            if state != 0 {
+                return state - 1;
+            }
+            futex_wait(&self.state, 0, None);
+        }
+    }
+
+    /// Opens it. `number` is below `u32::MAX`.
+    pub fn open(&self, number: u32) {
+        self.state.store(number.saturating_add(1), Ordering::Release);
+        futex_wake(&self.state);
+    }
+}
+
+/// A lock that is taken and given back by calls, not by scope: it can be held across fork(2), and in the child by the
+/// thread that forked.
+#[derive(Debug, Default)]
+pub struct Turn {
+    /// 0: free, 1: taken, 2: taken and waited for.
+    state: AtomicU32,
+}
+
+impl Turn {
+    /// A free turn.
+    pub const fn new() -> Self {
+        Self { state: AtomicU32::new(0) }
+    }
+
+    /// Waits for the turn.
+    pub fn take(&self) {
+        // Acquire pairs with the Release in `give_back`.
+        if self.state.compare_exchange(0, 1, Ordering::Acquire, Ordering::Relaxed).is_ok() {
+            return;
+        }
+        while self.state.swap(2, Ordering::Acquire) != 0 {
+            futex_wait(&self.state, 2, None);
+        }
+    }
+
+    /// Lets the next one have it.
+    pub fn give_back(&self) {
+        if self.state.swap(0, Ordering::Release) == 2 {
+            futex_wake(&self.state);
+        }
+    }
+}
+
+/// Closes descriptors of the calling thread's table whose owner lives in another table (see [`own_descriptors`]).
+pub fn close_copies(fds: &[RawFd]) {
+    for &fd in fds {
+        // SAFETY: the caller's owner objects have moved to another descriptor table; these numbers are copies left behind.
+        unsafe { libc::syscall(libc::SYS_close, fd) };
+    }
+}

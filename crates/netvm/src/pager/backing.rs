@@ -1,0 +1,219 @@
+//! Where evicted pages live: slabs of the lenders.
+
+use crate::error::{Error, Result};
+use crate::lender::{BorrowOptions, Borrower, Completion};
+use netvm_core::residency::{Slot, SlotMap};
+use netvm_sys::shared::SharedSlice;
+use netvm_sys::uffd::PAGE_BYTES;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::time::{Duration, Instant};
+
+/// Connections to the lenders and the slots borrowed from them.
+pub(super) struct Backing {
+    borrowers: Vec<Borrower>,
+    pub(super) slots: SlotMap,
+    /// Lender whose turn it is to give the next slab.
+    next_lender: usize,
+    completions: Vec<Completion>,
+    timeout: Duration,
+    /// Frozen slabs are asked about one at a time, and not more often than this allows.
+    next_thaw: Instant,
+}
+
+const THAW_INTERVAL: Duration = Duration::from_millis(200);
+
+impl Backing {
+    pub(super) fn connect(addresses: &[String], options: &BorrowOptions, timeout: Duration) -> Result<Self> {
+        let borrowers = addresses
+            .iter()
+            .map(|address| Borrower::connect(address, options))
+            .collect::<Result<Vec<_>>>()?;
+        Self::new(borrowers, timeout)
+    }
+
+    fn new(borrowers: Vec<Borrower>, timeout: Duration) -> Result<Self> {
+        let Some(first) = borrowers.first() else {
+            return Err(Error::NoLender);
+        };
+        let slab_bytes = borrowers.iter().map(Borrower::slab_bytes).min().unwrap_or(first.slab_bytes());
+        let slots_per_slab = (slab_bytes / PAGE_BYTES as u64 / 64 * 64) as u32;
+        if slots_per_slab == 0 {
+            return Err(Error::SlabTooSmall { lender: first.lender().to_owned(), bytes: slab_bytes });
+        }
+        Ok(Self {
+            borrowers,
+            slots: SlotMap::new(slots_per_slab),
+            next_lender: 0,
+            completions: Vec::with_capacity(1024),
+            timeout,
+            next_thaw: Instant::now(),
+        })
+    }
+
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = RawFd> + '_ {
+        self.borrowers.iter().map(|borrower| borrower.as_fd().as_raw_fd())
+    }
+
+    /// Operations on their way.
+    pub(super) fn pending(&self) -> usize {
+        self.borrowers.iter().map(Borrower::pending).sum()
+    }
+
+    /// What to wait for.
+    pub(super) fn poll_fds(&self, fds: &mut Vec<libc::pollfd>) {
+        fds.extend(self.borrowers.iter().map(|borrower| libc::pollfd {
+            fd: borrower.as_fd().as_raw_fd(),
+            events: libc::POLLIN | if borrower.wants_write() { libc::POLLOUT } else { 0 },
+            revents: 0,
+        }));
+    }
+
+    /// Takes a run of free slots, borrowing another slab if need be.
+    pub(super) fn take_slots(&mut self, want: u32) -> Result<(Slot, u32)> {
+        loop {
+            if let Some(run) = self.slots.take_run(want) {
+                return Ok(run);
+            }
+            self.borrow_slab()?;
+        }
+    }
+
+    fn borrow_slab(&mut self) -> Result<()> {
+        let mut refused = None;
+        for _ in 0..self.borrowers.len() {
+            let index = self.next_lender;
+            self.next_lender = (index + 1) % self.borrowers.len();
+            match self.borrowers[index].borrow_slab() {
+                Ok(id) => {
+                    return match self.slots.add(index as u32, id) {
+                        Some(_) => Ok(()),
+                        None => Err(Error::AddressSpaceFull),
+                    };
+                }
+                Err(error @ Error::LenderFull { .. }) => refused = Some(error),
+                Err(error) => return Err(error),
+            }
+        }
+        // Better a slab that a dead child has let go than none at all.
+        if self.thaw_all()? {
+            return Ok(());
+        }
+        Err(refused.unwrap_or(Error::NoLender))
+    }
+
+    /// Lets go of a slot; an empty slab goes back to its lender, but one is kept for the next eviction.
+    pub(super) fn release_slot(&mut self, slot: Slot) -> Result<()> {
+        if slot == 0 {
+            return Ok(());
+        }
+        if let Some(slab) = self.slots.release(slot)
+            && (self.slots.slabs() > 1 || !self.slots.is_writable(slot))
+            && let Some((lender, id)) = self.slots.remove(slab)
+        {
+            self.borrowers[lender as usize].return_slab(id)?;
+        }
+        Ok(())
+    }
+
+    /// Reads neighbouring slots from `slot` on into `local`.
+    pub(super) fn read(&mut self, token: u64, slot: Slot, local: SharedSlice) -> Result<()> {
+        let (lender, slab, page) = self.slots.locate(slot);
+        let offset = u64::from(page) * PAGE_BYTES as u64;
+        let borrower = &mut self.borrowers[lender as usize];
+        while borrower.post_read(token, slab, offset, local).is_err() {
+            Self::make_room(borrower, &mut self.completions, self.timeout)?;
+        }
+        Ok(())
+    }
+
+    /// Writes `local` to neighbouring slots from `slot` on.
+    pub(super) fn write(&mut self, token: u64, slot: Slot, local: SharedSlice) -> Result<()> {
+        let (lender, slab, page) = self.slots.locate(slot);
+        let offset = u64::from(page) * PAGE_BYTES as u64;
+        let borrower = &mut self.borrowers[lender as usize];
+        while borrower.post_write(token, slab, offset, local).is_err() {
+            Self::make_room(borrower, &mut self.completions, self.timeout)?;
+        }
+        Ok(())
+    }
+
+    /// The queue of a connection is full: wait until it is not. Completions are kept for the next [`Backing::poll`].
+    fn make_room(borrower: &mut Borrower, completions: &mut Vec<Completion>, timeout: Duration) -> Result<()> {
+        let before = completions.len();
+        borrower.poll(completions)?;
+        if completions.len() == before {
+            let events = libc::POLLIN | if borrower.wants_write() { libc::POLLOUT } else { 0 };
+            let mut fds = [libc::pollfd { fd: borrower.as_fd().as_raw_fd(), events, revents: 0 }];
+            netvm_sys::thread::poll(&mut fds, Some(timeout)).map_err(|e| Error::os("poll", e))?;
+            Self::check_answer(borrower, timeout)?;
+        }
+        Ok(())
+    }
+
+    fn check_answer(borrower: &Borrower, timeout: Duration) -> Result<()> {
+        match borrower.oldest_pending() {
+            Some(since) if since.elapsed() > timeout => Err(Error::LenderSilent {
+                lender: borrower.lender().to_owned(),
+                seconds: timeout.as_secs_f64(),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// Sends and receives what can be; finished operations are appended to `out`.
+    pub(super) fn poll(&mut self, out: &mut Vec<Completion>) -> Result<()> {
+        out.append(&mut self.completions);
+        for borrower in &mut self.borrowers {
+            borrower.poll(out)?;
+        }
+        Ok(())
+    }
+
+    /// An error when a lender has not answered in time.
+    pub(super) fn check_answers(&self) -> Result<()> {
+        self.borrowers.iter().try_for_each(|borrower| Self::check_answer(borrower, self.timeout))
+    }
+
+    /// Whether there are frozen slabs to ask about now.
+    pub(super) fn thaw_due(&self, now: Instant) -> bool {
+        now >= self.next_thaw && self.slots.frozen().next().is_some()
+    }
+
+    /// Asks about every frozen slab; true when one can be written again.
+    pub(super) fn thaw_all(&mut self) -> Result<bool> {
+        self.next_thaw = Instant::now() + THAW_INTERVAL;
+        let frozen: Vec<_> = self.slots.frozen().collect();
+        let mut thawed = false;
+        for (slab, lender, id) in frozen {
+            if !self.borrowers[lender as usize].sole_holder(id)? {
+                // A fork shares all slabs, so the others are most likely shared too: ask again later.
+                break;
+            }
+            self.slots.thaw(slab);
+            thawed = true;
+        }
+        Ok(thawed)
+    }
+
+    /// Returns when the lenders have everything that was written.
+    pub(super) fn flush(&mut self) -> Result<()> {
+        let timeout = self.timeout;
+        self.borrowers.iter_mut().try_for_each(|borrower| borrower.flush(timeout))
+    }
+
+    /// Address of the lender that holds a slot.
+    pub(super) fn lender_of(&self, slot: Slot) -> String {
+        self.borrowers[self.slots.locate(slot).0 as usize].lender().to_owned()
+    }
+
+    /// Before a fork, with no operation on its way: connections for the child whose leases share every slab.
+    pub(super) fn fork(&mut self) -> Result<Vec<Borrower>> {
+        let children = self.borrowers.iter_mut().map(Borrower::fork).collect::<Result<Vec<_>>>()?;
+        Ok(children)
+    }
+
+    /// After a fork, in the child. The parent's connections belong to descriptors that do not exist here.
+    pub(super) fn adopt(&mut self, borrowers: Vec<Borrower>) {
+        std::mem::forget(std::mem::replace(&mut self.borrowers, borrowers));
+    }
+}

@@ -1,0 +1,99 @@
+//! How many frames this process may hold: its own limit, or its share of the run's.
+
+use crate::runfile::Slot;
+use crate::stats::PagerStats;
+
+/// The local budget.
+#[derive(Debug)]
+pub(super) struct Budget {
+    frames_max: u64,
+    held: u64,
+    /// The last request was refused.
+    refused: bool,
+    slot: Option<Slot>,
+}
+
+impl Budget {
+    pub(super) fn new(frames_max: u64, slot: Option<Slot>) -> Self {
+        Self { frames_max, held: 0, refused: false, slot }
+    }
+
+    /// Asks for up to `frames` more; returns how many may be used.
+    pub(super) fn grow(&mut self, frames: u64) -> u64 {
+        let room = frames.min(self.frames_max - self.held.min(self.frames_max));
+        let granted = match &self.slot {
+            Some(slot) if room > 0 => slot.grow(room),
+            _ => room,
+        };
+        if let Some(slot) = &self.slot {
+            slot.set_starving(granted == 0 && self.held < slot.fair_share());
+        }
+        self.refused = granted == 0;
+        self.held += granted;
+        granted
+    }
+
+    /// Whether it makes sense to ask for more.
+    pub(super) fn may_grow(&self) -> bool {
+        !self.refused && self.held < self.frames_max
+    }
+
+    /// Time has passed: others may have given frames back.
+    pub(super) fn look_again(&mut self) {
+        self.refused = false;
+    }
+
+    /// Takes frames that exist already (after a fork), even beyond the limit.
+    pub(super) fn adopt(&mut self, frames: u64) {
+        let granted = self.slot.as_ref().map_or(frames, |slot| slot.grow(frames));
+        // What was not granted is held all the same until the evictor has given it up.
+        self.held += granted;
+    }
+
+    /// Gives frames back.
+    pub(super) fn release(&mut self, frames: u64) {
+        let frames = frames.min(self.held);
+        self.held -= frames;
+        self.refused &= frames == 0;
+        if let Some(slot) = &self.slot {
+            slot.release(frames);
+        }
+    }
+
+    /// As [`Budget::release`], when `left` frames stay in use: frames that were never granted are not given back.
+    pub(super) fn release_excess(&mut self, frames: u64, left: u64) {
+        self.release(frames.min(self.held.saturating_sub(left)));
+    }
+
+    /// How many of `frames` held must be given up now.
+    pub(super) fn excess(&self, frames: u64) -> u64 {
+        let over = frames.saturating_sub(self.held);
+        match &self.slot {
+            Some(slot) if slot.others_starve() => over.max(frames.saturating_sub(slot.fair_share())),
+            _ => over,
+        }
+    }
+
+    /// Whether others may ask for frames at any time.
+    pub(super) fn is_shared(&self) -> bool {
+        self.slot.is_some()
+    }
+
+    pub(super) fn publish(&self, stats: &PagerStats) {
+        if let Some(slot) = &self.slot {
+            slot.publish(stats);
+        }
+    }
+
+    pub(super) fn set_message(&self, message: &str) {
+        if let Some(slot) = &self.slot {
+            slot.set_message(message);
+        }
+    }
+
+    /// After fork(2), in the child: the parent keeps its slot.
+    pub(super) fn replace_after_fork(&mut self, slot: Option<Slot>) {
+        std::mem::forget(std::mem::replace(&mut self.slot, slot));
+        self.held = 0;
+    }
+}

@@ -1,0 +1,109 @@
+//! How the program's threads call the pager's thread.
+
+use super::engine::Engine;
+use crate::error::Result;
+use crate::stats::PagerStats;
+use netvm_sys::paged::Bell;
+use netvm_sys::thread::{Gate, Turn};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// What the pager's thread can be asked to do. Ranges are bytes at addresses.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Call {
+    Map { address: usize, bytes: usize, protection: i32 },
+    Unmap { address: usize, bytes: usize },
+    Discard { address: usize, bytes: usize },
+    Relocate { old: usize, new: usize, bytes: usize },
+    Protect { address: usize, bytes: usize, protection: i32 },
+    WillNeed { address: usize, bytes: usize },
+    Publish,
+    /// Finish all I/O, hand the engine over and stand still.
+    Park,
+}
+
+#[derive(Debug, Default)]
+struct Exchange {
+    call: Option<Call>,
+    result: Option<Result<()>>,
+}
+
+/// One call at a time: the caller leaves it in the exchange and faults on the doorbell page; the pager carries it out, leaves the
+/// result and resolves the fault.
+pub(super) struct Doorbell {
+    bell: Bell,
+    turn: Turn,
+    exchange: Mutex<Exchange>,
+    stats: Mutex<PagerStats>,
+    parked: Mutex<Option<Box<Engine>>>,
+    resume: Gate,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Doorbell {
+    pub(super) fn new(bell: Bell) -> Self {
+        Self {
+            bell,
+            turn: Turn::new(),
+            exchange: Mutex::default(),
+            stats: Mutex::default(),
+            parked: Mutex::default(),
+            resume: Gate::new(),
+        }
+    }
+
+    /// From a thread of the program: have `call` carried out.
+    pub(super) fn call(&self, call: Call) -> Result<()> {
+        self.turn.take();
+        let result = self.call_in_turn(call);
+        self.turn.give_back();
+        result
+    }
+
+    /// The caller holds the turn.
+    pub(super) fn call_in_turn(&self, call: Call) -> Result<()> {
+        *lock(&self.exchange) = Exchange { call: Some(call), result: None };
+        self.bell.ring();
+        lock(&self.exchange).result.take().unwrap_or(Ok(()))
+    }
+
+    /// Keeps all other callers out until it is given back.
+    pub(super) fn turn(&self) -> &Turn {
+        &self.turn
+    }
+
+    /// The counters as of now.
+    pub(super) fn latest_stats(&self) -> PagerStats {
+        self.turn.take();
+        let published = self.call_in_turn(Call::Publish);
+        let stats = *lock(&self.stats);
+        self.turn.give_back();
+        debug_assert!(published.is_ok());
+        stats
+    }
+
+    /// From the pager's thread: the call that waits.
+    pub(super) fn take_call(&self) -> Option<Call> {
+        lock(&self.exchange).call.take()
+    }
+
+    /// From the pager's thread: the call's outcome.
+    pub(super) fn set_result(&self, result: Result<()>) {
+        lock(&self.exchange).result = Some(result);
+    }
+
+    pub(super) fn stats(&self) -> MutexGuard<'_, PagerStats> {
+        lock(&self.stats)
+    }
+
+    /// The engine while the pager's thread stands still.
+    pub(super) fn parked(&self) -> MutexGuard<'_, Option<Box<Engine>>> {
+        lock(&self.parked)
+    }
+
+    pub(super) fn resume(&self) -> &Gate {
+        &self.resume
+    }
+}

@@ -1,0 +1,446 @@
+//! The pager's thread: its state and its loop.
+
+use super::backing::Backing;
+use super::budget::Budget;
+use super::calls::Call;
+use super::table::PageTable;
+use super::{Pager, PagerConfig};
+use crate::error::{Error, Result};
+use crate::lender::{BorrowOptions, Completion};
+use crate::runfile::Slot as RunSlot;
+use crate::stats::PagerStats;
+use netvm_core::residency::{Entry, FRAME_MAX, FrameSet, PageQueue, PageState, Streams};
+use netvm_sys::paged::{Bell, PagedArea};
+use netvm_sys::thread::Gate;
+use netvm_sys::uffd::{Fault, PAGE_BYTES};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::os::fd::{AsRawFd, RawFd};
+use std::time::{Duration, Instant};
+use xxhash_rust::xxh3::xxh3_64_with_secret;
+
+/// Pages that one eviction step handles: enough to share the cost of a system call, few enough not to delay a fault.
+pub(super) const EVICT_PAGES: usize = 32;
+/// Frames that get memory at a time while the budget is not used up.
+const GROW_FRAMES: u64 = 64;
+/// How often an idle pager looks whether others need its frames.
+const TICK: Duration = Duration::from_millis(50);
+
+/// One transfer on its way: neighbouring pages, frames and slots.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Transfer {
+    pub(super) page: u32,
+    pub(super) frame: u32,
+    pub(super) pages: u32,
+    pub(super) write: bool,
+}
+
+/// Everything the pager's thread owns.
+pub(super) struct Engine {
+    pub(super) paged: PagedArea,
+    pub(super) table: PageTable,
+    /// Full frames without contents.
+    pub(super) free: FrameSet,
+    /// Frames without memory.
+    pub(super) empty: FrameSet,
+    pub(super) mapped: PageQueue,
+    pub(super) cached: PageQueue,
+    pub(super) backing: Backing,
+    pub(super) streams: Streams,
+    pub(super) budget: Budget,
+    pub(super) stats: PagerStats,
+    /// Faults that wait for a frame.
+    pub(super) deferred: Vec<Fault>,
+    /// Far mappings: address -> bytes.
+    pub(super) ranges: BTreeMap<usize, usize>,
+    pub(super) transfers: Vec<Transfer>,
+    pub(super) transfers_free: Vec<u32>,
+    /// Full frames and installed pages together: the local memory in use.
+    pub(super) local_frames: usize,
+    /// Frames in state Cached and Writing.
+    pub(super) cached_frames: usize,
+    pub(super) writing_frames: usize,
+    /// Installed pages that the kernel did not let go when last asked.
+    pub(super) busy_streak: usize,
+    area: Range<usize>,
+    secret: [u8; 192],
+    spin: Duration,
+    lender_timeout: Duration,
+    completions: Vec<Completion>,
+    poll_fds: Vec<libc::pollfd>,
+}
+
+impl Engine {
+    pub(super) fn new(config: &PagerConfig, slot: Option<RunSlot>) -> Result<Self> {
+        let frames = (config.local_bytes / PAGE_BYTES as u64).min(u64::from(FRAME_MAX)) as usize;
+        let area_bytes = usize::try_from(config.area_bytes).map_err(|_| Error::AddressSpaceFull)?;
+        let paged = PagedArea::new(area_bytes & !(PAGE_BYTES - 1), frames, config.design)
+            .map_err(|source| Error::Userfaultfd { source })?;
+        let options = BorrowOptions { name: config.name.clone(), ..BorrowOptions::default() };
+        let backing = Backing::connect(&config.lenders, &options, config.lender_timeout)?;
+        let mut empty = FrameSet::new(frames);
+        empty.put(0, frames);
+        let mut secret = [0; 192];
+        getrandom::fill(&mut secret).map_err(|_| Error::os("getrandom", std::io::Error::last_os_error()))?;
+        let area = paged.area();
+        Ok(Self {
+            table: PageTable::new(area.len() / PAGE_BYTES).map_err(|e| Error::os("reserve the page table", e))?,
+            paged,
+            free: FrameSet::new(frames),
+            empty,
+            mapped: PageQueue::new(),
+            cached: PageQueue::new(),
+            backing,
+            streams: Streams::new(config.prefetch_pages_max),
+            budget: Budget::new(frames as u64, slot),
+            stats: PagerStats::default(),
+            deferred: Vec::with_capacity(64),
+            ranges: BTreeMap::new(),
+            transfers: Vec::with_capacity(1024),
+            transfers_free: Vec::with_capacity(1024),
+            local_frames: 0,
+            cached_frames: 0,
+            writing_frames: 0,
+            busy_streak: 0,
+            area,
+            secret,
+            spin: Duration::from_micros(config.spin_us.into()),
+            lender_timeout: config.lender_timeout,
+            completions: Vec::with_capacity(1024),
+            poll_fds: Vec::with_capacity(16),
+        })
+    }
+
+    pub(super) fn area(&self) -> Range<usize> {
+        self.area.clone()
+    }
+
+    pub(super) fn bell(&self) -> Bell {
+        self.paged.bell()
+    }
+
+    pub(super) fn descriptors(&self) -> Vec<RawFd> {
+        std::iter::once(self.paged.as_fd().as_raw_fd()).chain(self.backing.descriptors()).collect()
+    }
+
+    /// The body of the pager's thread. Never returns while the process lives: an error is the end of the process, since pages
+    /// cannot be had any more.
+    pub(super) fn run(mut self: Box<Self>, pager: &Pager, ready: &Gate) {
+        if let Some(hook) = pager.config.thread_hook {
+            hook();
+        }
+        netvm_sys::thread::block_signals();
+        // Where unshare(2) is forbidden the program's table is shared: it works, less protected.
+        let own_table = netvm_sys::thread::own_descriptors(&self.descriptors()).is_ok();
+        if let Some(cpu) = pager.config.cpu {
+            // A CPU that went away leaves the thread unpinned.
+            let _ = netvm_sys::thread::pin(cpu);
+        }
+        if let Err(error) = self.paged.open_memory() {
+            netvm_sys::thread::die(&format!("cannot open /proc/self/mem: {error}"));
+        }
+        ready.open(u32::from(own_table));
+        loop {
+            match self.serve(pager) {
+                Ok(()) => self = Self::park(self, pager),
+                Err(error) => {
+                    let message = format!("{error}; far memory is lost and the program cannot go on");
+                    self.budget.set_message(&message);
+                    netvm_sys::thread::die(&message);
+                }
+            }
+        }
+    }
+
+    /// Hands the engine to the thread that forks, and waits for it to come back.
+    fn park(engine: Box<Self>, pager: &Pager) -> Box<Self> {
+        let mut parked = pager.doorbell.parked();
+        let engine = parked.insert(engine);
+        if let Err(error) = engine.paged.answer_bell() {
+            netvm_sys::thread::die(&format!("cannot answer a call: {error}"));
+        }
+        drop(parked);
+        pager.doorbell.resume().wait();
+        let returned = pager.doorbell.parked().take();
+        returned.unwrap_or_else(|| netvm_sys::thread::die("the pager was resumed without its state"))
+    }
+
+    /// Serves faults and calls until asked to park.
+    fn serve(&mut self, pager: &Pager) -> Result<()> {
+        let mut faults = [Fault { address: 0, write: false, protected: false }; 32];
+        let bell = self.paged.bell();
+        let mut spin_until = Instant::now();
+        loop {
+            let count = self.paged.read_faults(&mut faults).map_err(|e| Error::os("read userfaultfd", e))?;
+            let mut busy = count > 0;
+            for &fault in &faults[..count] {
+                if bell.is_at(fault.address) {
+                    let Some(call) = pager.doorbell.take_call() else {
+                        self.answer()?;
+                        continue;
+                    };
+                    if matches!(call, Call::Park) {
+                        self.finish_all()?;
+                        self.backing.flush()?;
+                        return Ok(());
+                    }
+                    let result = self.carry_out(call, pager);
+                    pager.doorbell.set_result(result);
+                    self.answer()?;
+                } else {
+                    self.fault(fault)?;
+                }
+            }
+            busy |= self.progress()?;
+            if !self.deferred.is_empty() && self.in_flight() == 0 {
+                self.retry_deferred()?;
+                busy = true;
+            }
+            if !busy {
+                busy |= self.evict_ahead()?;
+            }
+            if !self.spin.is_zero() {
+                let now = Instant::now();
+                if busy {
+                    spin_until = now + self.spin;
+                }
+                if now < spin_until {
+                    std::hint::spin_loop();
+                    continue;
+                }
+            }
+            if !busy {
+                self.publish(pager);
+                self.sleep()?;
+            }
+        }
+    }
+
+    fn answer(&self) -> Result<()> {
+        self.paged.answer_bell().map_err(|e| Error::os("answer a call", e))
+    }
+
+    /// Moves transfers on and takes up what finished. True when something did.
+    pub(super) fn progress(&mut self) -> Result<bool> {
+        let mut done = std::mem::take(&mut self.completions);
+        self.backing.poll(&mut done)?;
+        let some = !done.is_empty();
+        for completion in done.drain(..) {
+            completion.result?;
+            self.finish(completion.token)?;
+        }
+        self.completions = done;
+        if some && !self.deferred.is_empty() {
+            self.retry_deferred()?;
+        }
+        Ok(some)
+    }
+
+    /// Waits until every transfer has finished.
+    pub(super) fn finish_all(&mut self) -> Result<()> {
+        while self.backing.pending() > 0 || self.in_flight() > 0 {
+            if !self.progress()? {
+                self.poll_fds.clear();
+                self.backing.poll_fds(&mut self.poll_fds);
+                netvm_sys::thread::poll(&mut self.poll_fds, Some(self.lender_timeout))
+                    .map_err(|e| Error::os("poll", e))?;
+                self.backing.check_answers()?;
+            }
+        }
+        Ok(())
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.transfers.len() - self.transfers_free.len()
+    }
+
+    fn sleep(&mut self) -> Result<()> {
+        self.poll_fds.clear();
+        self.poll_fds.push(libc::pollfd {
+            fd: self.paged.as_fd().as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        });
+        self.backing.poll_fds(&mut self.poll_fds);
+        let waiting = self.backing.pending() > 0;
+        let timeout = if waiting {
+            Some(self.lender_timeout / 8)
+        } else if self.budget.is_shared() {
+            Some(TICK)
+        } else {
+            None
+        };
+        let ready = netvm_sys::thread::poll(&mut self.poll_fds, timeout).map_err(|e| Error::os("poll", e))?;
+        if ready == 0 && waiting {
+            self.backing.check_answers()?;
+        }
+        if ready == 0 && !waiting {
+            self.tick()?;
+        }
+        Ok(())
+    }
+
+    /// Idle work: give frames to other processes of the run, take frozen slabs back into use.
+    fn tick(&mut self) -> Result<()> {
+        self.budget.look_again();
+        self.shrink()?;
+        if self.backing.thaw_due(Instant::now()) {
+            self.backing.thaw_all()?;
+        }
+        Ok(())
+    }
+
+    fn publish(&mut self, pager: &Pager) {
+        self.stats.far_pages = self.table.far_pages();
+        self.stats.local_frames = self.local_frames as u64;
+        self.budget.publish(&self.stats);
+        *pager.doorbell.stats() = self.stats;
+    }
+
+    fn carry_out(&mut self, call: Call, pager: &Pager) -> Result<()> {
+        match call {
+            Call::Map { address, bytes, protection } => {
+                let pages = self.pages(address, bytes)?;
+                self.forget(pages)?;
+                self.remove_range(address, bytes);
+                self.paged.map_range(address, bytes, protection).map_err(|e| Error::os("map far memory", e))?;
+                self.ranges.insert(address, bytes);
+                Ok(())
+            }
+            Call::Unmap { address, bytes } => {
+                let pages = self.pages(address, bytes)?;
+                self.forget(pages)?;
+                self.remove_range(address, bytes);
+                self.paged.unmap_range(address, bytes).map_err(|e| Error::os("unmap far memory", e))
+            }
+            Call::Discard { address, bytes } => {
+                let pages = self.pages(address, bytes)?;
+                self.forget(pages)?;
+                self.paged.drop_pages(address, bytes).map_err(|e| Error::os("discard far memory", e))
+            }
+            Call::Relocate { old, new, bytes } => self.relocate(self.pages(old, bytes)?, self.pages(new, bytes)?),
+            Call::Protect { address, bytes, protection } => {
+                self.pages(address, bytes)?;
+                self.paged.protect_range(address, bytes, protection).map_err(|e| Error::os("mprotect", e))
+            }
+            Call::WillNeed { address, bytes } => self.will_need(self.pages(address, bytes)?),
+            Call::Publish => {
+                self.publish(pager);
+                Ok(())
+            }
+            Call::Park => Ok(()),
+        }
+    }
+
+    fn pages(&self, address: usize, bytes: usize) -> Result<Range<u32>> {
+        let end = address.checked_add(bytes);
+        match end {
+            Some(end)
+                if address >= self.area.start
+                    && end <= self.area.end
+                    && bytes > 0
+                    && address.is_multiple_of(PAGE_BYTES)
+                    && bytes.is_multiple_of(PAGE_BYTES) =>
+            {
+                Ok(self.page_of(address)..self.page_of(end - PAGE_BYTES) + 1)
+            }
+            _ => Err(Error::OutsideFarMemory { address, bytes }),
+        }
+    }
+
+    pub(super) fn page_of(&self, address: usize) -> u32 {
+        ((address - self.area.start) / PAGE_BYTES) as u32
+    }
+
+    pub(super) fn address_of(&self, page: u32) -> usize {
+        self.area.start + page as usize * PAGE_BYTES
+    }
+
+    /// Keeps the list of mapped ranges (needed after a fork) free of `address..address + bytes`.
+    fn remove_range(&mut self, address: usize, bytes: usize) {
+        let end = address + bytes;
+        let overlapping: Vec<(usize, usize)> = self
+            .ranges
+            .range(..end)
+            .rev()
+            .map(|(&start, &length)| (start, length))
+            .take_while(|(start, length)| start + length > address)
+            .collect();
+        for (start, length) in overlapping {
+            self.ranges.remove(&start);
+            if start < address {
+                self.ranges.insert(start, address - start);
+            }
+            if start + length > end {
+                self.ranges.insert(end, start + length - end);
+            }
+        }
+    }
+
+    /// Hash by which contents are recognised, keyed with a secret of this process.
+    pub(super) fn content_hash(&self, frame: u32) -> u64 {
+        xxh3_64_with_secret(self.paged.frame_bytes(frame as usize), &self.secret)
+    }
+
+    /// Starts a transfer; the entries of its pages say what kind it is.
+    pub(super) fn start(&mut self, transfer: Transfer, slot: u32) -> Result<()> {
+        let token = match self.transfers_free.pop() {
+            Some(index) => {
+                self.transfers[index as usize] = transfer;
+                index
+            }
+            None => {
+                self.transfers.push(transfer);
+                self.transfers.len() as u32 - 1
+            }
+        };
+        let local = self.paged.frame_memory(transfer.frame as usize, transfer.pages as usize);
+        if transfer.write {
+            self.stats.remote_writes += u64::from(transfer.pages);
+            self.stats.bytes_out += local.len() as u64;
+            self.backing.write(token.into(), slot, local)
+        } else {
+            self.stats.remote_reads += u64::from(transfer.pages);
+            self.stats.bytes_in += local.len() as u64;
+            self.backing.read(token.into(), slot, local)
+        }
+    }
+
+    fn finish(&mut self, token: u64) -> Result<()> {
+        let Some(&transfer) = self.transfers.get(token as usize) else {
+            return Err(Error::os("match a completion", std::io::ErrorKind::InvalidData.into()));
+        };
+        self.transfers_free.push(token as u32);
+        if transfer.write { self.written(transfer) } else { self.fetched(transfer) }
+    }
+
+    /// Gives the budget's frames memory. Returns how many frames became free.
+    pub(super) fn grow(&mut self) -> Result<usize> {
+        let granted = self.budget.grow(GROW_FRAMES.min(self.empty.len() as u64)) as usize;
+        let mut filled = 0;
+        while filled < granted {
+            let Some((frame, frames)) = self.empty.take_run(granted - filled) else { break };
+            if let Err(error) = self.paged.fill_frames(frame, frames) {
+                self.empty.put(frame, frames);
+                if self.local_frames + filled == 0 {
+                    return Err(Error::os("get local memory for far pages", error));
+                }
+                break;
+            }
+            self.free.put(frame, frames);
+            filled += frames;
+        }
+        self.budget.release((granted - filled) as u64);
+        self.local_frames += filled;
+        self.stats.local_frames_peak = self.stats.local_frames_peak.max(self.local_frames as u64);
+        Ok(filled)
+    }
+
+    /// A page enters the program's address space.
+    pub(super) fn note_mapped(&mut self, page: u32, entry: Entry) {
+        if !entry.queued() {
+            self.mapped.push(page);
+        }
+        self.table.set(page, entry.with_state(PageState::Mapped).with_wanted(false).with_queued(true));
+    }
+}

@@ -1,0 +1,248 @@
+//! Eviction: keeping frames ready before they are needed.
+
+use super::engine::{EVICT_PAGES, Engine, Transfer};
+use crate::error::{Error, Result};
+use netvm_core::residency::{Entry, PageState};
+use netvm_sys::paged::ExtractError;
+
+/// One part in this many of the local memory is kept free or cached.
+const RESERVE_PART: usize = 16;
+const RESERVE_FRAMES_MIN: usize = 2 * EVICT_PAGES;
+/// Pages in a row that the kernel may refuse to let go before the budget counts as exhausted.
+const BUSY_MAX: usize = 100_000;
+
+/// A page taken out of the program's address space, in its frame.
+#[derive(Clone, Copy)]
+struct Taken {
+    page: u32,
+    frame: u32,
+}
+
+impl Engine {
+    /// Frames that should be free, cached or about to be.
+    fn reserve(&self) -> usize {
+        (self.local_frames / RESERVE_PART).max(RESERVE_FRAMES_MIN)
+    }
+
+    fn available(&self) -> usize {
+        self.free.len() + self.cached_frames + self.writing_frames
+    }
+
+    /// While nobody waits: evicts a batch if the reserve is low. True when it did.
+    pub(super) fn evict_ahead(&mut self) -> Result<bool> {
+        if self.budget.may_grow() {
+            return Ok(false);
+        }
+        if self.available() + EVICT_PAGES / 2 > self.reserve() {
+            return Ok(false);
+        }
+        self.evict(EVICT_PAGES).map(|taken| taken > 0)
+    }
+
+    /// There is no frame at all: evicts a batch, and waits for writes only if nothing clean came out.
+    pub(super) fn evict_now(&mut self) -> Result<()> {
+        if self.cached_frames > 0 || self.writing_frames >= EVICT_PAGES {
+            return Ok(());
+        }
+        let taken = self.evict(EVICT_PAGES)?;
+        if taken == 0 && self.in_flight() == 0 && self.busy_streak > BUSY_MAX {
+            return Err(Error::LocalExhausted { pages: self.mapped.len() as u64 });
+        }
+        Ok(())
+    }
+
+    /// Gives frames beyond the budget back to the machine.
+    pub(super) fn shrink(&mut self) -> Result<()> {
+        let mut excess = self.budget.excess(self.local_frames as u64) as usize;
+        while excess > 0 {
+            if self.free.len() < excess {
+                self.give_up_cached(excess - self.free.len());
+            }
+            if self.free.is_empty() {
+                let taken = self.evict(EVICT_PAGES)?;
+                self.finish_all()?;
+                if taken == 0 {
+                    return Ok(());
+                }
+                continue;
+            }
+            let Some((frame, frames)) = self.free.take_run(excess) else { return Ok(()) };
+            self.paged.drop_frames(frame, frames).map_err(|e| Error::os("give memory back", e))?;
+            self.empty.put(frame, frames);
+            self.local_frames -= frames;
+            self.budget.release_excess(frames as u64, self.local_frames as u64);
+            excess -= frames;
+        }
+        Ok(())
+    }
+
+    /// Takes up to `want` pages out of the program's address space, oldest first; writes those that changed.
+    fn evict(&mut self, want: usize) -> Result<usize> {
+        let mut victims = [0_u32; EVICT_PAGES];
+        let mut count = 0;
+        while count < want.min(EVICT_PAGES) {
+            let Some(page) = self.mapped.pop() else { break };
+            let entry = self.table.get(page).with_queued(false);
+            self.table.set(page, entry);
+            if entry.state() == PageState::Mapped {
+                victims[count] = page;
+                count += 1;
+            }
+        }
+        // Neighbours are moved and written together.
+        let mut start = 0;
+        let mut taken = 0;
+        let mut changed = [Taken { page: 0, frame: 0 }; EVICT_PAGES];
+        let mut changes = 0;
+        while start < count {
+            let mut run = 1;
+            while start + run < count && victims[start + run] == victims[start] + run as u32 {
+                run += 1;
+            }
+            let end = start + run;
+            while start < end {
+                let page = victims[start];
+                let Some((frame, frames)) = self.empty.take_run(end - start) else {
+                    return Err(Error::os("find an empty frame", std::io::ErrorKind::OutOfMemory.into()));
+                };
+                let (moved, stopped) = self.paged.extract(self.address_of(page), frame, frames);
+                if moved < frames {
+                    self.empty.put(frame + moved, frames - moved);
+                }
+                for index in 0..moved as u32 {
+                    let one = Taken { page: page + index, frame: frame as u32 + index };
+                    if self.sort_out(one)? {
+                        changed[changes] = one;
+                        changes += 1;
+                    }
+                }
+                taken += moved;
+                start += moved;
+                if moved < frames {
+                    self.not_taken(victims[start], stopped)?;
+                    start += 1;
+                } else {
+                    self.busy_streak = 0;
+                }
+            }
+        }
+        self.write_back(&changed[..changes])?;
+        let frames = self.paged.frames();
+        let table = &self.table;
+        self.cached.compact(2 * frames + 1024, |page| table.get(page).state() == PageState::Cached);
+        Ok(taken)
+    }
+
+    /// A victim that could not be moved.
+    fn not_taken(&mut self, page: u32, why: std::result::Result<(), ExtractError>) -> Result<()> {
+        match why {
+            Err(ExtractError::Missing) => self.lost_by_program(page),
+            Err(ExtractError::Busy) | Ok(()) => {
+                self.busy_streak += 1;
+                let entry = self.table.get(page);
+                self.note_mapped(page, entry);
+                Ok(())
+            }
+            Err(ExtractError::Os(source)) => Err(Error::os("take a page out", source)),
+        }
+    }
+
+    /// Decides what a page that was taken out needs. True: it changed and must be written.
+    fn sort_out(&mut self, taken: Taken) -> Result<bool> {
+        let Taken { page, frame } = taken;
+        let entry = self.table.get(page);
+        if is_zero(self.paged.frame_bytes(frame as usize)) {
+            self.backing.release_slot(entry.slot())?;
+            self.table.set(page, Entry::default());
+            self.free.put(frame as usize, 1);
+            self.stats.zero_drops += 1;
+            return Ok(false);
+        }
+        let hash = self.content_hash(frame);
+        if entry.slot() != 0 && hash == self.table.hash(page) {
+            self.table.set(page, entry.with_state(PageState::Cached).with_frame(frame));
+            self.cached.push(page);
+            self.cached_frames += 1;
+            self.stats.clean_drops += 1;
+            return Ok(false);
+        }
+        self.table.set_hash(page, hash);
+        let slot = if entry.slot() != 0 && !self.backing.slots.is_writable(entry.slot()) {
+            self.backing.release_slot(entry.slot())?;
+            0
+        } else {
+            entry.slot()
+        };
+        self.writing_frames += 1;
+        self.table.set(page, entry.with_state(PageState::Writing).with_frame(frame).with_slot(slot));
+        Ok(true)
+    }
+
+    /// Writes changed pages, neighbours in one transfer.
+    fn write_back(&mut self, changed: &[Taken]) -> Result<()> {
+        let mut index = 0;
+        while index < changed.len() {
+            let Taken { page, frame } = changed[index];
+            let contiguous = |other: &Taken, run: usize| {
+                other.page == page + run as u32 && other.frame == frame + run as u32
+            };
+            let slot = self.table.get(page).slot();
+            let mut run = 1;
+            if slot == 0 {
+                while index + run < changed.len()
+                    && changed[index + run].frame == frame + run as u32
+                    && self.table.get(changed[index + run].page).slot() == 0
+                    && contiguous(&changed[index + run], run)
+                {
+                    run += 1;
+                }
+                let (first, slots) = self.backing.take_slots(run as u32)?;
+                run = slots as usize;
+                for (offset, taken) in changed[index..index + run].iter().enumerate() {
+                    let entry = self.table.get(taken.page);
+                    self.table.set(taken.page, entry.with_slot(first + offset as u32));
+                }
+                self.start(Transfer { page, frame, pages: run as u32, write: true }, first)?;
+            } else {
+                while index + run < changed.len()
+                    && contiguous(&changed[index + run], run)
+                    && self.backing.slots.adjacent(
+                        slot + run as u32 - 1,
+                        self.table.get(changed[index + run].page).slot(),
+                    )
+                {
+                    run += 1;
+                }
+                self.start(Transfer { page, frame, pages: run as u32, write: true }, slot)?;
+            }
+            index += run;
+        }
+        Ok(())
+    }
+
+    /// A write has reached the lender.
+    pub(super) fn written(&mut self, transfer: Transfer) -> Result<()> {
+        for index in 0..transfer.pages {
+            let (page, frame) = (transfer.page + index, transfer.frame + index);
+            let entry = self.table.get(page);
+            if entry.state() != PageState::Writing || entry.frame() != frame {
+                // Discarded meanwhile.
+                self.free.put(frame as usize, 1);
+                continue;
+            }
+            self.writing_frames -= 1;
+            self.cached_frames += 1;
+            self.table.set(page, entry.with_state(PageState::Cached).with_wanted(false));
+            self.cached.push(page);
+            if entry.wanted() {
+                self.map_cached(page, 1)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn is_zero(bytes: &[u8]) -> bool {
+    let (chunks, rest) = bytes.as_chunks::<64>();
+    chunks.iter().all(|chunk| *chunk == [0; 64]) && rest.iter().all(|&byte| byte == 0)
+}

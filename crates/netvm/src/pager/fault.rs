@@ -1,0 +1,404 @@
+//! Faults: bringing pages in.
+
+use super::engine::{Engine, Transfer};
+use crate::error::{Error, Result};
+use netvm_core::residency::{Ahead, Entry, PageState};
+use netvm_sys::uffd::{Fault, PAGE_BYTES};
+use std::ops::Range;
+
+impl Engine {
+    /// Serves one fault, or puts it off until there is a frame.
+    pub(super) fn fault(&mut self, fault: Fault) -> Result<()> {
+        if !self.area().contains(&fault.address) {
+            return Err(Error::OutsideFarMemory { address: fault.address, bytes: PAGE_BYTES });
+        }
+        self.stats.faults += 1;
+        let page = self.page_of(fault.address);
+        let entry = self.table.get(page);
+        match entry.state() {
+            PageState::Mapped if fault.protected => {
+                self.paged.unprotect(fault.address).map_err(|e| Error::os("lift write protection", e))
+            }
+            PageState::Mapped => self
+                .paged
+                .install_zero_if_missing(fault.address)
+                .or_else(gone)
+                .map_err(|e| Error::os("wake a thread", e)),
+            PageState::Writing => {
+                self.table.set(page, entry.with_wanted(true));
+                Ok(())
+            }
+            PageState::Untouched => {
+                let ahead = self.streams.fault(page);
+                self.zero_fill(page, ahead.map, fault)
+            }
+            PageState::Cached | PageState::Fetching | PageState::Remote => {
+                let ahead = self.streams.fault(page);
+                if self.bring_in(page, ahead.map)? {
+                    self.read_ahead(page, ahead)
+                } else {
+                    self.deferred.push(fault);
+                    Ok(())
+                }
+            }
+        }
+    }
+
+    /// Brings `pages` pages from `page` on into the program's address space, whatever they are now. False when there is no
+    /// frame even for the first.
+    fn bring_in(&mut self, first: u32, pages: u32) -> Result<bool> {
+        let end = first.saturating_add(pages).min(self.page_count());
+        let mut page = first;
+        while page < end {
+            let entry = self.table.get(page);
+            match entry.state() {
+                PageState::Cached => page += self.map_cached(page, end - page)?,
+                PageState::Fetching => {
+                    self.table.set(page, entry.with_wanted(true));
+                    page += 1;
+                }
+                PageState::Remote => {
+                    let started = self.fetch_run(page..end, true)?;
+                    if started == 0 {
+                        return Ok(page != first);
+                    }
+                    page += started;
+                }
+                PageState::Untouched | PageState::Mapped | PageState::Writing => page += 1,
+            }
+        }
+        Ok(true)
+    }
+
+    /// Faults that found no frame: try again, in order.
+    pub(super) fn retry_deferred(&mut self) -> Result<()> {
+        let faults = std::mem::take(&mut self.deferred);
+        for &fault in &faults {
+            self.stats.faults -= 1;
+            self.fault(fault)?;
+        }
+        Ok(())
+    }
+
+    /// Free frames: from the free set, by growing within the budget, or from pages that are cached and safe elsewhere.
+    pub(super) fn take_frames(&mut self, want: u32) -> Result<Option<(u32, u32)>> {
+        if self.free.len() < want as usize {
+            let grown = self.grow()?;
+            if grown == 0 {
+                self.give_up_cached(want as usize - self.free.len());
+            }
+        }
+        if self.free.is_empty() {
+            self.evict_now()?;
+            self.give_up_cached(want as usize);
+        }
+        Ok(self.free.take_run(want as usize).map(|(frame, frames)| (frame as u32, frames as u32)))
+    }
+
+    /// Turns up to `frames` of the longest cached pages into remote ones.
+    pub(super) fn give_up_cached(&mut self, frames: usize) {
+        let mut left = frames;
+        while left > 0 {
+            let Some(page) = self.cached.pop() else { return };
+            let entry = self.table.get(page);
+            if entry.state() == PageState::Cached {
+                self.free.put(entry.frame() as usize, 1);
+                self.cached_frames -= 1;
+                self.table.set(page, entry.with_state(PageState::Remote).with_frame(0));
+                left -= 1;
+            }
+        }
+    }
+
+    /// Maps cached pages from `page` on, up to `pages` of them, as far as their frames are neighbours. Returns how many.
+    pub(super) fn map_cached(&mut self, page: u32, pages: u32) -> Result<u32> {
+        let first = self.table.get(page).frame();
+        let pages = pages.min(self.page_count() - page);
+        let mut run = 1;
+        while run < pages {
+            let entry = self.table.get(page + run);
+            if entry.state() != PageState::Cached || entry.frame() != first + run {
+                break;
+            }
+            run += 1;
+        }
+        self.stats.rescues += 1;
+        self.stats.prefetch_hits += u64::from(run - 1);
+        self.cached_frames -= run as usize;
+        self.install(page, first, run)?;
+        Ok(run)
+    }
+
+    /// Installs frames and wakes who waits.
+    fn install(&mut self, page: u32, frame: u32, pages: u32) -> Result<()> {
+        let address = self.address_of(page);
+        match self.paged.install(address, frame as usize, pages as usize) {
+            Ok(_) => {
+                self.empty.put(frame as usize, pages as usize);
+                for index in 0..pages {
+                    let entry = self.table.get(page + index).with_frame(0);
+                    self.note_mapped(page + index, entry);
+                }
+                Ok(())
+            }
+            Err(source) => Err(Error::os("install a page", source)),
+        }
+    }
+
+    fn page_count(&self) -> u32 {
+        (self.area().len() / PAGE_BYTES) as u32
+    }
+
+    /// Zero pages for a first touch, and for those after it in a sequential stream.
+    fn zero_fill(&mut self, page: u32, ahead: u32, fault: Fault) -> Result<()> {
+        let end_of_range = self
+            .ranges
+            .range(..=fault.address)
+            .next_back()
+            .map_or(page + 1, |(&start, &bytes)| self.page_of(start + bytes - PAGE_BYTES) + 1);
+        let mut pages = 1;
+        while pages < ahead
+            && page + pages < end_of_range
+            && self.table.get(page + pages).state() == PageState::Untouched
+        {
+            pages += 1;
+        }
+        let Some((frame, frames)) = self.take_frames(pages)? else {
+            self.deferred.push(fault);
+            return Ok(());
+        };
+        self.paged.zero_frames(frame as usize, frames as usize);
+        self.stats.zero_fills += u64::from(frames);
+        self.install(page, frame, frames)
+    }
+
+    /// Starts to fetch a run of remote pages from the first of `pages` on, as far as slots and frames are neighbours; `wanted`
+    /// ones are mapped on arrival. Returns how many were started, 0 when there is no frame.
+    fn fetch_run(&mut self, pages: Range<u32>, wanted: bool) -> Result<u32> {
+        let page = pages.start;
+        let slot = self.table.get(page).slot();
+        let mut run = 1;
+        while page + run < pages.end {
+            let entry = self.table.get(page + run);
+            let adjacent = entry.state() == PageState::Remote
+                && self.backing.slots.adjacent(slot + run - 1, entry.slot());
+            if !adjacent {
+                break;
+            }
+            run += 1;
+        }
+        let Some((frame, frames)) = self.take_frames(run)? else { return Ok(0) };
+        for index in 0..frames {
+            let entry = self.table.get(page + index);
+            let entry = entry.with_state(PageState::Fetching).with_frame(frame + index);
+            self.table.set(page + index, entry.with_wanted(wanted));
+        }
+        self.start(Transfer { page, frame, pages: frames, write: false }, slot)?;
+        Ok(frames)
+    }
+
+    /// Fetches the remote pages of a range into the pool.
+    fn fetch_ahead(&mut self, pages: Range<u32>) -> Result<()> {
+        let end = pages.end.min(self.page_count());
+        let mut page = pages.start;
+        while page < end {
+            if self.table.get(page).state() != PageState::Remote {
+                page += 1;
+                continue;
+            }
+            let started = self.fetch_run(page..end, false)?;
+            if started == 0 {
+                return Ok(());
+            }
+            self.stats.prefetched += u64::from(started);
+            page += started;
+        }
+        Ok(())
+    }
+
+    /// Fetches the pages behind the mapped window into the pool.
+    fn read_ahead(&mut self, page: u32, ahead: Ahead) -> Result<()> {
+        if ahead.fetch == 0 {
+            return Ok(());
+        }
+        let start = page.saturating_add(ahead.map);
+        // Never at the expense of pages in use: only as far as frames can be had without evicting.
+        let room = self.free.len() + self.cached_frames;
+        let pages = ahead.fetch.min(room as u32 / 2);
+        self.fetch_ahead(start..start.saturating_add(pages))
+    }
+
+    pub(super) fn will_need(&mut self, pages: Range<u32>) -> Result<()> {
+        let room = (self.free.len() + self.cached_frames) as u32 / 2;
+        let end = pages.end.min(pages.start.saturating_add(room));
+        self.fetch_ahead(pages.start..end)
+    }
+
+    /// A read has arrived.
+    pub(super) fn fetched(&mut self, transfer: Transfer) -> Result<()> {
+        let mut index = 0;
+        while index < transfer.pages {
+            let (page, frame) = (transfer.page + index, transfer.frame + index);
+            if !self.arrived(page, frame)? {
+                // Discarded meanwhile.
+                self.free.put(frame as usize, 1);
+                index += 1;
+                continue;
+            }
+            if !self.table.get(page).wanted() {
+                let entry = self.table.get(page).with_state(PageState::Cached);
+                self.table.set(page, entry);
+                self.cached.push(page);
+                self.cached_frames += 1;
+                index += 1;
+                continue;
+            }
+            let mut run = 1;
+            while index + run < transfer.pages
+                && self.arrived(page + run, frame + run)?
+                && self.table.get(page + run).wanted()
+            {
+                run += 1;
+            }
+            self.install(page, frame, run)?;
+            index += run;
+        }
+        Ok(())
+    }
+
+    /// Whether the page still waits for this frame; then its contents are checked.
+    fn arrived(&mut self, page: u32, frame: u32) -> Result<bool> {
+        let entry = self.table.get(page);
+        if entry.state() != PageState::Fetching || entry.frame() != frame {
+            return Ok(false);
+        }
+        if self.content_hash(frame) != self.table.hash(page) {
+            return Err(Error::PageCorrupt { lender: self.backing.lender_of(entry.slot()) });
+        }
+        Ok(true)
+    }
+
+    /// Drops the contents of a range. Transfers on their way find their pages in another state and free their frames.
+    pub(super) fn forget(&mut self, pages: Range<u32>) -> Result<()> {
+        let mut from = pages.start;
+        let mut dropped = 0;
+        while let Some(page) = self.table.next_touched(from..pages.end) {
+            let entry = self.table.get(page);
+            match entry.state() {
+                PageState::Mapped => dropped += 1,
+                PageState::Cached => {
+                    self.free.put(entry.frame() as usize, 1);
+                    self.cached_frames -= 1;
+                }
+                PageState::Writing => self.writing_frames -= 1,
+                PageState::Untouched | PageState::Remote | PageState::Fetching => {}
+            }
+            self.backing.release_slot(entry.slot())?;
+            self.table.set(page, Entry::default().with_queued(entry.queued()));
+            from = page + 1;
+        }
+        // The caller drops these pages' memory.
+        self.local_frames -= dropped;
+        self.budget.release(dropped as u64);
+        let frames = self.paged.frames();
+        let table = &self.table;
+        self.mapped.compact(2 * frames + 1024, |page| table.get(page).state() == PageState::Mapped);
+        Ok(())
+    }
+
+    /// Moves pages inside the area.
+    pub(super) fn relocate(&mut self, old: Range<u32>, new: Range<u32>) -> Result<()> {
+        self.finish_all()?;
+        self.forget(new.clone())?;
+        let (new_address, bytes) = (self.address_of(new.start), new.len() * PAGE_BYTES);
+        self.paged.drop_pages(new_address, bytes).map_err(|e| Error::os("make room for moved pages", e))?;
+        let mut from = old.start;
+        while let Some(page) = self.table.next_touched(from..old.end) {
+            let to = new.start + (page - old.start);
+            let entry = self.table.get(page);
+            if entry.state() == PageState::Mapped {
+                let mut run = 1;
+                while page + run < old.end && self.table.get(page + run).state() == PageState::Mapped {
+                    run += 1;
+                }
+                self.shift(page, to, run)?;
+                from = page + run;
+            } else {
+                self.table.set(page, Entry::default().with_queued(entry.queued()));
+                let queued = self.table.get(to).queued();
+                self.table.set(to, entry.with_queued(queued));
+                self.table.set_hash(to, self.table.hash(page));
+                if entry.state() == PageState::Cached {
+                    self.cached.push(to);
+                }
+                from = page + 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves a run of mapped pages.
+    fn shift(&mut self, page: u32, to: u32, pages: u32) -> Result<()> {
+        let mut done = 0;
+        while done < pages {
+            let (old, new) = (self.address_of(page + done), self.address_of(to + done));
+            let (moved, stopped) = self.paged.shift(old, new, (pages - done) as usize);
+            for index in done..done + moved as u32 {
+                self.move_entry(page + index, to + index);
+            }
+            done += moved as u32;
+            if stopped.is_err() && done < pages {
+                // Pinned, shared with a child, or dropped by the program itself: by way of a frame, one at a time.
+                self.shift_by_frame(page + done, to + done)?;
+                done += 1;
+            }
+        }
+        Ok(())
+    }
+
+    fn move_entry(&mut self, page: u32, to: u32) {
+        let entry = self.table.get(page);
+        self.table.set(page, Entry::default().with_queued(entry.queued()));
+        self.table.set_hash(to, self.table.hash(page));
+        let queued = self.table.get(to).queued();
+        self.note_mapped(to, entry.with_queued(queued));
+    }
+
+    fn shift_by_frame(&mut self, page: u32, to: u32) -> Result<()> {
+        let Some((frame, _)) = self.empty.take_run(1) else {
+            return Err(Error::os("move a page", std::io::ErrorKind::OutOfMemory.into()));
+        };
+        let (moved, stopped) = self.paged.extract(self.address_of(page), frame, 1);
+        if moved == 1 {
+            self.paged
+                .install(self.address_of(to), frame, 1)
+                .map_err(|e| Error::os("move a page", e))?;
+            self.empty.put(frame, 1);
+            self.move_entry(page, to);
+            return Ok(());
+        }
+        self.empty.put(frame, 1);
+        match stopped {
+            Err(netvm_sys::paged::ExtractError::Missing) => {
+                self.lost_by_program(page)?;
+                Ok(())
+            }
+            _ => Err(Error::PagePinned { address: self.address_of(page) }),
+        }
+    }
+
+    /// The program dropped an installed page by a system call that was not intercepted: it reads as zero from now on.
+    pub(super) fn lost_by_program(&mut self, page: u32) -> Result<()> {
+        let entry = self.table.get(page);
+        self.backing.release_slot(entry.slot())?;
+        self.table.set(page, Entry::default().with_queued(entry.queued()));
+        self.local_frames -= 1;
+        self.budget.release(1);
+        Ok(())
+    }
+}
+
+/// The range was unmapped while the fault was on its way: the thread will see that by itself.
+fn gone(error: std::io::Error) -> std::io::Result<()> {
+    if error.raw_os_error() == Some(libc::ENOENT) { Ok(()) } else { Err(error) }
+}

@@ -1,0 +1,101 @@
+//! fork(2): parent and child each keep their own view of far memory.
+//!
+//! Before the fork all I/O is finished and the pager's thread stands still; then every remote page is safe in a slot. The
+//! child inherits the page table and, copy on write, the installed pages. All slabs are frozen: both processes may read the slots
+//! they had, neither writes them. The child takes over connections whose leases hold the same slabs, so a slab lives as
+//! long as one of the two needs it.
+
+use super::calls::Call;
+use super::engine::Engine;
+use super::{Pager, join_run};
+use crate::error::{Error, Result};
+use crate::lender::Borrower;
+use netvm_core::residency::{FrameSet, PageQueue, PageState};
+use std::sync::Arc;
+
+/// What the forking thread holds between prepare and the end.
+pub(super) struct ForkState {
+    borrowers: Vec<Borrower>,
+}
+
+impl Pager {
+    /// For pthread_atfork: makes the pager ready for a fork. The caller's threads wait at their next fault until it is over.
+    pub fn fork_prepare(&self) {
+        self.doorbell.turn().take();
+        if let Err(error) = self.try_prepare() {
+            netvm_sys::thread::die(&format!("cannot fork: {error}"));
+        }
+    }
+
+    fn try_prepare(&self) -> Result<()> {
+        self.doorbell.call_in_turn(Call::Park)?;
+        let mut parked = self.doorbell.parked();
+        let Some(engine) = parked.as_mut() else {
+            return Err(Error::os("park the pager", std::io::ErrorKind::InvalidData.into()));
+        };
+        // These connections are made in this thread's descriptor table, which the child inherits.
+        let borrowers = engine.backing.fork()?;
+        engine.backing.slots.freeze();
+        engine.paged.set_fork(true).map_err(|e| Error::os("share far memory with a child", e))?;
+        *self.forking() = Some(ForkState { borrowers });
+        Ok(())
+    }
+
+    /// For pthread_atfork, in the parent.
+    pub fn fork_parent(&self) {
+        // Closing our copies leaves the leases to the child.
+        let state = self.forking().take();
+        if let Some(engine) = self.doorbell.parked().as_mut()
+            && let Err(error) = engine.paged.set_fork(false)
+        {
+            netvm_sys::thread::die(&format!("cannot close far memory to other forks: {error}"));
+        }
+        drop(state);
+        self.doorbell.resume().open(0);
+        self.doorbell.turn().give_back();
+    }
+
+    /// For pthread_atfork, in the child.
+    pub fn fork_child(self: &Arc<Self>) {
+        let state = self.forking().take();
+        let engine = self.doorbell.parked().take();
+        let (Some(state), Some(mut engine)) = (state, engine) else {
+            netvm_sys::thread::die("a forked child found no pager state");
+        };
+        let started = join_run(&self.config)
+            .and_then(|slot| engine.adopt_after_fork(state.borrowers, slot))
+            .and_then(|()| self.spawn(engine));
+        if let Err(error) = started {
+            netvm_sys::thread::die(&format!("a forked child cannot reach its far memory: {error}"));
+        }
+        self.doorbell.turn().give_back();
+    }
+}
+
+impl Engine {
+    fn adopt_after_fork(&mut self, borrowers: Vec<Borrower>, slot: Option<crate::runfile::Slot>) -> Result<()> {
+        self.backing.adopt(borrowers);
+        let ranges: Vec<_> = self.ranges.iter().map(|(&address, &bytes)| (address, bytes)).collect();
+        self.paged
+            .adopt_after_fork(ranges.into_iter())
+            .map_err(|source| Error::Userfaultfd { source })?;
+        // The pool stayed with the parent: cached pages are on their lender, nothing was on its way.
+        while let Some(page) = self.cached.pop() {
+            let entry = self.table.get(page);
+            if entry.state() == PageState::Cached {
+                self.table.set(page, entry.with_state(PageState::Remote).with_frame(0));
+            }
+        }
+        let frames = self.paged.frames();
+        self.local_frames -= self.free.len() + self.cached_frames;
+        self.cached = PageQueue::new();
+        self.cached_frames = 0;
+        self.free = FrameSet::new(frames);
+        self.empty = FrameSet::new(frames);
+        self.empty.put(0, frames);
+        self.stats = crate::stats::PagerStats::default();
+        self.budget.replace_after_fork(slot);
+        self.budget.adopt(self.local_frames as u64);
+        Ok(())
+    }
+}

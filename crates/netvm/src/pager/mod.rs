@@ -1,0 +1,202 @@
+//! The pager: far memory for this process, backed by lenders.
+//!
+//! One thread per process serves the page faults of the far area. It owns everything: the page table, the frames, the
+//! connections. Other threads ask it for changes by [`Pager`]'s methods, each a short stop at the *doorbell*, a page whose
+//! fault the pager takes as a call; so no descriptor is needed that the program could close. See docs/design/pager.md.
+
+mod backing;
+mod budget;
+mod calls;
+mod engine;
+mod evict;
+mod fault;
+mod fork;
+mod table;
+#[cfg(test)]
+mod tests;
+
+pub use netvm_sys::paged::FrameDesign;
+
+use crate::error::{Error, Result};
+use crate::runfile::{RunFile, Slot};
+use crate::stats::PagerStats;
+use calls::{Call, Doorbell};
+use engine::Engine;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// Least local memory a pager can work with, in bytes.
+pub const LOCAL_BYTES_MIN: u64 = 4 << 20;
+
+/// What a started pager thread says when its descriptors are in a table of its own.
+const OWN_TABLE: u32 = 1;
+
+/// How a pager is set up.
+#[derive(Clone)]
+pub struct PagerConfig {
+    /// Local memory for far pages, in bytes: at most this much of the far memory is in this machine at any time.
+    pub local_bytes: u64,
+    /// Addresses of the lenders: `HOST:PORT` or `unix:/path`.
+    pub lenders: Vec<String>,
+    /// Addresses to reserve, in bytes: an upper limit on all far mappings together.
+    pub area_bytes: u64,
+    /// The run whose budget is shared, if any; then `local_bytes` is the whole run's.
+    pub run: Option<Arc<RunFile>>,
+    /// Name under which the lender lists this borrower.
+    pub name: String,
+    /// How pages travel; `None` takes the best that the kernel has.
+    pub design: Option<FrameDesign>,
+    /// Longest prefetch window in pages, 0 for none.
+    pub prefetch_pages_max: u32,
+    /// How long the pager spins for the next event before it sleeps, in microseconds.
+    pub spin_us: u32,
+    /// CPU to pin the pager's thread to.
+    pub cpu: Option<usize>,
+    /// How long a lender may take to answer before it is given up.
+    pub lender_timeout: Duration,
+    /// Called on the pager's thread before anything else.
+    pub thread_hook: Option<fn()>,
+}
+
+impl Default for PagerConfig {
+    fn default() -> Self {
+        Self {
+            local_bytes: 256 << 20,
+            lenders: Vec::new(),
+            area_bytes: 1 << 40,
+            run: None,
+            name: String::new(),
+            design: None,
+            prefetch_pages_max: 64,
+            spin_us: 0,
+            cpu: None,
+            lender_timeout: Duration::from_secs(4),
+            thread_hook: None,
+        }
+    }
+}
+
+/// Far memory of this process. Its methods may be called from any thread of the program.
+pub struct Pager {
+    area: Range<usize>,
+    doorbell: Doorbell,
+    config: PagerConfig,
+    /// Held by the thread that forks, from prepare to the end.
+    forking: Mutex<Option<fork::ForkState>>,
+}
+
+impl std::fmt::Debug for Pager {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Pager").field("area", &self.area).finish_non_exhaustive()
+    }
+}
+
+impl Pager {
+    /// Connects to the lenders, reserves the area and starts the pager's thread.
+    ///
+    /// # Errors
+    /// [`Error::Userfaultfd`] when the kernel or its settings forbid it (the text says what helps), the lender's error when one
+    /// cannot be reached, [`Error::LocalTooSmall`] below [`LOCAL_BYTES_MIN`].
+    pub fn start(config: PagerConfig) -> Result<Arc<Self>> {
+        if config.local_bytes < LOCAL_BYTES_MIN {
+            return Err(Error::LocalTooSmall { bytes: config.local_bytes, min_bytes: LOCAL_BYTES_MIN });
+        }
+        let slot = join_run(&config)?;
+        let engine = Box::new(Engine::new(&config, slot)?);
+        let pager = Arc::new(Self {
+            area: engine.area(),
+            doorbell: Doorbell::new(engine.bell()),
+            config,
+            forking: Mutex::new(None),
+        });
+        pager.spawn(engine)?;
+        Ok(pager)
+    }
+
+    /// Starts the thread that owns `engine` from then on.
+    fn spawn(self: &Arc<Self>, engine: Box<Engine>) -> Result<()> {
+        let descriptors = engine.descriptors();
+        let pager = Arc::clone(self);
+        let ready = Arc::new(netvm_sys::thread::Gate::new());
+        let opened = Arc::clone(&ready);
+        std::thread::Builder::new()
+            .name("netvm-pager".into())
+            .stack_size(256 << 10)
+            .spawn(move || engine.run(&pager, &opened))
+            .map_err(|source| Error::os("start the pager's thread", source))?;
+        if ready.wait() == OWN_TABLE {
+            // The thread has its own copies; ours would only be in the program's way.
+            netvm_sys::thread::close_copies(&descriptors);
+        }
+        Ok(())
+    }
+
+    /// Addresses reserved for far memory. The caller decides which of them to [`Pager::map`].
+    pub fn area(&self) -> Range<usize> {
+        self.area.clone()
+    }
+
+    /// Makes a range fresh, zero far memory in place of whatever was there. `protection` is PROT_* of mmap(2).
+    ///
+    /// # Errors
+    /// EINVAL outside the area or off page boundaries; ENOMEM.
+    pub fn map(&self, address: usize, bytes: usize, protection: i32) -> Result<()> {
+        self.call(Call::Map { address, bytes, protection })
+    }
+
+    /// Returns a range to the reservation; its contents are gone.
+    ///
+    /// # Errors
+    /// EINVAL outside the area or off page boundaries.
+    pub fn unmap(&self, address: usize, bytes: usize) -> Result<()> {
+        self.call(Call::Unmap { address, bytes })
+    }
+
+    /// The range reads as zero from now on, as after madvise(MADV_DONTNEED).
+    ///
+    /// # Errors
+    /// EINVAL outside the area or off page boundaries.
+    pub fn discard(&self, address: usize, bytes: usize) -> Result<()> {
+        self.call(Call::Discard { address, bytes })
+    }
+
+    /// Moves contents from `old` to `new`, both mapped; `old` reads as zero afterwards.
+    ///
+    /// # Errors
+    /// EINVAL outside the area or off page boundaries.
+    pub fn relocate(&self, old: usize, new: usize, bytes: usize) -> Result<()> {
+        self.call(Call::Relocate { old, new, bytes })
+    }
+
+    /// mprotect(2) on a mapped range.
+    ///
+    /// # Errors
+    /// As mprotect(2).
+    pub fn protect(&self, address: usize, bytes: usize, protection: i32) -> Result<()> {
+        self.call(Call::Protect { address, bytes, protection })
+    }
+
+    /// Starts to bring a range in (madvise(MADV_WILLNEED)); a hint.
+    pub fn will_need(&self, address: usize, bytes: usize) {
+        // A hint that cannot be followed changes nothing.
+        let _ = self.call(Call::WillNeed { address, bytes });
+    }
+
+    /// Counters of this process as of now.
+    pub fn stats(&self) -> PagerStats {
+        self.doorbell.latest_stats()
+    }
+
+    fn call(&self, call: Call) -> Result<()> {
+        self.doorbell.call(call)
+    }
+
+    fn forking(&self) -> MutexGuard<'_, Option<fork::ForkState>> {
+        self.forking.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+    }
+}
+
+fn join_run(config: &PagerConfig) -> Result<Option<Slot>> {
+    config.run.as_ref().map(|run| run.join(std::process::id())).transpose()
+}
