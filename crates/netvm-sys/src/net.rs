@@ -88,6 +88,46 @@ impl Pieces {
         true
     }
 
+    fn truncate(&mut self, bytes: usize) {
+        let mut left = bytes;
+        for index in 0..self.len {
+            // SAFETY: the first `len` pieces are initialised.
+            let piece = unsafe { self.list[index].assume_init_mut() };
+            if piece.iov_len >= left {
+                piece.iov_len = left;
+                self.len = index + usize::from(left > 0);
+                self.bytes = bytes;
+                return;
+            }
+            left -= piece.iov_len;
+        }
+    }
+
+    /// Copies between `bytes` and the pieces from byte `skip` on; returns how many bytes it copied.
+    fn copy(&self, skip: usize, mut count: usize, mut each: impl FnMut(SharedSlice, usize)) -> usize {
+        let (mut skip, mut done) = (skip, 0);
+        for piece in &self.list[..self.len] {
+            // SAFETY: the first `len` pieces are initialised; what they point at lives as long as the list (borrowed bytes) or
+            // by SharedSlice's contract.
+            let piece = unsafe {
+                let piece = piece.assume_init();
+                SharedSlice::from_raw(piece.iov_base.cast(), piece.iov_len)
+            };
+            if skip >= piece.len() {
+                skip -= piece.len();
+                continue;
+            }
+            let take = (piece.len() - skip).min(count);
+            let Some(part) = piece.sub(skip, take) else { break };
+            each(part, done);
+            (skip, done, count) = (0, done + take, count - take);
+            if count == 0 {
+                break;
+            }
+        }
+        done
+    }
+
     fn message(&self) -> libc::msghdr {
         // SAFETY: all zeros is a valid message header; the pieces are filled in below.
         let mut message = unsafe { std::mem::zeroed::<libc::msghdr>() };
@@ -136,38 +176,51 @@ macro_rules! pieces {
                 self.pieces.bytes == 0
             }
 
-            /// The pieces, as shared memory.
-            pub fn iter(&self) -> impl Iterator<Item = SharedSlice> + '_ {
-                self.pieces.list[..self.pieces.len].iter().map(|piece| {
-                    // SAFETY: the first `len` pieces are initialised, and what they point at lives as long as `self`.
-                    unsafe {
-                        let piece = piece.assume_init();
-                        SharedSlice::from_raw(piece.iov_base.cast(), piece.iov_len)
-                    }
-                })
+            /// Keeps only the first `bytes` bytes.
+            pub fn truncate(&mut self, bytes: usize) {
+                self.pieces.truncate(bytes);
             }
         }
     };
 }
 
-trait AsPtr {
-    fn as_start(&self) -> *const u8;
+trait AsStart {
+    fn start_of(&self) -> *const u8;
 }
-impl AsPtr for &[u8] {
-    fn as_start(&self) -> *const u8 {
+impl AsStart for &[u8] {
+    fn start_of(&self) -> *const u8 {
         self.as_ptr()
     }
 }
 trait AsMutStart {
-    fn as_mut_start(self) -> *const u8;
+    fn start_mut(self) -> *const u8;
 }
 impl AsMutStart for &mut [u8] {
-    fn as_mut_start(self) -> *const u8 {
+    fn start_mut(self) -> *const u8 {
         self.as_mut_ptr()
     }
 }
-pieces!(Outgoing, &'a [u8], as_start);
-pieces!(Incoming, &'a mut [u8], as_mut_start);
+pieces!(Outgoing, &'a [u8], start_of);
+pieces!(Incoming, &'a mut [u8], start_mut);
+
+impl Outgoing<'_> {
+    /// Copies the bytes to send, from byte `skip` on, into `bytes`; returns how many there were.
+    pub fn gather(&self, skip: usize, bytes: &mut [u8]) -> usize {
+        let count = bytes.len();
+        self.pieces.copy(skip, count, |part, at| {
+            part.read_into(0, &mut bytes[at..at + part.len()]).expect("the same length");
+        })
+    }
+}
+
+impl Incoming<'_> {
+    /// Puts `bytes` into the places, from byte `skip` on; returns how many fitted.
+    pub fn scatter(&mut self, skip: usize, bytes: &[u8]) -> usize {
+        self.pieces.copy(skip, bytes.len(), |part, at| {
+            part.write_from(0, &bytes[at..at + part.len()]).expect("the same length");
+        })
+    }
+}
 
 /// A connected socket that never blocks.
 #[derive(Debug)]
@@ -448,6 +501,24 @@ mod tests {
         for wrong in ["unix:", "host", ":7", "host:", "host:70000", "host:x"] {
             assert!(wrong.parse::<Address>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn lists_truncate_gather_and_scatter() {
+        let mut pieces = Outgoing::new();
+        pieces.bytes(b"abc");
+        pieces.bytes(b"");
+        pieces.bytes(b"defg");
+        let mut out = [0; 5];
+        assert_eq!((pieces.gather(1, &mut out), &out), (5, b"bcdef"));
+        pieces.truncate(3);
+        assert_eq!((pieces.total_bytes(), pieces.gather(2, &mut out)), (3, 1));
+        let (mut one, mut two) = ([0; 2], [0; 3]);
+        let mut places = Incoming::new();
+        places.bytes(&mut one);
+        places.bytes(&mut two);
+        assert_eq!(places.scatter(1, b"xyzzzz"), 4);
+        assert_eq!((one, two), ([0, b'x'], *b"yzz"));
     }
 
     #[test]
