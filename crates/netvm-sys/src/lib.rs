@@ -3,10 +3,12 @@
 
 pub mod bench_floor;
 pub mod epoll;
+pub mod filemap;
 pub mod mapping;
 pub mod memfd;
 pub mod net;
 pub mod paged;
+pub mod raw;
 pub mod shared;
 pub mod table;
 pub mod thread;

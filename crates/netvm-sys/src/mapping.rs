@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::AsRawFd;
 
 use crate::memfd::Memfd;
+use crate::raw;
 use crate::shared::SharedSlice;
 
 /// A range of memory mapped for us.
@@ -36,13 +37,8 @@ impl Mapping {
 
     fn map(bytes: usize, flags: i32, fd: i32) -> io::Result<Self> {
         let bytes = bytes.checked_next_multiple_of(4096).ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: a fresh mapping at an address of the kernel's choice. By system call: a preloaded library may own mmap.
-        let start = unsafe {
-            libc::syscall(libc::SYS_mmap, 0, bytes, libc::PROT_READ | libc::PROT_WRITE, flags, fd, 0)
-        };
-        if start == -1 {
-            return Err(io::Error::last_os_error());
-        }
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let start = unsafe { raw::mmap(0, bytes, libc::PROT_READ | libc::PROT_WRITE, flags, fd) }?;
         // SAFETY: freshly mapped, and its addresses stay ours for good (see drop).
         Ok(Self { memory: unsafe { SharedSlice::from_raw(start as *mut u8, bytes) } })
     }
@@ -58,10 +54,7 @@ impl Mapping {
     /// EINVAL when the kernel has none.
     pub fn advise_huge(&self) -> io::Result<()> {
         // SAFETY: our own range; the advice changes no contents.
-        let result = unsafe {
-            libc::syscall(libc::SYS_madvise, self.memory.as_ptr(), self.memory.len(), libc::MADV_HUGEPAGE)
-        };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        unsafe { raw::madvise(self.memory.as_ptr() as usize, self.memory.len(), libc::MADV_HUGEPAGE) }
     }
 }
 
@@ -69,16 +62,8 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
         // SAFETY: replaces our own range by one without access; the addresses are never used again.
-        unsafe {
-            libc::syscall(
-                libc::SYS_mmap,
-                self.memory.as_ptr(),
-                self.memory.len(),
-                libc::PROT_NONE,
-                flags,
-                -1,
-                0,
-            )
+        let _ = unsafe {
+            raw::mmap(self.memory.as_ptr() as usize, self.memory.len(), libc::PROT_NONE, flags, -1)
         };
     }
 }

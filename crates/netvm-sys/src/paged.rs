@@ -9,6 +9,7 @@
 //! Only the pager's thread touches frames, and only full ones: touching an empty frame would be a fault that nobody serves.
 //! The caller keeps track of which are full; the methods check ranges, not that.
 
+use crate::raw;
 use crate::shared::SharedSlice;
 use crate::uffd::{FEATURE_MOVE, FEATURE_PAGEFAULT_FLAG_WP, FEATURE_POISON, Fault, PAGE_BYTES, Userfault};
 use std::fs::File;
@@ -74,27 +75,18 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         // SAFETY: the reservation owns this range; whoever drops it has no use for its contents.
-        unsafe { libc::syscall(libc::SYS_munmap, self.start, self.bytes) };
+        let _ = unsafe { raw::munmap(self.start, self.bytes) };
     }
 }
 
-/// mmap by system call: a preloaded library may own the symbol.
+/// Maps private memory.
 ///
 /// # Safety
 /// With MAP_FIXED in `flags`, the caller owns the range.
 unsafe fn map(address: usize, bytes: usize, protection: i32, flags: i32) -> io::Result<usize> {
     let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     // SAFETY: forwarded from the caller.
-    let result = unsafe { libc::syscall(libc::SYS_mmap, address, bytes, protection, flags, -1, 0) };
-    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result as usize) }
-}
-
-/// # Safety
-/// The caller owns the range, and the advice does not change contents that someone relies on.
-unsafe fn advise(address: usize, bytes: usize, advice: i32) -> io::Result<()> {
-    // SAFETY: forwarded from the caller.
-    let result = unsafe { libc::syscall(libc::SYS_madvise, address, bytes, advice) };
-    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    unsafe { raw::mmap(address, bytes, protection, flags, -1) }
 }
 
 /// See the module's text.
@@ -139,8 +131,8 @@ impl PagedArea {
             // SAFETY: both ranges are reservations that this struct owns; nothing in them is referenced.
             unsafe {
                 map(range.start, range.bytes, writable, libc::MAP_FIXED)?;
-                advise(range.start, range.bytes, libc::MADV_NOHUGEPAGE).or_else(no_thp)?;
-                advise(range.start, range.bytes, libc::MADV_DONTFORK)?;
+                raw::madvise(range.start, range.bytes, libc::MADV_NOHUGEPAGE).or_else(no_thp)?;
+                raw::madvise(range.start, range.bytes, libc::MADV_DONTFORK)?;
                 if register {
                     self.uffd.register(range.start, range.bytes, false)?;
                 }
@@ -184,6 +176,12 @@ impl PagedArea {
     /// Addresses of the far area.
     pub fn area(&self) -> Range<usize> {
         self.area.start..self.area.start + self.area.bytes
+    }
+
+    /// The whole far area as memory. Ranges that are not mapped fault; the area must outlive the slice.
+    pub fn area_memory(&self) -> SharedSlice {
+        // SAFETY: the reservation is ours; accesses through a SharedSlice are raw copies that may fault but not alias.
+        unsafe { SharedSlice::from_raw(self.area.start as *mut u8, self.area.bytes) }
     }
 
     /// The page whose missing fault is a call from another thread. It must not be rung once the area is gone.
@@ -232,8 +230,8 @@ impl PagedArea {
         // SAFETY: the range is inside our area (checked); whoever asked gives up what was there.
         unsafe {
             map(address, bytes, protection, libc::MAP_FIXED)?;
-            advise(address, bytes, libc::MADV_NOHUGEPAGE).or_else(no_thp)?;
-            advise(address, bytes, libc::MADV_DONTFORK)?;
+            raw::madvise(address, bytes, libc::MADV_NOHUGEPAGE).or_else(no_thp)?;
+            raw::madvise(address, bytes, libc::MADV_DONTFORK)?;
             self.uffd.register(address, bytes, self.design == FrameDesign::Copy)
         }
     }
@@ -247,7 +245,7 @@ impl PagedArea {
         // SAFETY: the range is inside our area (checked); whoever asked gives up what was there.
         unsafe {
             map(address, bytes, libc::PROT_NONE, libc::MAP_FIXED)?;
-            advise(address, bytes, libc::MADV_DONTFORK)
+            raw::madvise(address, bytes, libc::MADV_DONTFORK)
         }
     }
 
@@ -258,8 +256,7 @@ impl PagedArea {
     pub fn protect_range(&self, address: usize, bytes: usize, protection: i32) -> io::Result<()> {
         self.area.check(address, bytes)?;
         // SAFETY: the range is inside our area (checked); protections are the program's own business.
-        let result = unsafe { libc::syscall(libc::SYS_mprotect, address, bytes, protection) };
-        if result == -1 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        unsafe { raw::mprotect(address, bytes, protection) }
     }
 
     /// Whether a fork inherits the far area. Only a fork that the pager takes part in may.
@@ -269,7 +266,7 @@ impl PagedArea {
     pub fn set_fork(&self, inherit: bool) -> io::Result<()> {
         let advice = if inherit { libc::MADV_DOFORK } else { libc::MADV_DONTFORK };
         // SAFETY: the advice changes what a child inherits, not contents.
-        unsafe { advise(self.area.start, self.area.bytes, advice) }
+        unsafe { raw::madvise(self.area.start, self.area.bytes, advice) }
     }
 
     /// Drops installed pages of a range: all of it is missing afterwards.
@@ -279,7 +276,7 @@ impl PagedArea {
     pub fn drop_pages(&self, address: usize, bytes: usize) -> io::Result<()> {
         self.area.check(address, bytes)?;
         // SAFETY: the range is inside our area (checked); the caller gave up its contents.
-        unsafe { advise(address, bytes, libc::MADV_DONTNEED) }
+        unsafe { raw::madvise(address, bytes, libc::MADV_DONTNEED) }
     }
 
     fn frame_address(&self, frame: usize, frames: usize) -> usize {
@@ -339,7 +336,7 @@ impl PagedArea {
     pub fn drop_frames(&mut self, frame: usize, frames: usize) -> io::Result<()> {
         let address = self.frame_address(frame, frames);
         // SAFETY: frames in range (checked), contents given up by the caller.
-        unsafe { advise(address, frames * PAGE_BYTES, libc::MADV_DONTNEED) }
+        unsafe { raw::madvise(address, frames * PAGE_BYTES, libc::MADV_DONTNEED) }
     }
 
     /// Installs full frames at missing pages and wakes who waits for them. The frames are empty afterwards.
@@ -423,7 +420,8 @@ impl PagedArea {
                 Some(libc::EBUSY) if unshared != done => {
                     unshared = done;
                     // SAFETY: POPULATE_WRITE changes no contents; the page is present, so it cannot fault to us.
-                    let populated = unsafe { advise(address + done, PAGE_BYTES, libc::MADV_POPULATE_WRITE) };
+                    let populated =
+                        unsafe { raw::madvise(address + done, PAGE_BYTES, libc::MADV_POPULATE_WRITE) };
                     if populated.is_err() {
                         match self.extract_by_copy(address + done, to + done) {
                             Ok(()) => done += PAGE_BYTES,
@@ -460,7 +458,7 @@ impl PagedArea {
         // /proc/self/mem reads through any protection.
         memory.read_exact_at(buffer, page as u64).map_err(os)?;
         // SAFETY: our page, its contents now live in the frame.
-        unsafe { advise(page, PAGE_BYTES, libc::MADV_DONTNEED) }.map_err(os)?;
+        unsafe { raw::madvise(page, PAGE_BYTES, libc::MADV_DONTNEED) }.map_err(os)?;
         if self.design == FrameDesign::Copy {
             self.uffd.wake(page, PAGE_BYTES).map_err(os)?;
         }
@@ -553,7 +551,8 @@ impl Bell {
     pub fn ring(&self) {
         // SAFETY: the page is a readable doorbell of a `PagedArea` (only it makes a Bell); dropping it makes the read fault.
         unsafe {
-            libc::syscall(libc::SYS_madvise, self.address, PAGE_BYTES, libc::MADV_DONTNEED);
+            // It cannot fail on our own page; were it not dropped, the pager would look at its next event.
+            let _ = raw::madvise(self.address, PAGE_BYTES, libc::MADV_DONTNEED);
             std::ptr::read_volatile(self.address as *const u8);
         }
     }

@@ -1,5 +1,6 @@
 //! A large table of words that costs memory only where it was written.
 
+use crate::raw;
 use std::io;
 
 /// `words` zero words; pages of the table appear as they are written, and a fork copies them on write.
@@ -22,15 +23,10 @@ impl LazyTable {
     pub fn new(words: usize) -> io::Result<Self> {
         let bytes = words.checked_mul(8).ok_or(io::ErrorKind::InvalidInput)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-        // SAFETY: a fresh mapping at an address of the kernel's choice. By system call: a preloaded library may own mmap.
-        let start = unsafe {
-            libc::syscall(libc::SYS_mmap, 0, bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
-        };
-        if start == -1 {
-            return Err(io::Error::last_os_error());
-        }
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let start = unsafe { raw::mmap(0, bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1) }?;
         // SAFETY: our fresh mapping; a huge page for a sparse table would waste memory.
-        unsafe { libc::syscall(libc::SYS_madvise, start, bytes, libc::MADV_NOHUGEPAGE) };
+        let _ = unsafe { raw::madvise(start, bytes, libc::MADV_NOHUGEPAGE) };
         Ok(Self { start: start as *mut u64, words })
     }
 
@@ -62,7 +58,7 @@ impl LazyTable {
 impl Drop for LazyTable {
     fn drop(&mut self) {
         // SAFETY: our own mapping, not used after this.
-        unsafe { libc::syscall(libc::SYS_munmap, self.start, self.words * 8) };
+        let _ = unsafe { raw::munmap(self.start as usize, self.words * 8) };
     }
 }
 

@@ -1,11 +1,12 @@
 //! Where evicted pages live: slabs of the lenders.
 
+use super::error::{PagerError, system};
 use crate::error::{Error, Result};
 use crate::lender::{BorrowOptions, Borrower, Completion};
 use netvm_core::residency::{Slot, SlotMap};
 use netvm_sys::shared::SharedSlice;
 use netvm_sys::uffd::PAGE_BYTES;
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 /// Connections to the lenders and the slots borrowed from them.
@@ -33,12 +34,12 @@ impl Backing {
 
     fn new(borrowers: Vec<Borrower>, timeout: Duration) -> Result<Self> {
         let Some(first) = borrowers.first() else {
-            return Err(Error::NoLender);
+            return Err(PagerError::NoLender.into());
         };
         let slab_bytes = borrowers.iter().map(Borrower::slab_bytes).min().unwrap_or(first.slab_bytes());
         let slots_per_slab = (slab_bytes / PAGE_BYTES as u64 / 64 * 64) as u32;
         if slots_per_slab == 0 {
-            return Err(Error::SlabTooSmall { lender: first.lender().to_owned(), bytes: slab_bytes });
+            return Err(PagerError::SlabTooSmall { lender: first.lender().to_owned(), bytes: slab_bytes }.into());
         }
         Ok(Self {
             borrowers,
@@ -87,7 +88,7 @@ impl Backing {
                 Ok(id) => {
                     return match self.slots.add(index as u32, id) {
                         Some(_) => Ok(()),
-                        None => Err(Error::AddressSpaceFull),
+                        None => Err(PagerError::SlotsExhausted.into()),
                     };
                 }
                 Err(error @ Error::LenderFull { .. }) => refused = Some(error),
@@ -98,7 +99,7 @@ impl Backing {
         if self.thaw_all()? {
             return Ok(());
         }
-        Err(refused.unwrap_or(Error::NoLender))
+        Err(refused.unwrap_or(PagerError::NoLender.into()))
     }
 
     /// Lets go of a slot; an empty slab goes back to its lender, but one is kept for the next eviction.
@@ -144,7 +145,7 @@ impl Backing {
         if completions.len() == before {
             let events = libc::POLLIN | if borrower.wants_write() { libc::POLLOUT } else { 0 };
             let mut fds = [libc::pollfd { fd: borrower.as_fd().as_raw_fd(), events, revents: 0 }];
-            netvm_sys::thread::poll(&mut fds, Some(timeout)).map_err(|e| Error::os("poll", e))?;
+            netvm_sys::thread::poll(&mut fds, Some(timeout)).map_err(|e| system("poll", e))?;
             Self::check_answer(borrower, timeout)?;
         }
         Ok(())
@@ -152,9 +153,10 @@ impl Backing {
 
     fn check_answer(borrower: &Borrower, timeout: Duration) -> Result<()> {
         match borrower.oldest_pending() {
-            Some(since) if since.elapsed() > timeout => Err(Error::LenderSilent {
+            Some(since) if since.elapsed() > timeout => Err(Error::Timeout {
                 lender: borrower.lender().to_owned(),
-                seconds: timeout.as_secs_f64(),
+                what: "a page",
+                after_ms: timeout.as_millis() as u64,
             }),
             _ => Ok(()),
         }

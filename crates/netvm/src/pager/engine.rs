@@ -5,7 +5,8 @@ use super::budget::Budget;
 use super::calls::Call;
 use super::table::PageTable;
 use super::{Pager, PagerConfig};
-use crate::error::{Error, Result};
+use super::error::{PagerError, system};
+use crate::error::Result;
 use crate::lender::{BorrowOptions, Completion};
 use crate::runfile::Slot as RunSlot;
 use crate::stats::PagerStats;
@@ -73,18 +74,21 @@ pub(super) struct Engine {
 impl Engine {
     pub(super) fn new(config: &PagerConfig, slot: Option<RunSlot>) -> Result<Self> {
         let frames = (config.local_bytes / PAGE_BYTES as u64).min(u64::from(FRAME_MAX)) as usize;
-        let area_bytes = usize::try_from(config.area_bytes).map_err(|_| Error::AddressSpaceFull)?;
+        let area_bytes = usize::try_from(config.area_bytes).map_err(|_| PagerError::SlotsExhausted)?;
         let paged = PagedArea::new(area_bytes & !(PAGE_BYTES - 1), frames, config.design)
-            .map_err(|source| Error::Userfaultfd { source })?;
+            .map_err(|source| match source.raw_os_error() {
+                Some(libc::ENOMEM) => PagerError::Reserve { bytes: config.area_bytes, errno: (&source).into() },
+                _ => PagerError::Userfaultfd((&source).into()),
+            })?;
         let options = BorrowOptions { name: config.name.clone(), ..BorrowOptions::default() };
         let backing = Backing::connect(&config.lenders, &options, config.lender_timeout)?;
         let mut empty = FrameSet::new(frames);
         empty.put(0, frames);
         let mut secret = [0; 192];
-        getrandom::fill(&mut secret).map_err(|_| Error::os("getrandom", std::io::Error::last_os_error()))?;
+        getrandom::fill(&mut secret).map_err(|_| system("getrandom", std::io::Error::last_os_error()))?;
         let area = paged.area();
         Ok(Self {
-            table: PageTable::new(area.len() / PAGE_BYTES).map_err(|e| Error::os("reserve the page table", e))?,
+            table: PageTable::new(area.len() / PAGE_BYTES).map_err(|e| system("reserve the page table", e))?,
             paged,
             free: FrameSet::new(frames),
             empty,
@@ -171,7 +175,7 @@ impl Engine {
         let bell = self.paged.bell();
         let mut spin_until = Instant::now();
         loop {
-            let count = self.paged.read_faults(&mut faults).map_err(|e| Error::os("read userfaultfd", e))?;
+            let count = self.paged.read_faults(&mut faults).map_err(|e| system("read userfaultfd", e))?;
             let mut busy = count > 0;
             for &fault in &faults[..count] {
                 if bell.is_at(fault.address) {
@@ -217,7 +221,7 @@ impl Engine {
     }
 
     fn answer(&self) -> Result<()> {
-        self.paged.answer_bell().map_err(|e| Error::os("answer a call", e))
+        self.paged.answer_bell().map_err(|e| system("answer a call", e))
     }
 
     /// Moves transfers on and takes up what finished. True when something did.
@@ -243,7 +247,7 @@ impl Engine {
                 self.poll_fds.clear();
                 self.backing.poll_fds(&mut self.poll_fds);
                 netvm_sys::thread::poll(&mut self.poll_fds, Some(self.lender_timeout))
-                    .map_err(|e| Error::os("poll", e))?;
+                    .map_err(|e| system("poll", e))?;
                 self.backing.check_answers()?;
             }
         }
@@ -270,7 +274,7 @@ impl Engine {
         } else {
             None
         };
-        let ready = netvm_sys::thread::poll(&mut self.poll_fds, timeout).map_err(|e| Error::os("poll", e))?;
+        let ready = netvm_sys::thread::poll(&mut self.poll_fds, timeout).map_err(|e| system("poll", e))?;
         if ready == 0 && waiting {
             self.backing.check_answers()?;
         }
@@ -303,7 +307,7 @@ impl Engine {
                 let pages = self.pages(address, bytes)?;
                 self.forget(pages)?;
                 self.remove_range(address, bytes);
-                self.paged.map_range(address, bytes, protection).map_err(|e| Error::os("map far memory", e))?;
+                self.paged.map_range(address, bytes, protection).map_err(|e| system("map far memory", e))?;
                 self.ranges.insert(address, bytes);
                 Ok(())
             }
@@ -311,17 +315,17 @@ impl Engine {
                 let pages = self.pages(address, bytes)?;
                 self.forget(pages)?;
                 self.remove_range(address, bytes);
-                self.paged.unmap_range(address, bytes).map_err(|e| Error::os("unmap far memory", e))
+                self.paged.unmap_range(address, bytes).map_err(|e| system("unmap far memory", e))
             }
             Call::Discard { address, bytes } => {
                 let pages = self.pages(address, bytes)?;
                 self.forget(pages)?;
-                self.paged.drop_pages(address, bytes).map_err(|e| Error::os("discard far memory", e))
+                self.paged.drop_pages(address, bytes).map_err(|e| system("discard far memory", e))
             }
             Call::Relocate { old, new, bytes } => self.relocate(self.pages(old, bytes)?, self.pages(new, bytes)?),
             Call::Protect { address, bytes, protection } => {
                 self.pages(address, bytes)?;
-                self.paged.protect_range(address, bytes, protection).map_err(|e| Error::os("mprotect", e))
+                self.paged.protect_range(address, bytes, protection).map_err(|e| system("mprotect", e))
             }
             Call::WillNeed { address, bytes } => self.will_need(self.pages(address, bytes)?),
             Call::Publish => {
@@ -344,7 +348,7 @@ impl Engine {
             {
                 Ok(self.page_of(address)..self.page_of(end - PAGE_BYTES) + 1)
             }
-            _ => Err(Error::OutsideFarMemory { address, bytes }),
+            _ => Err(PagerError::OutsideFarMemory { address, bytes }.into()),
         }
     }
 
@@ -408,7 +412,7 @@ impl Engine {
 
     fn finish(&mut self, token: u64) -> Result<()> {
         let Some(&transfer) = self.transfers.get(token as usize) else {
-            return Err(Error::os("match a completion", std::io::ErrorKind::InvalidData.into()));
+            return Err(system("match a completion", std::io::ErrorKind::InvalidData.into()));
         };
         self.transfers_free.push(token as u32);
         if transfer.write { self.written(transfer) } else { self.fetched(transfer) }
@@ -423,7 +427,7 @@ impl Engine {
             if let Err(error) = self.paged.fill_frames(frame, frames) {
                 self.empty.put(frame, frames);
                 if self.local_frames + filled == 0 {
-                    return Err(Error::os("get local memory for far pages", error));
+                    return Err(PagerError::NoLocalMemory((&error).into()).into());
                 }
                 break;
             }

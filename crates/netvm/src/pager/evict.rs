@@ -1,7 +1,8 @@
 //! Eviction: keeping frames ready before they are needed.
 
 use super::engine::{EVICT_PAGES, Engine, Transfer};
-use crate::error::{Error, Result};
+use super::error::{PagerError, system};
+use crate::error::Result;
 use netvm_core::residency::{Entry, PageState};
 use netvm_sys::paged::ExtractError;
 
@@ -46,7 +47,7 @@ impl Engine {
         }
         let taken = self.evict(EVICT_PAGES)?;
         if taken == 0 && self.in_flight() == 0 && self.busy_streak > BUSY_MAX {
-            return Err(Error::LocalExhausted { pages: self.mapped.len() as u64 });
+            return Err(PagerError::LocalExhausted { pages: self.mapped.len() as u64 }.into());
         }
         Ok(())
     }
@@ -67,7 +68,7 @@ impl Engine {
                 continue;
             }
             let Some((frame, frames)) = self.free.take_run(excess) else { return Ok(()) };
-            self.paged.drop_frames(frame, frames).map_err(|e| Error::os("give memory back", e))?;
+            self.paged.drop_frames(frame, frames).map_err(|e| system("give memory back", e))?;
             self.empty.put(frame, frames);
             self.local_frames -= frames;
             self.budget.release_excess(frames as u64, self.local_frames as u64);
@@ -103,7 +104,7 @@ impl Engine {
             while start < end {
                 let page = victims[start];
                 let Some((frame, frames)) = self.empty.take_run(end - start) else {
-                    return Err(Error::os("find an empty frame", std::io::ErrorKind::OutOfMemory.into()));
+                    return Err(system("find an empty frame", std::io::ErrorKind::OutOfMemory.into()));
                 };
                 let (moved, stopped) = self.paged.extract(self.address_of(page), frame, frames);
                 if moved < frames {
@@ -143,7 +144,7 @@ impl Engine {
                 self.note_mapped(page, entry);
                 Ok(())
             }
-            Err(ExtractError::Os(source)) => Err(Error::os("take a page out", source)),
+            Err(ExtractError::Os(source)) => Err(system("take a page out", source)),
         }
     }
 

@@ -1,7 +1,8 @@
 //! Faults: bringing pages in.
 
 use super::engine::{Engine, Transfer};
-use crate::error::{Error, Result};
+use super::error::{PagerError, system};
+use crate::error::Result;
 use netvm_core::residency::{Ahead, Entry, PageState};
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::ops::Range;
@@ -10,20 +11,20 @@ impl Engine {
     /// Serves one fault, or puts it off until there is a frame.
     pub(super) fn fault(&mut self, fault: Fault) -> Result<()> {
         if !self.area().contains(&fault.address) {
-            return Err(Error::OutsideFarMemory { address: fault.address, bytes: PAGE_BYTES });
+            return Err(PagerError::OutsideFarMemory { address: fault.address, bytes: PAGE_BYTES }.into());
         }
         self.stats.faults += 1;
         let page = self.page_of(fault.address);
         let entry = self.table.get(page);
         match entry.state() {
             PageState::Mapped if fault.protected => {
-                self.paged.unprotect(fault.address).map_err(|e| Error::os("lift write protection", e))
+                self.paged.unprotect(fault.address).map_err(|e| system("lift write protection", e))
             }
             PageState::Mapped => self
                 .paged
                 .install_zero_if_missing(fault.address)
                 .or_else(gone)
-                .map_err(|e| Error::os("wake a thread", e)),
+                .map_err(|e| system("wake a thread", e)),
             PageState::Writing => {
                 self.table.set(page, entry.with_wanted(true));
                 Ok(())
@@ -141,7 +142,7 @@ impl Engine {
                 }
                 Ok(())
             }
-            Err(source) => Err(Error::os("install a page", source)),
+            Err(source) => Err(system("install a page", source)),
         }
     }
 
@@ -273,7 +274,7 @@ impl Engine {
             return Ok(false);
         }
         if self.content_hash(frame) != self.table.hash(page) {
-            return Err(Error::PageCorrupt { lender: self.backing.lender_of(entry.slot()) });
+            return Err(PagerError::PageCorrupt { lender: self.backing.lender_of(entry.slot()) }.into());
         }
         Ok(true)
     }
@@ -311,7 +312,7 @@ impl Engine {
         self.finish_all()?;
         self.forget(new.clone())?;
         let (new_address, bytes) = (self.address_of(new.start), new.len() * PAGE_BYTES);
-        self.paged.drop_pages(new_address, bytes).map_err(|e| Error::os("make room for moved pages", e))?;
+        self.paged.drop_pages(new_address, bytes).map_err(|e| system("make room for moved pages", e))?;
         let mut from = old.start;
         while let Some(page) = self.table.next_touched(from..old.end) {
             let to = new.start + (page - old.start);
@@ -366,13 +367,13 @@ impl Engine {
 
     fn shift_by_frame(&mut self, page: u32, to: u32) -> Result<()> {
         let Some((frame, _)) = self.empty.take_run(1) else {
-            return Err(Error::os("move a page", std::io::ErrorKind::OutOfMemory.into()));
+            return Err(system("move a page", std::io::ErrorKind::OutOfMemory.into()));
         };
         let (moved, stopped) = self.paged.extract(self.address_of(page), frame, 1);
         if moved == 1 {
             self.paged
                 .install(self.address_of(to), frame, 1)
-                .map_err(|e| Error::os("move a page", e))?;
+                .map_err(|e| system("move a page", e))?;
             self.empty.put(frame, 1);
             self.move_entry(page, to);
             return Ok(());
@@ -383,7 +384,7 @@ impl Engine {
                 self.lost_by_program(page)?;
                 Ok(())
             }
-            _ => Err(Error::PagePinned { address: self.address_of(page) }),
+            _ => Err(PagerError::PagePinned { address: self.address_of(page) }.into()),
         }
     }
 

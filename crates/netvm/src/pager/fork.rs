@@ -8,7 +8,8 @@
 use super::calls::Call;
 use super::engine::Engine;
 use super::{Pager, join_run};
-use crate::error::{Error, Result};
+use super::error::{PagerError, system};
+use crate::error::Result;
 use crate::lender::Borrower;
 use netvm_core::residency::{FrameSet, PageQueue, PageState};
 use std::sync::Arc;
@@ -31,12 +32,12 @@ impl Pager {
         self.doorbell.call_in_turn(Call::Park)?;
         let mut parked = self.doorbell.parked();
         let Some(engine) = parked.as_mut() else {
-            return Err(Error::os("park the pager", std::io::ErrorKind::InvalidData.into()));
+            return Err(system("park the pager", std::io::ErrorKind::InvalidData.into()));
         };
         // These connections are made in this thread's descriptor table, which the child inherits.
         let borrowers = engine.backing.fork()?;
         engine.backing.slots.freeze();
-        engine.paged.set_fork(true).map_err(|e| Error::os("share far memory with a child", e))?;
+        engine.paged.set_fork(true).map_err(|e| system("share far memory with a child", e))?;
         *self.forking() = Some(ForkState { borrowers });
         Ok(())
     }
@@ -78,7 +79,7 @@ impl Engine {
         let ranges: Vec<_> = self.ranges.iter().map(|(&address, &bytes)| (address, bytes)).collect();
         self.paged
             .adopt_after_fork(ranges.into_iter())
-            .map_err(|source| Error::Userfaultfd { source })?;
+            .map_err(|source| PagerError::Userfaultfd((&source).into()))?;
         // The pool stayed with the parent: cached pages are on their lender, nothing was on its way.
         while let Some(page) = self.cached.pop() {
             let entry = self.table.get(page);

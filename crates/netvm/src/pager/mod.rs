@@ -8,20 +8,22 @@ mod backing;
 mod budget;
 mod calls;
 mod engine;
+mod error;
 mod evict;
 mod fault;
 mod fork;
 mod table;
-#[cfg(test)]
-mod tests;
 
+pub use error::PagerError;
 pub use netvm_sys::paged::FrameDesign;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
+use error::system;
 use crate::runfile::{RunFile, Slot};
 use crate::stats::PagerStats;
 use calls::{Call, Doorbell};
 use engine::Engine;
+use netvm_sys::shared::SharedSlice;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -80,6 +82,7 @@ impl Default for PagerConfig {
 /// Far memory of this process. Its methods may be called from any thread of the program.
 pub struct Pager {
     area: Range<usize>,
+    memory: SharedSlice,
     doorbell: Doorbell,
     config: PagerConfig,
     /// Held by the thread that forks, from prepare to the end.
@@ -96,16 +99,17 @@ impl Pager {
     /// Connects to the lenders, reserves the area and starts the pager's thread.
     ///
     /// # Errors
-    /// [`Error::Userfaultfd`] when the kernel or its settings forbid it (the text says what helps), the lender's error when one
-    /// cannot be reached, [`Error::LocalTooSmall`] below [`LOCAL_BYTES_MIN`].
+    /// [`PagerError::Userfaultfd`] when the kernel or its settings forbid it (the text says what helps), the lender's error when one
+    /// cannot be reached, [`PagerError::LocalTooSmall`] below [`LOCAL_BYTES_MIN`].
     pub fn start(config: PagerConfig) -> Result<Arc<Self>> {
         if config.local_bytes < LOCAL_BYTES_MIN {
-            return Err(Error::LocalTooSmall { bytes: config.local_bytes, min_bytes: LOCAL_BYTES_MIN });
+            return Err(PagerError::LocalTooSmall { bytes: config.local_bytes, min_bytes: LOCAL_BYTES_MIN }.into());
         }
         let slot = join_run(&config)?;
         let engine = Box::new(Engine::new(&config, slot)?);
         let pager = Arc::new(Self {
             area: engine.area(),
+            memory: engine.paged.area_memory(),
             doorbell: Doorbell::new(engine.bell()),
             config,
             forking: Mutex::new(None),
@@ -124,7 +128,7 @@ impl Pager {
             .name("netvm-pager".into())
             .stack_size(256 << 10)
             .spawn(move || engine.run(&pager, &opened))
-            .map_err(|source| Error::os("start the pager's thread", source))?;
+            .map_err(|source| system("start the pager's thread", source))?;
         if ready.wait() == OWN_TABLE {
             // The thread has its own copies; ours would only be in the program's way.
             netvm_sys::thread::close_copies(&descriptors);
@@ -135,6 +139,16 @@ impl Pager {
     /// Addresses reserved for far memory. The caller decides which of them to [`Pager::map`].
     pub fn area(&self) -> Range<usize> {
         self.area.clone()
+    }
+
+    /// Far memory to read and write from Rust. The range should be mapped: others fault.
+    ///
+    /// # Errors
+    /// [`PagerError::OutsideFarMemory`] when the range is not in the area.
+    pub fn memory(&self, address: usize, bytes: usize) -> Result<SharedSlice> {
+        let offset = address.checked_sub(self.area.start);
+        let slice = offset.and_then(|offset| self.memory.sub(offset, bytes));
+        slice.ok_or_else(|| PagerError::OutsideFarMemory { address, bytes }.into())
     }
 
     /// Makes a range fresh, zero far memory in place of whatever was there. `protection` is PROT_* of mmap(2).

@@ -1,0 +1,56 @@
+//! Memory system calls, made directly: in a preloaded library the libc functions of these names are our own.
+//!
+//! `syscall(2)` is variadic: every argument is passed here as a whole register, or its upper half would be garbage.
+
+use std::io;
+
+/// mmap(2); `flags` are passed as given.
+///
+/// # Safety
+/// With MAP_FIXED, the caller owns `address..address + bytes`.
+pub unsafe fn mmap(address: usize, bytes: usize, protection: i32, flags: i32, fd: i32) -> io::Result<usize> {
+    // SAFETY: forwarded from the caller.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_mmap,
+            address,
+            bytes,
+            protection as isize,
+            flags as isize,
+            fd as isize,
+            0_usize,
+        )
+    };
+    check(result)
+}
+
+/// munmap(2).
+///
+/// # Safety
+/// The caller owns the range and nothing refers to it any more.
+pub unsafe fn munmap(address: usize, bytes: usize) -> io::Result<()> {
+    // SAFETY: forwarded from the caller.
+    check(unsafe { libc::syscall(libc::SYS_munmap, address, bytes) }).map(drop)
+}
+
+/// madvise(2).
+///
+/// # Safety
+/// The caller owns the range, and the advice does not change contents that someone relies on.
+pub unsafe fn madvise(address: usize, bytes: usize, advice: i32) -> io::Result<()> {
+    // SAFETY: forwarded from the caller.
+    check(unsafe { libc::syscall(libc::SYS_madvise, address, bytes, advice as isize) }).map(drop)
+}
+
+/// mprotect(2).
+///
+/// # Safety
+/// The caller owns the range, and no reference relies on the protection it has.
+pub unsafe fn mprotect(address: usize, bytes: usize, protection: i32) -> io::Result<()> {
+    // SAFETY: forwarded from the caller.
+    check(unsafe { libc::syscall(libc::SYS_mprotect, address, bytes, protection as isize) }).map(drop)
+}
+
+fn check(result: libc::c_long) -> io::Result<usize> {
+    if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result as usize) }
+}

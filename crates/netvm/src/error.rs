@@ -1,0 +1,275 @@
+//! What can go wrong, with the facts that whoever must act on it needs.
+
+use std::fmt;
+use std::io;
+
+use netvm_core::limits::VERSION;
+
+/// An errno.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Errno(pub i32);
+
+impl fmt::Display for Errno {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", io::Error::from_raw_os_error(self.0))
+    }
+}
+
+impl From<&io::Error> for Errno {
+    fn from(error: &io::Error) -> Self {
+        Self(error.raw_os_error().unwrap_or(match error.kind() {
+            io::ErrorKind::TimedOut => libc::ETIMEDOUT,
+            io::ErrorKind::ConnectionRefused => libc::ECONNREFUSED,
+            io::ErrorKind::UnexpectedEof => libc::ECONNRESET,
+            io::ErrorKind::WriteZero => libc::ENOSPC,
+            _ => libc::EIO,
+        }))
+    }
+}
+
+/// How far the damage goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// This operation failed; the connection is fine.
+    Op,
+    /// The connection is gone, and with it everything that was under way on it.
+    Link,
+    /// This process cannot go on with netvm.
+    Node,
+}
+
+/// Any failure of netvm. `Display` is a whole sentence that names the peer and says what to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Error {
+    /// The address cannot be parsed.
+    Address {
+        /// The text given.
+        address: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// No connection could be made.
+    Connect {
+        /// Address of the peer.
+        lender: String,
+        /// Why.
+        reason: String,
+    },
+    /// The address cannot be listened at.
+    Listen {
+        /// The address.
+        address: String,
+        /// Why.
+        reason: String,
+    },
+    /// The peer accepted the connection but does not speak netvm's protocol.
+    NotNetvm {
+        /// Address of the peer.
+        lender: String,
+    },
+    /// The peer speaks other versions of the protocol.
+    Version {
+        /// Address of the peer.
+        lender: String,
+        /// Newest version it speaks.
+        theirs: u16,
+        /// Oldest version it speaks.
+        theirs_min: u16,
+    },
+    /// The peer does not want this connection.
+    Refused {
+        /// Address of the peer.
+        lender: String,
+        /// Its reason.
+        reason: String,
+    },
+    /// The peer has not answered for too long.
+    Timeout {
+        /// Address of the peer.
+        lender: String,
+        /// What was waited for.
+        what: &'static str,
+        /// For how long, in milliseconds.
+        after_ms: u64,
+    },
+    /// The lender has no slab left.
+    LenderFull {
+        /// Address of the lender.
+        lender: String,
+        /// Bytes that it lends in all.
+        size_bytes: u64,
+        /// Bytes lent now.
+        used_bytes: u64,
+    },
+    /// The connection ended: the peer died, was stopped, or the network failed.
+    LenderLost {
+        /// Address of the peer.
+        lender: String,
+        /// What was seen.
+        reason: String,
+    },
+    /// The peer sent something the protocol does not allow.
+    Protocol {
+        /// Address of the peer.
+        lender: String,
+        /// What it was.
+        reason: String,
+    },
+    /// The peer refused one operation.
+    Op {
+        /// Address of the peer.
+        lender: String,
+        /// What was tried.
+        what: &'static str,
+        /// The peer's reason.
+        code: netvm_core::wire::Status,
+    },
+    /// A range reaches beyond the memory it is in.
+    Bounds {
+        /// First byte.
+        offset: u64,
+        /// Bytes asked for.
+        bytes: u64,
+        /// Bytes there are.
+        len: u64,
+    },
+    /// The operation system refused something.
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// Its answer.
+        errno: Errno,
+    },
+    /// Far memory itself failed.
+    Pager(crate::pager::PagerError),
+    /// Anything else, as a sentence.
+    Other(String),
+}
+
+impl From<crate::pager::PagerError> for Error {
+    fn from(error: crate::pager::PagerError) -> Self {
+        Self::Pager(error)
+    }
+}
+
+/// A result of netvm.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// Wraps a failure of the operating system.
+    pub fn system(what: &'static str, error: &io::Error) -> Self {
+        Self::System { what, errno: error.into() }
+    }
+
+    /// How far the damage goes.
+    pub fn scope(&self) -> Scope {
+        match self {
+            Self::LenderFull { .. } | Self::Op { .. } | Self::Bounds { .. } => Scope::Op,
+            Self::Address { .. }
+            | Self::Connect { .. }
+            | Self::NotNetvm { .. }
+            | Self::Version { .. }
+            | Self::Refused { .. }
+            | Self::Timeout { .. }
+            | Self::LenderLost { .. }
+            | Self::Protocol { .. } => Scope::Link,
+            Self::Listen { .. } | Self::System { .. } | Self::Pager(_) | Self::Other(_) => Scope::Node,
+        }
+    }
+
+    /// Whether the same call may succeed later without anybody changing the configuration.
+    pub fn is_retryable(&self) -> bool {
+        match self {
+            Self::Connect { .. }
+            | Self::Timeout { .. }
+            | Self::LenderFull { .. }
+            | Self::LenderLost { .. } => true,
+            Self::Op { code, .. } => matches!(code, netvm_core::wire::Status::Busy),
+            Self::Address { .. }
+            | Self::Listen { .. }
+            | Self::NotNetvm { .. }
+            | Self::Version { .. }
+            | Self::Refused { .. }
+            | Self::Protocol { .. }
+            | Self::Bounds { .. }
+            | Self::System { .. }
+            | Self::Pager(_)
+            | Self::Other(_) => false,
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address { address, reason } => {
+                write!(f, "cannot use the address {address:?}: {reason}; write HOST:PORT or unix:/path")
+            }
+            Self::Connect { lender, reason } => write!(
+                f,
+                "cannot connect to lender {lender}: {reason}; is `netvm lend --listen {lender}` running there?"
+            ),
+            Self::Listen { address, reason } => {
+                write!(f, "cannot listen at {address}: {reason}; choose another --listen address")
+            }
+            Self::NotNetvm { lender } => write!(
+                f,
+                "{lender} answers, but not in netvm's protocol; check the address and the port"
+            ),
+            Self::Version { lender, theirs, theirs_min, .. } => write!(
+                f,
+                "lender {lender} speaks protocol versions {theirs_min} to {theirs}, this netvm speaks {VERSION}; \
+                 install the same netvm on both machines"
+            ),
+            Self::Refused { lender, reason } => write!(f, "lender {lender} refused the connection: {reason}"),
+            Self::Timeout { lender, what, after_ms } => write!(
+                f,
+                "lender {lender} has not answered for {:.1} s (waiting for {what}); is it stopped or the network down?",
+                *after_ms as f64 / 1000.0
+            ),
+            Self::LenderFull { lender, size_bytes, used_bytes } => write!(
+                f,
+                "lender {lender} is full: {} of its {} MiB are lent; start it with a larger --size, or add another --lender",
+                used_bytes >> 20,
+                size_bytes >> 20
+            ),
+            Self::LenderLost { lender, reason } => write!(
+                f,
+                "lost lender {lender}: {reason}; the memory it lent is gone, start the lender and the program again"
+            ),
+            Self::Protocol { lender, reason } => write!(
+                f,
+                "lender {lender} broke the protocol: {reason}; is the same netvm installed on both machines?"
+            ),
+            Self::Op { lender, what, code } => write!(f, "{lender} refused a {what}: {code}"),
+            Self::Bounds { offset, bytes, len } => write!(
+                f,
+                "{bytes} bytes at offset {offset} reach beyond the end of the memory ({len} bytes)"
+            ),
+            Self::System { what, errno } => write!(f, "cannot {what}: {errno}"),
+            Self::Pager(error) => error.fmt(f),
+            Self::Other(text) => f.write_str(text),
+        }
+    }
+}
+
+impl std::error::Error for Error {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_name_the_lender_and_what_to_do() {
+        let full = Error::LenderFull { lender: "h:1".into(), size_bytes: 64 << 20, used_bytes: 48 << 20 };
+        assert_eq!(
+            full.to_string(),
+            "lender h:1 is full: 48 of its 64 MiB are lent; start it with a larger --size, or add another --lender"
+        );
+        assert_eq!(full.scope(), Scope::Op);
+        let system = Error::system("map memory", &io::Error::from_raw_os_error(libc::ENOMEM));
+        assert!(system.to_string().starts_with("cannot map memory: Cannot allocate memory"));
+        assert!(!system.is_retryable());
+    }
+}

@@ -1,0 +1,111 @@
+//! What can go wrong with far memory itself.
+
+use crate::error::Errno;
+use std::fmt;
+
+/// A failure of the pager.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum PagerError {
+    /// The kernel or its settings do not permit userfaultfd in full mode.
+    Userfaultfd(Errno),
+    /// The addresses for far memory and its tables cannot be reserved.
+    Reserve {
+        /// Bytes of far memory asked for.
+        bytes: u64,
+        /// Why not.
+        errno: Errno,
+    },
+    /// The local budget is too small to work with.
+    LocalTooSmall {
+        /// The budget in bytes.
+        bytes: u64,
+        /// The least that works.
+        min_bytes: u64,
+    },
+    /// There is no local memory left for the pager's first frames.
+    NoLocalMemory(Errno),
+    /// No lender was named.
+    NoLender,
+    /// A lender's slabs are smaller than 64 pages.
+    SlabTooSmall {
+        /// Address of the lender.
+        lender: String,
+        /// Its slab size in bytes.
+        bytes: u64,
+    },
+    /// More far memory than slot numbers (16 TiB).
+    SlotsExhausted,
+    /// The range is not far memory, or not on page boundaries.
+    OutsideFarMemory {
+        /// First address.
+        address: usize,
+        /// Length in bytes.
+        bytes: usize,
+    },
+    /// A page came back from a lender with other contents than were written.
+    PageCorrupt {
+        /// Address of the lender.
+        lender: String,
+    },
+    /// Nearly all local pages are pinned by the kernel for I/O.
+    LocalExhausted {
+        /// Pages that could not be taken out.
+        pages: u64,
+    },
+    /// A page that must be moved is pinned by the kernel for I/O.
+    PagePinned {
+        /// Its address.
+        address: usize,
+    },
+}
+
+impl fmt::Display for PagerError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Userfaultfd(errno) => write!(
+                f,
+                "userfaultfd may not be used here ({errno}); as root run `sysctl vm.unprivileged_userfaultfd=1`, or give this \
+                 user access to /dev/userfaultfd, or CAP_SYS_PTRACE; `netvm doctor` tells more"
+            ),
+            Self::Reserve { bytes, errno } => write!(
+                f,
+                "cannot reserve {} GiB of addresses for far memory ({errno}); check `ulimit -v` and vm.overcommit_memory",
+                bytes >> 30
+            ),
+            Self::LocalTooSmall { bytes, min_bytes } => write!(
+                f,
+                "a local budget of {} KiB is too small to work with; give at least {} MiB",
+                bytes >> 10,
+                min_bytes >> 20
+            ),
+            Self::NoLocalMemory(errno) => write!(f, "this machine has no memory left for local pages ({errno})"),
+            Self::NoLender => f.write_str("no lender is given; name one with --lender ADDR"),
+            Self::SlabTooSmall { lender, bytes } => {
+                write!(f, "lender {lender} lends slabs of only {bytes} bytes; start it with a larger --slab")
+            }
+            Self::SlotsExhausted => f.write_str("more than 16 TiB of far memory are in use; that is the limit of one process"),
+            Self::OutsideFarMemory { address, bytes } => {
+                write!(f, "{bytes:#x} bytes at {address:#x} are not a range of far memory")
+            }
+            Self::PageCorrupt { lender } => write!(
+                f,
+                "lender {lender} returned a page that differs from what was written; do not use that machine"
+            ),
+            Self::LocalExhausted { pages } => write!(
+                f,
+                "all {pages} local pages are pinned for I/O and none can be evicted; give a larger local budget"
+            ),
+            Self::PagePinned { address } => {
+                write!(f, "the page at {address:#x} is pinned for I/O and cannot be moved (mremap)")
+            }
+        }
+    }
+}
+
+impl std::error::Error for PagerError {}
+
+/// Wraps a failure of the operating system.
+pub(super) fn system(what: &'static str, error: std::io::Error) -> crate::error::Error {
+    crate::error::Error::system(what, &error)
+}

@@ -1,0 +1,412 @@
+//! The run file: what the processes of one `netvm run` share.
+//!
+//! A small file, mapped by the supervisor and by every process of the run. It holds the run's parameters, the local budget
+//! that all share, and each process's counters, so that the supervisor can sum them up even when a process was killed.
+//!
+//! ```text
+//! word  0 magic   1 budget (frames)   2 free frames   3 fewest free frames   4.. parameters   LENDERS.. text   MESSAGE.. text
+//! SLOTS: 1024 x { pid, start time, frames held, starving, counters }
+//! ```
+//! All updates are single atomic operations; a process that dies between two of them leaves at worst a slot for
+//! [`RunFile::reap`].
+
+use crate::error::{Error, Result};
+use crate::stats::PagerStats;
+use netvm_sys::filemap::FileWords;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
+
+const MAGIC: u64 = u64::from_le_bytes(*b"netvmrn1");
+const PAGE_BYTES: u64 = 4096;
+
+const BUDGET: usize = 1;
+const FREE: usize = 2;
+const FREE_MIN: usize = 3;
+const AREA: usize = 4;
+const SMALL_LOCAL: usize = 5;
+const FAR_THRESHOLD: usize = 6;
+const VERBOSE: usize = 7;
+const STARVING: usize = 8;
+const PROCESSES: usize = 9;
+const LENDERS: usize = 16;
+const TEXT_WORDS: usize = 512;
+const MESSAGE: usize = LENDERS + TEXT_WORDS;
+const RETIRED: usize = MESSAGE + TEXT_WORDS;
+const SLOTS: usize = RETIRED + PagerStats::FIELDS;
+const SLOT_COUNT: usize = 1024;
+const SLOT_WORDS: usize = SLOT_STATS + PagerStats::FIELDS;
+const WORDS: usize = SLOTS + SLOT_COUNT * SLOT_WORDS;
+
+const SLOT_PID: usize = 0;
+const SLOT_STARTED: usize = 1;
+const SLOT_HELD: usize = 2;
+const SLOT_STARVING: usize = 3;
+const SLOT_STATS: usize = 4;
+
+/// A slot that is being emptied.
+const RETIRING: u64 = u64::MAX;
+
+/// What a run is given.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunParams {
+    /// Local memory for far pages of all processes together, in bytes.
+    pub budget_bytes: u64,
+    /// Address space for far memory in each process, in bytes.
+    pub area_bytes: u64,
+    /// Live small allocations up to this many bytes stay local in each process.
+    pub small_local_bytes: u64,
+    /// Allocations and mappings of at least this many bytes are far memory.
+    pub far_threshold_bytes: u64,
+    /// Lender addresses, separated by commas.
+    pub lenders: String,
+    /// Say more on standard error.
+    pub verbose: bool,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct RunFile {
+    words: FileWords,
+}
+
+impl RunFile {
+    /// Creates the file.
+    ///
+    /// # Errors
+    /// When the path exists or cannot be written, or the lender list is longer than 4 KiB.
+    pub fn create(path: &Path, params: &RunParams) -> Result<Arc<Self>> {
+        let words = FileWords::create(path, WORDS).map_err(|e| Error::system("create the run file", &e))?;
+        let run = Self { words };
+        let frames = params.budget_bytes / PAGE_BYTES;
+        for (index, value) in [
+            (BUDGET, frames),
+            (FREE, frames),
+            (FREE_MIN, frames),
+            (AREA, params.area_bytes),
+            (SMALL_LOCAL, params.small_local_bytes),
+            (FAR_THRESHOLD, params.far_threshold_bytes),
+            (VERBOSE, params.verbose.into()),
+        ] {
+            run.word(index).store(value, Relaxed);
+        }
+        if !run.set_text(LENDERS, &params.lenders) {
+            return Err(Error::Other("the list of lenders is longer than 4 KiB".into()));
+        }
+        run.word(0).store(MAGIC, Release);
+        Ok(Arc::new(run))
+    }
+
+    /// Opens the file of a run.
+    ///
+    /// # Errors
+    /// When it cannot be read or is not a run file of this version.
+    pub fn open(path: &Path) -> Result<Arc<Self>> {
+        let words = FileWords::open(path, WORDS).map_err(|e| Error::system("open the run file", &e))?;
+        let run = Self { words };
+        if run.word(0).load(Acquire) != MAGIC {
+            return Err(Error::Other(format!("{} is not a run file of this netvm", path.display())));
+        }
+        Ok(Arc::new(run))
+    }
+
+    /// The run's parameters.
+    pub fn params(&self) -> RunParams {
+        RunParams {
+            budget_bytes: self.word(BUDGET).load(Relaxed) * PAGE_BYTES,
+            area_bytes: self.word(AREA).load(Relaxed),
+            small_local_bytes: self.word(SMALL_LOCAL).load(Relaxed),
+            far_threshold_bytes: self.word(FAR_THRESHOLD).load(Relaxed),
+            lenders: self.text(LENDERS),
+            verbose: self.word(VERBOSE).load(Relaxed) != 0,
+        }
+    }
+
+    /// Enters a process. What the same pid left behind (before exec) is given back first.
+    ///
+    /// # Errors
+    /// When 1024 processes use far memory at once.
+    pub fn join(self: &Arc<Self>, pid: u32) -> Result<Slot> {
+        self.retire_if(|slot_pid, _| slot_pid == u64::from(pid));
+        self.reap();
+        for index in 0..SLOT_COUNT {
+            let base = SLOTS + index * SLOT_WORDS;
+            if self.word(base + SLOT_PID).compare_exchange(0, RETIRING, AcqRel, Relaxed).is_ok() {
+                self.word(base + SLOT_STARTED).store(start_time(pid).unwrap_or(0), Relaxed);
+                self.word(base + SLOT_PID).store(pid.into(), Release);
+                self.word(PROCESSES).fetch_add(1, AcqRel);
+                return Ok(Slot { run: Arc::clone(self), base });
+            }
+        }
+        Err(Error::Other(format!("more than {SLOT_COUNT} processes of one run use far memory at once")))
+    }
+
+    /// Gives back what processes held that are gone.
+    pub fn reap(&self) {
+        self.retire_if(|pid, started| start_time(pid as u32) != Some(started));
+    }
+
+    fn retire_if(&self, gone: impl Fn(u64, u64) -> bool) {
+        for index in 0..SLOT_COUNT {
+            let base = SLOTS + index * SLOT_WORDS;
+            let pid = self.word(base + SLOT_PID).load(Acquire);
+            if pid == 0 || pid == RETIRING || !gone(pid, self.word(base + SLOT_STARTED).load(Relaxed)) {
+                continue;
+            }
+            self.retire(base, pid);
+        }
+    }
+
+    fn retire(&self, base: usize, pid: u64) {
+        if self.word(base + SLOT_PID).compare_exchange(pid, RETIRING, AcqRel, Relaxed).is_err() {
+            return;
+        }
+        for field in 0..PagerStats::FIELDS {
+            let value = self.word(base + SLOT_STATS + field).swap(0, Relaxed);
+            let is_gauge = matches!(PagerStats::NAMES[field], "far_pages" | "local_frames");
+            if !is_gauge {
+                self.word(RETIRED + field).fetch_add(value, Relaxed);
+            }
+        }
+        let held = self.word(base + SLOT_HELD).swap(0, AcqRel);
+        self.word(FREE).fetch_add(held, AcqRel);
+        if self.word(base + SLOT_STARVING).swap(0, AcqRel) != 0 {
+            self.word(STARVING).fetch_sub(1, AcqRel);
+        }
+        self.word(PROCESSES).fetch_sub(1, AcqRel);
+        self.word(base + SLOT_PID).store(0, Release);
+    }
+
+    /// Counters of the whole run so far; `local_frames_peak` is the peak of the sum over processes.
+    pub fn summary(&self) -> PagerStats {
+        let read = |base: usize| {
+            let mut values = [0; PagerStats::FIELDS];
+            for (field, value) in values.iter_mut().enumerate() {
+                *value = self.word(base + field).load(Relaxed);
+            }
+            PagerStats::from_values(values)
+        };
+        let mut sum = read(RETIRED);
+        for index in 0..SLOT_COUNT {
+            sum.add(&read(SLOTS + index * SLOT_WORDS + SLOT_STATS));
+        }
+        sum.local_frames_peak = self.word(BUDGET).load(Relaxed) - self.word(FREE_MIN).load(Relaxed);
+        sum
+    }
+
+    /// Processes that used far memory and live.
+    pub fn processes(&self) -> u64 {
+        self.word(PROCESSES).load(Relaxed)
+    }
+
+    /// Why a process of the run could not go on, if one could not.
+    pub fn message(&self) -> Option<String> {
+        Some(self.text(MESSAGE)).filter(|text| !text.is_empty())
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        &self.words.words()[index]
+    }
+
+    /// One word of length, then bytes.
+    fn set_text(&self, base: usize, text: &str) -> bool {
+        let bytes = text.as_bytes();
+        if bytes.len() > (TEXT_WORDS - 1) * 8 {
+            return false;
+        }
+        for (index, chunk) in bytes.chunks(8).enumerate() {
+            let mut word = [0; 8];
+            word[..chunk.len()].copy_from_slice(chunk);
+            self.word(base + 1 + index).store(u64::from_le_bytes(word), Relaxed);
+        }
+        self.word(base).store(bytes.len() as u64, Release);
+        true
+    }
+
+    fn text(&self, base: usize) -> String {
+        let length = (self.word(base).load(Acquire) as usize).min((TEXT_WORDS - 1) * 8);
+        let mut bytes = Vec::with_capacity(length + 8);
+        for index in 0..length.div_ceil(8) {
+            bytes.extend_from_slice(&self.word(base + 1 + index).load(Relaxed).to_le_bytes());
+        }
+        bytes.truncate(length);
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+}
+
+/// One process's place in the run. It is given back by [`RunFile::reap`] after the process's death, not on drop: far pages
+/// live as long as the process.
+#[derive(Debug)]
+pub struct Slot {
+    run: Arc<RunFile>,
+    base: usize,
+}
+
+impl Slot {
+    /// Takes up to `frames` frames from the run's budget; returns how many there were.
+    pub fn grow(&self, frames: u64) -> u64 {
+        let mut granted = 0;
+        let free = self.run.word(FREE);
+        let taken = free.fetch_update(AcqRel, Acquire, |free| {
+            granted = frames.min(free);
+            (granted > 0).then(|| free - granted)
+        });
+        if let Ok(before) = taken {
+            self.word(SLOT_HELD).fetch_add(granted, AcqRel);
+            self.run.word(FREE_MIN).fetch_min(before - granted, Relaxed);
+            granted
+        } else {
+            0
+        }
+    }
+
+    /// Gives frames back.
+    pub fn release(&self, frames: u64) {
+        let mut given = 0;
+        let held = self.word(SLOT_HELD);
+        let taken = held.fetch_update(AcqRel, Acquire, |held| {
+            given = frames.min(held);
+            Some(held - given)
+        });
+        if taken.is_ok() {
+            self.run.word(FREE).fetch_add(given, AcqRel);
+        }
+    }
+
+    /// Frames that this process may hold while others starve.
+    pub fn fair_share(&self) -> u64 {
+        self.run.word(BUDGET).load(Relaxed) / self.run.processes().max(1)
+    }
+
+    /// Whether another process starves.
+    pub fn others_starve(&self) -> bool {
+        self.run.word(STARVING).load(Relaxed) > self.word(SLOT_STARVING).load(Relaxed)
+    }
+
+    /// Says whether this process has less than its share and cannot get more.
+    pub fn set_starving(&self, starving: bool) {
+        let was = self.word(SLOT_STARVING).swap(starving.into(), AcqRel) != 0;
+        match (was, starving) {
+            (false, true) => drop(self.run.word(STARVING).fetch_add(1, AcqRel)),
+            (true, false) => drop(self.run.word(STARVING).fetch_sub(1, AcqRel)),
+            _ => {}
+        }
+    }
+
+    /// Shows this process's counters to the supervisor.
+    pub fn publish(&self, stats: &PagerStats) {
+        for (field, value) in stats.values().into_iter().enumerate() {
+            self.word(SLOT_STATS + field).store(value, Relaxed);
+        }
+    }
+
+    /// Leaves the reason for this process's end.
+    pub fn set_message(&self, message: &str) {
+        let end = message.floor_char_boundary((TEXT_WORDS - 1) * 8);
+        self.run.set_text(MESSAGE, &message[..end]);
+    }
+
+    fn word(&self, index: usize) -> &AtomicU64 {
+        self.run.word(self.base + index)
+    }
+}
+
+/// When a process started, in clock ticks since boot: tells a process from a later one with the same pid.
+fn start_time(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name may contain anything; fields are counted from the last parenthesis.
+    let rest = &stat[stat.rfind(')')? + 1..];
+    let mut fields = rest.split_ascii_whitespace();
+    if fields.next()? == "Z" {
+        return None;
+    }
+    fields.nth(18)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn params() -> RunParams {
+        RunParams {
+            budget_bytes: 100 * PAGE_BYTES,
+            area_bytes: 1 << 40,
+            small_local_bytes: 16 << 20,
+            far_threshold_bytes: 128 << 10,
+            lenders: "unix:/tmp/a socket,ünïcode:1".into(),
+            verbose: true,
+        }
+    }
+
+    fn run(name: &str) -> (std::path::PathBuf, Arc<RunFile>) {
+        let path = std::env::temp_dir().join(format!("netvm-runfile-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let run = RunFile::create(&path, &params()).unwrap();
+        (path, run)
+    }
+
+    #[test]
+    fn parameters_survive_and_strangers_are_refused() {
+        let (path, _run) = run("params");
+        assert_eq!(RunFile::open(&path).unwrap().params(), params());
+        assert!(RunFile::create(&path, &params()).is_err());
+        std::fs::write(&path, vec![7; WORDS * 8]).unwrap();
+        assert!(RunFile::open(&path).unwrap_err().to_string().contains("not a run file"));
+        std::fs::write(&path, "short").unwrap();
+        assert!(RunFile::open(&path).is_err());
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn the_budget_is_never_exceeded() {
+        let (path, run) = run("budget");
+        let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mine = run.join(std::process::id()).unwrap();
+        let other = run.join(child.id()).unwrap();
+        assert_eq!((mine.grow(80), other.grow(30), other.grow(5)), (80, 20, 0));
+        assert_eq!((mine.fair_share(), run.summary().local_frames_peak), (50, 100));
+        other.set_starving(true);
+        other.set_starving(true);
+        assert!(mine.others_starve() && !other.others_starve());
+        mine.release(30);
+        assert_eq!(other.grow(64), 30);
+        other.publish(&PagerStats { faults: 5, far_pages: 9, ..PagerStats::default() });
+        child.kill().unwrap();
+        child.wait().unwrap();
+        run.reap();
+        assert!(!mine.others_starve());
+        assert_eq!((run.processes(), mine.grow(100)), (1, 50));
+        let sum = run.summary();
+        assert_eq!((sum.faults, sum.far_pages), (5, 0));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn joining_again_gives_back_what_was_held_before_exec() {
+        let (path, run) = run("exec");
+        let before = run.join(std::process::id()).unwrap();
+        before.grow(60);
+        let after = run.join(std::process::id()).unwrap();
+        assert_eq!((run.processes(), after.grow(100)), (1, 100));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn threads_share_the_budget_exactly() {
+        let (path, run) = run("threads");
+        let slot = run.join(std::process::id()).unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for step in 0..20_000 {
+                        let granted = slot.grow(step % 40);
+                        slot.release(granted);
+                    }
+                });
+            }
+        });
+        assert_eq!(slot.grow(1000), 100);
+        std::fs::remove_file(&path).unwrap();
+    }
+}

@@ -1,0 +1,71 @@
+//! Counters of the pager.
+
+macro_rules! stats {
+    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
+        /// What a pager (or all pagers of a run) did. Counters only grow; gauges say so.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        pub struct PagerStats {
+            $($(#[$doc])* pub $name: u64,)+
+        }
+
+        impl PagerStats {
+            /// Number of fields.
+            pub const FIELDS: usize = [$(stringify!($name)),+].len();
+            /// Names of the fields, in order.
+            pub const NAMES: [&'static str; Self::FIELDS] = [$(stringify!($name)),+];
+
+            /// The fields in order.
+            pub fn values(&self) -> [u64; Self::FIELDS] {
+                [$(self.$name),+]
+            }
+
+            /// From the fields in order.
+            pub fn from_values(values: [u64; Self::FIELDS]) -> Self {
+                let [$($name),+] = values;
+                Self { $($name),+ }
+            }
+        }
+    };
+}
+
+stats! {
+    /// Page faults served.
+    faults,
+    /// Of these, pages that were still in a local frame: no I/O.
+    rescues,
+    /// Pages read from lenders.
+    remote_reads,
+    /// Pages written to lenders.
+    remote_writes,
+    /// Pages that were touched for the first time.
+    zero_fills,
+    /// Pages read ahead of demand.
+    prefetched,
+    /// Pages mapped together with a neighbour that faulted.
+    prefetch_hits,
+    /// Pages evicted without a write because they had not changed.
+    clean_drops,
+    /// Pages evicted without a write because they were all zero.
+    zero_drops,
+    /// Bytes read from lenders.
+    bytes_in,
+    /// Bytes written to lenders.
+    bytes_out,
+    /// Gauge: far pages that hold contents now.
+    far_pages,
+    /// Gauge: local frames in use now (4096 bytes each).
+    local_frames,
+    /// Most local frames in use at any time.
+    local_frames_peak,
+}
+
+impl PagerStats {
+    /// Adds another pager's counters and gauges.
+    pub fn add(&mut self, other: &Self) {
+        let mut values = self.values();
+        for (value, other) in values.iter_mut().zip(other.values()) {
+            *value = value.wrapping_add(other);
+        }
+        *self = Self::from_values(values);
+    }
+}

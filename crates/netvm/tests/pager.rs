@@ -1,0 +1,229 @@
+//! The pager over a real lender: contents, budget, mapping changes, threads.
+
+mod common;
+
+use common::{Lent, Random, lend};
+use netvm::pager::{FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig};
+use netvm_sys::shared::SharedSlice;
+use std::sync::Arc;
+
+const PAGE: usize = 4096;
+const READ_WRITE: i32 = 3;
+
+fn start(lent: &Lent, local_bytes: u64, change: impl FnOnce(&mut PagerConfig)) -> Arc<Pager> {
+    let mut config = PagerConfig {
+        local_bytes,
+        lenders: vec![lent.address().to_owned()],
+        area_bytes: 1 << 34,
+        ..PagerConfig::default()
+    };
+    change(&mut config);
+    Pager::start(config).unwrap()
+}
+
+fn mapped(pager: &Pager, offset: usize, bytes: usize) -> SharedSlice {
+    let address = pager.area().start + offset;
+    pager.map(address, bytes, READ_WRITE).unwrap();
+    pager.memory(address, bytes).unwrap()
+}
+
+fn word(memory: SharedSlice, index: usize) -> u64 {
+    let mut bytes = [0; 8];
+    memory.read_into(index * 8, &mut bytes).unwrap();
+    u64::from_le_bytes(bytes)
+}
+
+fn set_word(memory: SharedSlice, index: usize, value: u64) {
+    memory.write_from(index * 8, &value.to_le_bytes()).unwrap();
+}
+
+/// One random word at a random place of each page, checked against a model in ordinary memory.
+fn churn(memory: SharedSlice, seed: u64, steps: usize) {
+    let pages = memory.len() / PAGE;
+    let mut random = Random::new(seed);
+    let mut model = vec![0_u64; memory.len() / 8];
+    for _ in 0..steps {
+        let index = (random.next() as usize % pages) * 512 + random.next() as usize % 512;
+        assert_eq!(word(memory, index), model[index], "word {index}");
+        if random.next() % 3 != 0 {
+            model[index] = random.next();
+            set_word(memory, index, model[index]);
+        }
+    }
+    for (index, &value) in model.iter().enumerate().step_by(7) {
+        assert_eq!(word(memory, index), value, "word {index}");
+    }
+}
+
+#[test]
+fn contents_survive_four_times_the_budget() {
+    let lent = lend(64 << 20);
+    let pager = start(&lent, LOCAL_BYTES_MIN, |_| {});
+    let memory = mapped(&pager, 0, 4 * LOCAL_BYTES_MIN as usize);
+    churn(memory, 1, 60_000);
+    let stats = pager.stats();
+    assert!(stats.local_frames_peak <= LOCAL_BYTES_MIN / PAGE as u64, "{stats:?}");
+    assert!(stats.remote_reads > 1000 && stats.remote_writes > 1000, "{stats:?}");
+    assert!(stats.rescues > 0, "{stats:?}");
+}
+
+#[test]
+fn the_copying_design_keeps_contents_too() {
+    let lent = lend(64 << 20);
+    let pager = start(&lent, LOCAL_BYTES_MIN, |config| config.design = Some(FrameDesign::Copy));
+    churn(mapped(&pager, 0, 3 * LOCAL_BYTES_MIN as usize), 2, 30_000);
+}
+
+#[test]
+fn sequential_passes_are_prefetched() {
+    let lent = lend(128 << 20);
+    let pager = start(&lent, 8 << 20, |_| {});
+    let memory = mapped(&pager, 0, 32 << 20);
+    for pass in 0..3_u64 {
+        for index in 0..memory.len() / 8 {
+            if pass > 0 {
+                assert_eq!(word(memory, index), index as u64 ^ (pass - 1), "pass {pass}, word {index}");
+            }
+            set_word(memory, index, index as u64 ^ pass);
+        }
+    }
+    let stats = pager.stats();
+    assert!(stats.faults < 3 * 8192 / 8, "{stats:?}");
+    assert!(stats.prefetched > 4096, "{stats:?}");
+}
+
+#[test]
+fn clean_pages_are_not_written_again() {
+    let lent = lend(64 << 20);
+    let pager = start(&lent, LOCAL_BYTES_MIN, |_| {});
+    let memory = mapped(&pager, 0, 4 * LOCAL_BYTES_MIN as usize);
+    for page in 0..memory.len() / PAGE {
+        set_word(memory, page * 512, page as u64 + 1);
+    }
+    let written = pager.stats().remote_writes;
+    for _ in 0..3 {
+        for page in 0..memory.len() / PAGE {
+            assert_eq!(word(memory, page * 512), page as u64 + 1);
+        }
+    }
+    let stats = pager.stats();
+    // The first pass still takes out what the filling left behind; later passes write nothing.
+    assert!(stats.remote_writes - written <= 1024 + 64, "{stats:?}");
+    assert!(stats.clean_drops > 4000, "{stats:?}");
+}
+
+#[test]
+fn zero_pages_need_no_lender_memory() {
+    let lent = lend(16 << 20);
+    let pager = start(&lent, LOCAL_BYTES_MIN, |_| {});
+    // 64 MiB of zeroes on a 16 MiB lender.
+    let memory = mapped(&pager, 0, 64 << 20);
+    for page in 0..memory.len() / PAGE {
+        set_word(memory, page * 512 + 7, 0);
+    }
+    for page in 0..memory.len() / PAGE {
+        assert_eq!(word(memory, page * 512 + 7), 0);
+    }
+    assert_eq!(pager.stats().remote_writes, 0);
+}
+
+#[test]
+fn discarded_and_remapped_memory_reads_zero() {
+    let lent = lend(64 << 20);
+    let pager = start(&lent, LOCAL_BYTES_MIN, |_| {});
+    let bytes = 3 * LOCAL_BYTES_MIN as usize;
+    let memory = mapped(&pager, 0, bytes);
+    let fill = || (0..bytes / PAGE).for_each(|page| set_word(memory, page * 512, !(page as u64)));
+    let address = pager.area().start;
+    let half = bytes / 2;
+    fill();
+    pager.discard(address, half).unwrap();
+    for page in 0..bytes / PAGE {
+        let expected = if page < half / PAGE { 0 } else { !(page as u64) };
+        assert_eq!(word(memory, page * 512), expected, "page {page}");
+    }
+    fill();
+    pager.unmap(address + half, half).unwrap();
+    pager.map(address + half, half, READ_WRITE).unwrap();
+    for page in 0..bytes / PAGE {
+        let expected = if page < half / PAGE { !(page as u64) } else { 0 };
+        assert_eq!(word(memory, page * 512), expected, "page {page}");
+    }
+}
+
+#[test]
+fn relocated_memory_keeps_its_contents() {
+    let lent = lend(64 << 20);
+    let pager = start(&lent, LOCAL_BYTES_MIN, |_| {});
+    let bytes = 3 * LOCAL_BYTES_MIN as usize;
+    let old = mapped(&pager, 0, bytes);
+    let new = mapped(&pager, 1 << 30, bytes);
+    for page in 0..bytes / PAGE {
+        set_word(old, page * 512 + 3, page as u64 + 9);
+        set_word(new, page * 512 + 3, 1);
+    }
+    let start = pager.area().start;
+    pager.relocate(start, start + (1 << 30), bytes).unwrap();
+    for page in 0..bytes / PAGE {
+        assert_eq!(word(new, page * 512 + 3), page as u64 + 9, "page {page}");
+        assert_eq!(word(old, page * 512 + 3), 0, "page {page}");
+    }
+}
+
+#[test]
+fn protected_memory_is_evicted_and_comes_back() {
+    let lent = lend(64 << 20);
+    let pager = start(&lent, LOCAL_BYTES_MIN, |_| {});
+    let bytes = LOCAL_BYTES_MIN as usize / 2;
+    let fixed = mapped(&pager, 0, bytes);
+    for page in 0..bytes / PAGE {
+        set_word(fixed, page * 512, page as u64 + 1);
+    }
+    pager.protect(pager.area().start, bytes, 1).unwrap();
+    churn(mapped(&pager, 1 << 30, 3 * LOCAL_BYTES_MIN as usize), 5, 20_000);
+    for page in 0..bytes / PAGE {
+        assert_eq!(word(fixed, page * 512), page as u64 + 1);
+    }
+}
+
+#[test]
+fn threads_share_one_pager() {
+    let lent = lend(128 << 20);
+    let pager = start(&lent, 8 << 20, |_| {});
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let memory = mapped(&pager, thread << 30, 8 << 20);
+            scope.spawn(move || churn(memory, thread as u64 + 10, 20_000));
+        }
+        let pager = &pager;
+        scope.spawn(move || {
+            for round in 0..200 {
+                let memory = mapped(pager, (8 << 30) + (round % 3) * PAGE, 64 * PAGE);
+                set_word(memory, 5, 5);
+                assert_eq!(word(memory, 5), 5);
+                pager.discard(pager.area().start + (8 << 30) + (round % 3) * PAGE, 64 * PAGE).unwrap();
+                assert_eq!(word(memory, 5), 0);
+            }
+        });
+    });
+}
+
+#[test]
+fn bad_ranges_and_budgets_are_refused() {
+    let lent = lend(64 << 20);
+    let pager = start(&lent, LOCAL_BYTES_MIN, |_| {});
+    let area = pager.area();
+    for (address, bytes) in
+        [(area.start - PAGE, PAGE), (area.end, PAGE), (area.start + 1, PAGE), (area.start, usize::MAX & !4095), (area.start, 0)]
+    {
+        assert!(pager.map(address, bytes, READ_WRITE).is_err(), "{address:#x}+{bytes:#x}");
+        assert!(pager.discard(address, bytes).is_err());
+    }
+    let config = PagerConfig {
+        local_bytes: LOCAL_BYTES_MIN - 1,
+        lenders: vec![lent.address().to_owned()],
+        ..PagerConfig::default()
+    };
+    let error = Pager::start(config).err().unwrap().to_string();
+    assert!(error.contains("too small"), "{error}");
+}
