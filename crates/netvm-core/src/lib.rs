@@ -5,4 +5,11 @@
 
 extern crate alloc;
 
+pub mod endpoint;
+pub mod key;
+pub mod limits;
 pub mod residency;
+pub mod segment;
+pub mod sim;
+pub mod slab;
+pub mod wire;

@@ -1,0 +1,49 @@
+//! Every bound of the protocol, in one place, with the relations between them.
+
+/// Newest version of the protocol that this crate speaks.
+pub const VERSION: u16 = 1;
+/// Oldest version that it still understands.
+pub const VERSION_MIN: u16 = 1;
+
+/// Bytes of a frame's header.
+pub const HEADER_BYTES: usize = 48;
+/// Bytes of a hello.
+pub const HELLO_BYTES: usize = 64;
+
+/// Most bytes that one write or read moves.
+pub const PAYLOAD_BYTES_MAX: u32 = 1 << 20;
+/// Most pieces of local memory that one write or read touches.
+pub const PIECES_MAX: usize = 256;
+/// Most bytes in the body of a call, of its reply, or of an import.
+pub const BODY_BYTES_MAX: usize = 64 << 10;
+/// Most bytes in the name of a segment or of a borrower.
+pub const NAME_BYTES_MAX: usize = 255;
+
+/// Most operations that wait for an answer in one session; more are refused by the poster (backpressure) and by the peer.
+pub const OPS_MAX: usize = 256;
+/// Most calls that wait for an answer in one session: calls have bodies.
+pub const CALLS_MAX: usize = 16;
+/// Sequence numbers of writes that may be under way at once in one session.
+pub const WINDOW: u64 = 1024;
+/// An acknowledgement is sent after this many writes when no other frame has carried one.
+pub const ACKNOWLEDGE_EVERY: u64 = WINDOW / 2;
+/// Most connections in one session.
+pub const RAILS_MAX: usize = 16;
+/// Most segments that one node exports.
+pub const EXPORTS_MAX: usize = 4096;
+/// Most segments that one session imports.
+pub const IMPORTS_MAX: usize = 4096;
+/// Most leases that one lender keeps at once, forks not yet claimed included.
+pub const LEASES_MAX: usize = 4096;
+/// Most slabs that one lender has.
+pub const SLABS_MAX: u64 = 1 << 20;
+
+/// A connection that has not said hello by then is closed, in milliseconds.
+pub const HELLO_TIMEOUT_MS: u64 = 3000;
+/// A forked lease that nobody has claimed by then is dropped, in milliseconds.
+pub const TICKET_TIMEOUT_MS: u64 = 10_000;
+
+const _: () = assert!(WINDOW.is_multiple_of(64) && ACKNOWLEDGE_EVERY * 2 <= WINDOW);
+const _: () = assert!(CALLS_MAX <= OPS_MAX && OPS_MAX <= u16::MAX as usize);
+const _: () = assert!(NAME_BYTES_MAX + 64 <= BODY_BYTES_MAX && BODY_BYTES_MAX <= PAYLOAD_BYTES_MAX as usize);
+const _: () = assert!(VERSION_MIN <= VERSION);

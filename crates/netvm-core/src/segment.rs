@@ -1,0 +1,206 @@
+//! Exported segments and who has them open.
+
+use alloc::string::String;
+use alloc::vec::Vec;
+
+use crate::key::{Access, RemoteKey, Rights};
+use crate::limits::{EXPORTS_MAX, IMPORTS_MAX, NAME_BYTES_MAX};
+use crate::wire::Status;
+
+/// A segment in the table: its place and which use of the place it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SegmentId {
+    index: u32,
+    generation: u32,
+}
+
+impl SegmentId {
+    /// Its place in the table, for an array of the driver's.
+    pub fn index(self) -> usize {
+        self.index as usize
+    }
+}
+
+#[derive(Debug)]
+struct Entry {
+    name: String,
+    key: RemoteKey,
+    rights: Rights,
+    len: u64,
+}
+
+/// Why a segment cannot be exported.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ExportError {
+    /// The name is empty or too long.
+    Name,
+    /// The name is taken.
+    Taken,
+    /// Too many segments.
+    Full,
+}
+
+/// The segments that a node exports.
+#[derive(Debug, Default)]
+pub struct ExportTable {
+    entries: Vec<(u32, Option<Entry>)>,
+}
+
+impl ExportTable {
+    /// Exports `len` bytes under `name`.
+    ///
+    /// # Errors
+    /// See [`ExportError`].
+    pub fn export(
+        &mut self,
+        name: &str,
+        key: RemoteKey,
+        rights: Rights,
+        len: u64,
+    ) -> Result<SegmentId, ExportError> {
+        if name.is_empty() || name.len() > NAME_BYTES_MAX {
+            return Err(ExportError::Name);
+        }
+        if self.entries.iter().any(|(_, entry)| entry.as_ref().is_some_and(|entry| entry.name == name)) {
+            return Err(ExportError::Taken);
+        }
+        let free = self.entries.iter().position(|(_, entry)| entry.is_none());
+        let index = match free {
+            Some(index) => index,
+            None if self.entries.len() < EXPORTS_MAX => {
+                self.entries.push((0, None));
+                self.entries.len() - 1
+            }
+            None => return Err(ExportError::Full),
+        };
+        let (generation, entry) = &mut self.entries[index];
+        *generation += 1;
+        *entry = Some(Entry { name: name.into(), key, rights, len });
+        Ok(SegmentId { index: index as u32, generation: *generation })
+    }
+
+    /// Stops exporting; false when it was not exported any more.
+    pub fn unexport(&mut self, id: SegmentId) -> bool {
+        match self.entries.get_mut(id.index()) {
+            Some((generation, entry)) if *generation == id.generation => entry.take().is_some(),
+            _ => false,
+        }
+    }
+
+    fn get(&self, id: SegmentId) -> Option<&Entry> {
+        let (generation, entry) = self.entries.get(id.index())?;
+        if *generation == id.generation { entry.as_ref() } else { None }
+    }
+
+    fn find(&self, name: &str, key: &RemoteKey) -> Option<SegmentId> {
+        let named = |(index, (generation, entry)): (usize, &(u32, Option<Entry>))| {
+            let entry = entry.as_ref().filter(|entry| entry.name == name)?;
+            let id = SegmentId { index: index as u32, generation: *generation };
+            entry.key.matches(key).then_some(id)
+        };
+        self.entries.iter().enumerate().find_map(named)
+    }
+}
+
+/// What one session has imported. A handle is checked before each use, so unexporting takes effect at once.
+#[derive(Debug, Default)]
+pub struct ImportTable {
+    handles: Vec<Option<SegmentId>>,
+}
+
+impl ImportTable {
+    /// Opens a segment: its handle, length and rights.
+    ///
+    /// # Errors
+    /// [`Status::NoSegment`] for a wrong name or key; [`Status::Full`].
+    pub fn import(
+        &mut self,
+        exports: &ExportTable,
+        name: &str,
+        key: &RemoteKey,
+    ) -> Result<(u32, u64, Rights), Status> {
+        let id = exports.find(name, key).ok_or(Status::NoSegment)?;
+        let entry = exports.get(id).ok_or(Status::NoSegment)?;
+        let handle = match self.handles.iter().position(Option::is_none) {
+            Some(free) => free,
+            None if self.handles.len() < IMPORTS_MAX => {
+                self.handles.push(None);
+                self.handles.len() - 1
+            }
+            None => return Err(Status::Full),
+        };
+        self.handles[handle] = Some(id);
+        Ok((handle as u32, entry.len, entry.rights))
+    }
+
+    /// Closes a handle.
+    pub fn unimport(&mut self, handle: u32) {
+        if let Some(entry) = self.handles.get_mut(handle as usize) {
+            *entry = None;
+        }
+    }
+
+    /// The segment behind a handle, if the access is allowed now.
+    ///
+    /// # Errors
+    /// [`Status::NoHandle`], [`Status::NoRights`], [`Status::OutOfBounds`].
+    pub fn check(
+        &self,
+        exports: &ExportTable,
+        handle: u32,
+        offset: u64,
+        bytes: u32,
+        access: Access,
+    ) -> Result<SegmentId, Status> {
+        let id = self.handles.get(handle as usize).copied().flatten().ok_or(Status::NoHandle)?;
+        let entry = exports.get(id).ok_or(Status::NoHandle)?;
+        if !entry.rights.allow(access) {
+            return Err(Status::NoRights);
+        }
+        let inside = offset.checked_add(u64::from(bytes)).is_some_and(|end| end <= entry.len);
+        if inside { Ok(id) } else { Err(Status::OutOfBounds) }
+    }
+
+    /// The handles that stand for `id`.
+    pub fn handles_of(&self, id: SegmentId) -> impl Iterator<Item = u32> + '_ {
+        let same =
+            move |(handle, other): (usize, &Option<SegmentId>)| (*other == Some(id)).then_some(handle as u32);
+        self.handles.iter().enumerate().filter_map(same)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_rights_bounds_and_unexport() {
+        let key = RemoteKey::from_bytes([1; 16]);
+        let wrong = RemoteKey::from_bytes([2; 16]);
+        let mut exports = ExportTable::default();
+        let mut imports = ImportTable::default();
+        let read_only = exports.export("ro", key, Rights::Read, 100).unwrap();
+        exports.export("rw", key, Rights::ReadWrite, u64::MAX).unwrap();
+        assert_eq!(exports.export("ro", key, Rights::Read, 1), Err(ExportError::Taken));
+        assert_eq!(exports.export("", key, Rights::Read, 1), Err(ExportError::Name));
+        assert_eq!(imports.import(&exports, "ro", &wrong), Err(Status::NoSegment));
+        assert_eq!(imports.import(&exports, "no", &key), Err(Status::NoSegment));
+        let (ro, len, rights) = imports.import(&exports, "ro", &key).unwrap();
+        assert_eq!((len, rights), (100, Rights::Read));
+        let (rw, ..) = imports.import(&exports, "rw", &key).unwrap();
+        let check = |imports: &ImportTable, exports: &ExportTable, handle, offset, bytes, access| {
+            imports.check(exports, handle, offset, bytes, access).map(|_| ())
+        };
+        assert_eq!(check(&imports, &exports, ro, 99, 1, Access::Read), Ok(()));
+        assert_eq!(check(&imports, &exports, ro, 99, 2, Access::Read), Err(Status::OutOfBounds));
+        assert_eq!(check(&imports, &exports, rw, u64::MAX, 2, Access::Read), Err(Status::OutOfBounds));
+        assert_eq!(check(&imports, &exports, ro, 0, 1, Access::Write), Err(Status::NoRights));
+        assert_eq!(check(&imports, &exports, 9, 0, 1, Access::Read), Err(Status::NoHandle));
+        assert_eq!(imports.handles_of(read_only).collect::<Vec<_>>(), [ro]);
+        assert!(exports.unexport(read_only) && !exports.unexport(read_only));
+        let again = exports.export("ro", key, Rights::ReadWrite, 100).unwrap();
+        assert_eq!(again.index(), read_only.index());
+        let gone = check(&imports, &exports, ro, 0, 1, Access::Read);
+        assert_eq!(gone, Err(Status::NoHandle), "an old handle does not reach a new segment");
+    }
+}

@@ -1,0 +1,1 @@
+//! A seeded network for tests: delay, reordering across rails, disconnection at any byte.

@@ -1,0 +1,207 @@
+//! Who holds which slab of a lender.
+//!
+//! A *lease* is what one borrower's connection holds. Forking a lease makes a second holder of every slab of the first; a slab is
+//! free again when nobody holds it.
+
+use alloc::vec::Vec;
+
+use crate::limits::LEASES_MAX;
+
+/// A lease in the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LeaseId(u32);
+
+/// Why a slab or a lease is not given.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SlabError {
+    /// All slabs are lent.
+    Full,
+    /// Too many leases.
+    TooManyLeases,
+    /// The lease does not hold that slab.
+    NotHeld,
+}
+
+#[derive(Debug, Default)]
+struct Lease {
+    /// One bit per slab.
+    held: Vec<u64>,
+    count: u64,
+}
+
+/// The slabs of a lender and their holders.
+#[derive(Debug)]
+pub struct Slabs {
+    slab_bytes: u64,
+    /// Leases that hold each slab.
+    holders: Vec<u16>,
+    /// Free slabs, the lowest last.
+    free: Vec<u32>,
+    leases: Vec<Option<Lease>>,
+}
+
+const _: () = assert!(LEASES_MAX <= u16::MAX as usize);
+
+impl Slabs {
+    /// `count` free slabs of `slab_bytes` each.
+    pub fn new(count: u32, slab_bytes: u64) -> Self {
+        Self {
+            slab_bytes,
+            holders: alloc::vec![0; count as usize],
+            free: (0..count).rev().collect(),
+            leases: Vec::new(),
+        }
+    }
+
+    /// Bytes of one slab.
+    pub fn slab_bytes(&self) -> u64 {
+        self.slab_bytes
+    }
+
+    /// Bytes of all slabs.
+    pub fn size_bytes(&self) -> u64 {
+        self.holders.len() as u64 * self.slab_bytes
+    }
+
+    /// Bytes of slabs that somebody holds.
+    pub fn used_bytes(&self) -> u64 {
+        (self.holders.len() - self.free.len()) as u64 * self.slab_bytes
+    }
+
+    /// Bytes that a lease holds, alone or with others.
+    pub fn lease_bytes(&self, lease: LeaseId) -> u64 {
+        self.lease(lease).map_or(0, |lease| lease.count * self.slab_bytes)
+    }
+
+    fn lease(&self, lease: LeaseId) -> Option<&Lease> {
+        self.leases.get(lease.0 as usize)?.as_ref()
+    }
+
+    /// A lease that holds nothing.
+    ///
+    /// # Errors
+    /// [`SlabError::TooManyLeases`].
+    pub fn open(&mut self) -> Result<LeaseId, SlabError> {
+        let index = match self.leases.iter().position(Option::is_none) {
+            Some(index) => index,
+            None if self.leases.len() < LEASES_MAX => {
+                self.leases.push(None);
+                self.leases.len() - 1
+            }
+            None => return Err(SlabError::TooManyLeases),
+        };
+        let held = alloc::vec![0; self.holders.len().div_ceil(64)];
+        self.leases[index] = Some(Lease { held, count: 0 });
+        Ok(LeaseId(index as u32))
+    }
+
+    /// A new lease that holds whatever `lease` holds.
+    ///
+    /// # Errors
+    /// [`SlabError::TooManyLeases`].
+    pub fn fork(&mut self, lease: LeaseId) -> Result<LeaseId, SlabError> {
+        let fork = self.open()?;
+        let Some(Lease { held, count }) = self.lease(lease) else { return Ok(fork) };
+        let copy = Lease { held: held.clone(), count: *count };
+        for slab in slabs_of(&copy.held) {
+            self.holders[slab as usize] += 1;
+        }
+        self.leases[fork.0 as usize] = Some(copy);
+        Ok(fork)
+    }
+
+    /// Takes a free slab.
+    ///
+    /// # Errors
+    /// [`SlabError::Full`].
+    pub fn borrow(&mut self, lease: LeaseId) -> Result<u32, SlabError> {
+        let lease =
+            self.leases.get_mut(lease.0 as usize).and_then(Option::as_mut).ok_or(SlabError::NotHeld)?;
+        let slab = self.free.pop().ok_or(SlabError::Full)?;
+        lease.held[slab as usize / 64] |= 1 << (slab % 64);
+        lease.count += 1;
+        self.holders[slab as usize] = 1;
+        Ok(slab)
+    }
+
+    /// Whether the lease holds the slab.
+    pub fn holds(&self, lease: LeaseId, slab: u32) -> bool {
+        let word = |lease: &Lease| lease.held.get(slab as usize / 64).copied();
+        self.lease(lease).and_then(word).is_some_and(|word| word >> (slab % 64) & 1 == 1)
+    }
+
+    /// Whether the lease holds the slab and nobody else does.
+    ///
+    /// # Errors
+    /// [`SlabError::NotHeld`].
+    pub fn sole_holder(&self, lease: LeaseId, slab: u32) -> Result<bool, SlabError> {
+        if self.holds(lease, slab) { Ok(self.holders[slab as usize] == 1) } else { Err(SlabError::NotHeld) }
+    }
+
+    /// Gives a slab back; true when nobody holds it any more: its memory must be cleared *before* it is lent again.
+    ///
+    /// # Errors
+    /// [`SlabError::NotHeld`].
+    pub fn give_back(&mut self, lease: LeaseId, slab: u32) -> Result<bool, SlabError> {
+        if !self.holds(lease, slab) {
+            return Err(SlabError::NotHeld);
+        }
+        if let Some(lease) = self.leases[lease.0 as usize].as_mut() {
+            lease.held[slab as usize / 64] &= !(1 << (slab % 64));
+            lease.count -= 1;
+        }
+        Ok(self.drop_holder(slab))
+    }
+
+    fn drop_holder(&mut self, slab: u32) -> bool {
+        let holders = &mut self.holders[slab as usize];
+        *holders -= 1;
+        let unused = *holders == 0;
+        if unused {
+            self.free.push(slab);
+        }
+        unused
+    }
+
+    /// Ends a lease; returns the slabs that nobody holds any more.
+    pub fn close(&mut self, lease: LeaseId) -> Vec<u32> {
+        let Some(Lease { held, .. }) = self.leases.get_mut(lease.0 as usize).and_then(Option::take) else {
+            return Vec::new();
+        };
+        slabs_of(&held).filter(|&slab| self.drop_holder(slab)).collect()
+    }
+}
+
+fn slabs_of(held: &[u64]) -> impl Iterator<Item = u32> + '_ {
+    let bits = |(index, &word): (usize, &u64)| {
+        (0..64).filter(move |bit| word >> bit & 1 == 1).map(move |bit| index as u32 * 64 + bit)
+    };
+    held.iter().enumerate().flat_map(bits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slab_is_free_when_its_last_holder_has_gone() {
+        let mut slabs = Slabs::new(3, 100);
+        let parent = slabs.open().unwrap();
+        assert_eq!((slabs.borrow(parent), slabs.borrow(parent)), (Ok(0), Ok(1)));
+        let child = slabs.fork(parent).unwrap();
+        assert_eq!((slabs.used_bytes(), slabs.lease_bytes(child)), (200, 200));
+        assert_eq!(slabs.sole_holder(parent, 0), Ok(false));
+        assert_eq!(slabs.borrow(child), Ok(2));
+        assert_eq!(slabs.borrow(parent), Err(SlabError::Full));
+        assert!(!slabs.holds(parent, 2) && !slabs.holds(parent, 64) && !slabs.holds(parent, u32::MAX));
+        assert_eq!(slabs.give_back(parent, 2), Err(SlabError::NotHeld));
+        assert_eq!(slabs.give_back(parent, 0), Ok(false));
+        assert_eq!(slabs.sole_holder(child, 0), Ok(true));
+        assert_eq!(slabs.give_back(child, 0), Ok(true));
+        assert_eq!(slabs.close(child), [2]);
+        assert_eq!(slabs.close(child), []);
+        assert_eq!(slabs.sole_holder(parent, 1), Ok(true));
+        assert_eq!(slabs.close(parent), [1]);
+        assert_eq!(slabs.used_bytes(), 0);
+    }
+}
