@@ -1,0 +1,338 @@
+//! The C library's allocation functions. `free`, `realloc` and `malloc_usable_size` go by the address: far or not.
+
+use crate::backend::Far;
+use crate::heap::{Fresh, HEAP};
+use crate::run::{self, FAR_THRESHOLD_BYTES, SMALL_LOCAL_BYTES};
+use crate::small;
+use crate::sys::{self, PAGE_BYTES};
+use crate::tls::{Internal, words};
+use crate::{__libc_calloc, __libc_free, __libc_malloc, __libc_memalign, __libc_realloc};
+use std::ffi::c_void;
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicI64, Ordering};
+
+/// Live bytes of the C library's heap, as far as threads have told.
+static LOCAL_BYTES: AtomicI64 = AtomicI64::new(0);
+/// A thread tells when it has this much to tell.
+const TELL_BYTES: i64 = 64 << 10;
+/// What malloc(3) aligns to.
+const ALIGNMENT: usize = 16;
+
+#[inline]
+fn count_local(bytes: i64) {
+    let local = &words().local_bytes;
+    let bytes = local.get() + bytes;
+    if bytes.abs() < TELL_BYTES {
+        local.set(bytes);
+    } else {
+        local.set(0);
+        LOCAL_BYTES.fetch_add(bytes, Ordering::Relaxed);
+    }
+}
+
+/// Usable bytes of a block of the C library's heap. The name malloc_usable_size is ours, and its own is not exported; the word in front
+/// of a block has said this since the beginning: size, bit 1 for a block with a mapping of its own.
+#[inline]
+fn local_usable(block: *mut c_void) -> usize {
+    // SAFETY: `block` is a live block of the C library's heap (not null, not far), which has its header in front.
+    let header = unsafe { block.cast::<usize>().sub(1).read() };
+    let header_bytes = if header & 2 != 0 { 2 * size_of::<usize>() } else { size_of::<usize>() };
+    (header & !7).saturating_sub(header_bytes)
+}
+
+#[inline]
+fn counted(block: *mut c_void) -> *mut c_void {
+    if !block.is_null() {
+        count_local(local_usable(block) as i64);
+    }
+    block
+}
+
+/// Whether a new allocation of `bytes` is to be far.
+#[inline]
+fn goes_far(bytes: usize) -> bool {
+    bytes >= FAR_THRESHOLD_BYTES.load(Ordering::Relaxed)
+        || LOCAL_BYTES.load(Ordering::Relaxed) >= SMALL_LOCAL_BYTES.load(Ordering::Relaxed) as i64
+}
+
+fn out_of_memory() -> *mut c_void {
+    sys::set_errno(libc::ENOMEM);
+    null_mut()
+}
+
+/// A new far block. `alignment` is a power of two.
+fn allocate_far(far: &dyn Far, bytes: usize, alignment: usize, zero: bool) -> *mut c_void {
+    if bytes > isize::MAX as usize || alignment > isize::MAX as usize {
+        return out_of_memory();
+    }
+    if alignment <= PAGE_BYTES
+        && let Some(class) = small_class(bytes, alignment)
+    {
+        let block = small::allocate(far, class) as *mut c_void;
+        if block.is_null() {
+            return out_of_memory();
+        }
+        if zero {
+            // SAFETY: the block was just allocated with at least `bytes`.
+            unsafe { block.cast::<u8>().write_bytes(0, bytes) };
+        }
+        return block;
+    }
+    let _internal = Internal::enter();
+    let Some(fresh) = HEAP.with(|heap| heap.allocate(far, bytes, bytes, alignment)) else {
+        return out_of_memory();
+    };
+    let Fresh { address, zero: is_zero } = fresh;
+    if zero && !is_zero {
+        // SAFETY: the block was just allocated with at least `bytes`.
+        unsafe { (address as *mut u8).write_bytes(0, bytes) };
+    }
+    address as *mut c_void
+}
+
+/// The class for `bytes` at a multiple of `alignment`, if there is one.
+fn small_class(bytes: usize, alignment: usize) -> Option<usize> {
+    if alignment <= ALIGNMENT {
+        return (bytes <= small::BYTES_MAX).then(|| small::class_of(bytes));
+    }
+    let bytes = sys::round_up(bytes.max(1), alignment).filter(|&bytes| bytes <= small::BYTES_MAX)?;
+    (small::class_of(bytes)..=small::class_of(small::BYTES_MAX))
+        .find(|&class| small::class_bytes(class).is_multiple_of(alignment))
+}
+
+/// Bytes that the program may use of a far block.
+fn far_usable(block: usize) -> usize {
+    if let Some(class) = small::class_at(block) {
+        return small::class_bytes(class);
+    }
+    let _internal = Internal::enter();
+    HEAP.with(|heap| heap.usable(block)).unwrap_or_else(|| corrupt("a pointer", block))
+}
+
+fn corrupt(what: &str, block: usize) -> ! {
+    let _internal = Internal::enter();
+    sys::say(&format!(
+        "{what} ({block:#x}) is no allocated block of the far heap; the program's heap is corrupt"
+    ));
+    std::process::abort()
+}
+
+fn free_far(block: usize) {
+    // A far address exists, so far memory has started.
+    let far = run::far();
+    match small::class_at(block) {
+        Some(class) => small::free(far, class, block),
+        None => {
+            let _internal = Internal::enter();
+            let errno = sys::errno();
+            if !HEAP.with(|heap| heap.free(far, block)) {
+                corrupt("what free() was given", block);
+            }
+            sys::set_errno(errno);
+        }
+    }
+}
+
+/// malloc(3).
+#[unsafe(no_mangle)]
+pub extern "C" fn malloc(bytes: usize) -> *mut c_void {
+    if !run::is_routed() {
+        // SAFETY: a plain call.
+        return unsafe { __libc_malloc(bytes) };
+    }
+    if goes_far(bytes) {
+        return allocate_far(run::far(), bytes, ALIGNMENT, false);
+    }
+    // SAFETY: a plain call.
+    counted(unsafe { __libc_malloc(bytes) })
+}
+
+/// calloc(3).
+#[unsafe(no_mangle)]
+pub extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
+    if !run::is_routed() {
+        // SAFETY: a plain call.
+        return unsafe { __libc_calloc(count, bytes) };
+    }
+    let Some(all) = count.checked_mul(bytes) else { return out_of_memory() };
+    if goes_far(all) {
+        return allocate_far(run::far(), all, ALIGNMENT, true);
+    }
+    // SAFETY: a plain call.
+    counted(unsafe { __libc_calloc(count, bytes) })
+}
+
+/// free(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn free(block: *mut c_void) {
+    if run::is_far(block as usize) {
+        return free_far(block as usize);
+    }
+    if !block.is_null() && run::is_routed() {
+        count_local(-(local_usable(block) as i64));
+    }
+    // SAFETY: not far, so it came from the C library (the caller's contract).
+    unsafe { __libc_free(block) }
+}
+
+/// realloc(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
+    if block.is_null() {
+        return malloc(bytes);
+    }
+    let is_far = run::is_far(block as usize);
+    if !is_far && !run::is_routed() {
+        // SAFETY: not far, so it came from the C library (the caller's contract).
+        return unsafe { __libc_realloc(block, bytes) };
+    }
+    if bytes == 0 {
+        // SAFETY: the caller's contract.
+        unsafe { free(block) };
+        return null_mut();
+    }
+    if bytes > isize::MAX as usize {
+        return out_of_memory();
+    }
+    if is_far {
+        return realloc_far(block as usize, bytes);
+    }
+    let usable = local_usable(block);
+    if bytes <= usable || !goes_far(bytes) {
+        // SAFETY: not far, so it came from the C library.
+        let moved = unsafe { __libc_realloc(block, bytes) };
+        if !moved.is_null() {
+            count_local(local_usable(moved) as i64 - usable as i64);
+        }
+        return moved;
+    }
+    let moved = allocate_far(run::far(), bytes, ALIGNMENT, false);
+    if !moved.is_null() {
+        // SAFETY: two different live blocks of at least that many bytes; the old one is freed after its last use.
+        unsafe {
+            moved.cast::<u8>().copy_from_nonoverlapping(block.cast(), usable.min(bytes));
+            free(block);
+        }
+    }
+    moved
+}
+
+fn realloc_far(block: usize, bytes: usize) -> *mut c_void {
+    let far = run::far();
+    let usable = far_usable(block);
+    let class = small::class_at(block);
+    match class {
+        // The same block as long as less than half of it would be wasted.
+        Some(_) if bytes <= usable && bytes > usable / 2 => return block as *mut c_void,
+        None if bytes > small::BYTES_MAX => {
+            let _internal = Internal::enter();
+            return match HEAP.with(|heap| heap.resize(far, block, bytes)) {
+                Some(address) => address as *mut c_void,
+                None => out_of_memory(),
+            };
+        }
+        _ => {}
+    }
+    let moved = allocate_far(far, bytes, ALIGNMENT, false);
+    if moved.is_null() {
+        return if bytes <= usable { block as *mut c_void } else { moved };
+    }
+    // SAFETY: two different live blocks of at least that many bytes.
+    unsafe { moved.cast::<u8>().copy_from_nonoverlapping(block as *const u8, usable.min(bytes)) };
+    free_far(block);
+    moved
+}
+
+/// reallocarray(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn reallocarray(block: *mut c_void, count: usize, bytes: usize) -> *mut c_void {
+    match count.checked_mul(bytes) {
+        // SAFETY: the caller's contract.
+        Some(all) => unsafe { realloc(block, all) },
+        None => out_of_memory(),
+    }
+}
+
+fn allocate_aligned(alignment: usize, bytes: usize) -> *mut c_void {
+    if run::is_routed() && goes_far(bytes) {
+        // memalign(3) rounds odd alignments up.
+        return match alignment.max(ALIGNMENT).checked_next_power_of_two() {
+            Some(alignment) => allocate_far(run::far(), bytes, alignment, false),
+            None => out_of_memory(),
+        };
+    }
+    // SAFETY: a plain call; the C library checks its arguments.
+    let block = unsafe { __libc_memalign(alignment, bytes) };
+    if run::is_routed() { counted(block) } else { block }
+}
+
+/// memalign(3).
+#[unsafe(no_mangle)]
+pub extern "C" fn memalign(alignment: usize, bytes: usize) -> *mut c_void {
+    allocate_aligned(alignment, bytes)
+}
+
+/// aligned_alloc(3).
+#[unsafe(no_mangle)]
+pub extern "C" fn aligned_alloc(alignment: usize, bytes: usize) -> *mut c_void {
+    allocate_aligned(alignment, bytes)
+}
+
+/// posix_memalign(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, alignment: usize, bytes: usize) -> i32 {
+    if !alignment.is_power_of_two() || !alignment.is_multiple_of(size_of::<usize>()) {
+        return libc::EINVAL;
+    }
+    let errno = sys::errno();
+    let block = allocate_aligned(alignment, bytes);
+    sys::set_errno(errno);
+    if block.is_null() {
+        return libc::ENOMEM;
+    }
+    // SAFETY: the caller's contract.
+    unsafe { out.write(block) };
+    0
+}
+
+/// valloc(3).
+#[unsafe(no_mangle)]
+pub extern "C" fn valloc(bytes: usize) -> *mut c_void {
+    allocate_aligned(PAGE_BYTES, bytes)
+}
+
+/// pvalloc(3).
+#[unsafe(no_mangle)]
+pub extern "C" fn pvalloc(bytes: usize) -> *mut c_void {
+    match sys::round_up(bytes, PAGE_BYTES) {
+        Some(bytes) => allocate_aligned(PAGE_BYTES, bytes),
+        None => out_of_memory(),
+    }
+}
+
+/// malloc_usable_size(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn malloc_usable_size(block: *mut c_void) -> usize {
+    if block.is_null() {
+        0
+    } else if run::is_far(block as usize) {
+        far_usable(block as usize)
+    } else {
+        local_usable(block)
+    }
+}

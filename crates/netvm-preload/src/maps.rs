@@ -1,0 +1,305 @@
+//! The C library's mapping functions.
+
+use crate::run::{self, FAR_THRESHOLD_BYTES};
+use crate::space::{ForkAs, Kind, Move, SPACE};
+use crate::sys::{self, PAGE_BYTES, round_up};
+use crate::tls::Internal;
+use std::ffi::c_void;
+use std::sync::atomic::Ordering;
+
+/// Turns a result into what C expects, with errno.
+fn pointer(result: Result<usize, i32>) -> *mut c_void {
+    match result {
+        Ok(address) => address as *mut c_void,
+        Err(errno) => {
+            sys::set_errno(errno);
+            libc::MAP_FAILED
+        }
+    }
+}
+
+fn status(result: Result<(), i32>) -> i32 {
+    match result {
+        Ok(()) => 0,
+        Err(errno) => {
+            sys::set_errno(errno);
+            -1
+        }
+    }
+}
+
+/// Runs a call that has nothing to say in errno when it succeeds.
+fn keeping_errno<T>(work: impl FnOnce() -> T) -> T {
+    let _internal = Internal::enter();
+    let errno = sys::errno();
+    let result = work();
+    sys::set_errno(errno);
+    result
+}
+
+/// Splits a range into what lies before, in and behind the far area, as (address, bytes, far).
+fn split(address: usize, bytes: usize) -> impl Iterator<Item = (usize, usize, bool)> {
+    let end = address.saturating_add(bytes);
+    let area = run::started().map_or(0..0, |far| far.area());
+    let (start, stop) = (area.start.clamp(address, end), area.end.clamp(address, end));
+    [(address, start, false), (start, stop, true), (stop, end, false)]
+        .into_iter()
+        .filter(|(from, to, _)| from < to)
+        .map(|(from, to, far)| (from, to - from, far))
+}
+
+/// Whether a mapping is of the kind that can be far.
+fn is_private_memory(protection: i32, flags: i32) -> bool {
+    let local = libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
+    flags & (libc::MAP_ANONYMOUS | libc::MAP_TYPE) == libc::MAP_ANONYMOUS | libc::MAP_PRIVATE
+        && flags & local == 0
+        && protection & !(libc::PROT_READ | libc::PROT_WRITE) == 0
+}
+
+/// mmap(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap(
+    address: *mut c_void,
+    bytes: usize,
+    protection: i32,
+    flags: i32,
+    fd: i32,
+    offset: i64,
+) -> *mut c_void {
+    let place = address as usize;
+    // SAFETY: the program's own call.
+    let real = |flags| unsafe { sys::mmap(place, bytes, protection, flags, fd, offset) };
+    if !run::is_routed() {
+        return pointer(real(flags));
+    }
+    let Some(whole) = round_up(bytes, PAGE_BYTES).filter(|&whole| whole > 0) else {
+        return pointer(real(flags));
+    };
+    let is_memory = is_private_memory(protection, flags);
+    if flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 {
+        if !run::touches_far(place, whole) || !place.is_multiple_of(PAGE_BYTES) {
+            return pointer(real(flags));
+        }
+        let far = run::far();
+        let inside = run::is_far(place) && run::is_far(place + whole - 1);
+        let result = keeping_errno(|| {
+            SPACE.with(|space| {
+                if flags & libc::MAP_FIXED_NOREPLACE != 0 && !(inside && space.is_free(place, whole)) {
+                    Err(libc::EEXIST)
+                } else if !inside {
+                    Err(libc::ENOMEM)
+                } else if is_memory {
+                    space.map_at(far, place, whole, protection).map(|()| place)
+                } else {
+                    let flags = flags & !libc::MAP_FIXED_NOREPLACE | libc::MAP_FIXED;
+                    space.place_foreign(far, place, whole, || real(flags))
+                }
+            })
+        });
+        return pointer(result);
+    }
+    if !is_memory || whole < FAR_THRESHOLD_BYTES.load(Ordering::Relaxed) {
+        return pointer(real(flags));
+    }
+    let far = run::far();
+    let kind = Kind::Far { protection, fork: ForkAs::Copy };
+    pointer(keeping_errno(|| SPACE.with(|space| space.map(far, whole, PAGE_BYTES, protection, kind))))
+}
+
+/// mmap(2) with a 64-bit offset, which is the same here.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mmap64(
+    address: *mut c_void,
+    bytes: usize,
+    protection: i32,
+    flags: i32,
+    fd: i32,
+    offset: i64,
+) -> *mut c_void {
+    // SAFETY: the caller's contract.
+    unsafe { mmap(address, bytes, protection, flags, fd, offset) }
+}
+
+/// Runs a range call on its parts inside and outside the far area; `None` if it has none inside, or is none of ours.
+fn by_parts(
+    address: usize,
+    bytes: usize,
+    outside: impl Fn(usize, usize) -> Result<(), i32>,
+    inside: impl Fn(usize, usize) -> Result<(), i32>,
+) -> Option<Result<(), i32>> {
+    let whole = round_up(bytes, PAGE_BYTES)?;
+    if !run::touches_far(address, whole) || !run::is_routed() {
+        return None;
+    }
+    if !address.is_multiple_of(PAGE_BYTES) {
+        return Some(Err(libc::EINVAL));
+    }
+    if whole == 0 {
+        return None;
+    }
+    Some(keeping_errno(|| {
+        split(address, whole).try_for_each(
+            |(address, bytes, far)| if far { inside(address, bytes) } else { outside(address, bytes) },
+        )
+    }))
+}
+
+/// munmap(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munmap(address: *mut c_void, bytes: usize) -> i32 {
+    // SAFETY: the program's own call, on parts that are not far.
+    let outside = |address, bytes| unsafe { sys::munmap(address, bytes) };
+    let inside = |address, bytes| SPACE.with(|space| space.unmap(run::far(), address, bytes));
+    let result = by_parts(address as usize, bytes, outside, inside);
+    status(result.unwrap_or_else(|| outside(address as usize, bytes)))
+}
+
+/// mprotect(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mprotect(address: *mut c_void, bytes: usize, protection: i32) -> i32 {
+    // SAFETY: the program's own call, on parts that are not far.
+    let outside = |address, bytes| unsafe { sys::mprotect(address, bytes, protection) };
+    let inside = |address, bytes| SPACE.with(|space| space.protect(run::far(), address, bytes, protection));
+    let result = by_parts(address as usize, bytes, outside, inside);
+    status(result.unwrap_or_else(|| outside(address as usize, bytes)))
+}
+
+fn advise(address: usize, bytes: usize, advice: i32) -> Result<(), i32> {
+    // SAFETY: the program's own call, on parts that are not far.
+    let outside = |address, bytes| unsafe { sys::madvise(address, bytes, advice) };
+    let inside = |address, bytes| SPACE.with(|space| space.advise(run::far(), address, bytes, advice));
+    by_parts(address, bytes, outside, inside).unwrap_or_else(|| outside(address, bytes))
+}
+
+/// madvise(2).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn madvise(address: *mut c_void, bytes: usize, advice: i32) -> i32 {
+    status(advise(address as usize, bytes, advice))
+}
+
+/// posix_madvise(3): returns the error; POSIX_MADV_DONTNEED must not drop contents.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn posix_madvise(address: *mut c_void, bytes: usize, advice: i32) -> i32 {
+    if advice == libc::POSIX_MADV_DONTNEED {
+        return 0;
+    }
+    let errno = sys::errno();
+    let result = advise(address as usize, bytes, advice);
+    sys::set_errno(errno);
+    result.err().unwrap_or(0)
+}
+
+/// mremap(2). The fifth argument is optional in C; reading it when it is absent is harmless in both calling conventions.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mremap(
+    old: *mut c_void,
+    old_bytes: usize,
+    new_bytes: usize,
+    flags: i32,
+    new: *mut c_void,
+) -> *mut c_void {
+    let (old, new) = (old as usize, new as usize);
+    // SAFETY: the program's own call.
+    let real = || unsafe { sys::mremap(old, old_bytes, new_bytes, flags, new) };
+    let fixed = flags & libc::MREMAP_FIXED != 0;
+    let (Some(old_whole), Some(new_whole)) =
+        (round_up(old_bytes, PAGE_BYTES), round_up(new_bytes, PAGE_BYTES))
+    else {
+        return pointer(real());
+    };
+    let from_far = run::touches_far(old, old_whole.max(1));
+    let to_far = fixed && run::touches_far(new, new_whole);
+    if !run::is_routed() || !(from_far || to_far) {
+        return pointer(real());
+    }
+    let known = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP;
+    let moves = flags & libc::MREMAP_MAYMOVE != 0;
+    let overlap = fixed && old < new.saturating_add(new_whole) && new < old.saturating_add(old_whole);
+    if !old.is_multiple_of(PAGE_BYTES)
+        || old_whole == 0
+        || new_whole == 0
+        || flags & !known != 0
+        || (fixed || flags & libc::MREMAP_DONTUNMAP != 0) && !moves
+        || fixed && (!new.is_multiple_of(PAGE_BYTES) || overlap)
+    {
+        return pointer(Err(libc::EINVAL));
+    }
+    let ends_far = |start: usize, bytes: usize| run::is_far(start) && run::is_far(start + bytes - 1);
+    let far = run::far();
+    let call = Move { old, old_bytes: old_whole, new_bytes: new_whole, flags, new };
+    pointer(keeping_errno(|| {
+        if !from_far {
+            // Something of the program's moves into the area.
+            if !ends_far(new, new_whole) {
+                return Err(libc::EINVAL);
+            }
+            return SPACE.with(|space| space.place_foreign(far, new, new_whole, real));
+        }
+        if !ends_far(old, old_whole) {
+            return Err(libc::EFAULT);
+        }
+        if fixed && !ends_far(new, new_whole) {
+            // Out of the area: far memory cannot live there.
+            return Err(libc::ENOMEM);
+        }
+        SPACE.with(|space| space.remap(far, call))
+    }))
+}
+
+/// mlock(2): far memory cannot be locked, and bringing all of it in would break the budget; so the call does nothing there.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlock(address: *const c_void, bytes: usize) -> i32 {
+    if run::is_routed() && run::touches_far(address as usize, bytes) {
+        return 0;
+    }
+    // SAFETY: the program's own call.
+    unsafe { libc::syscall(libc::SYS_mlock, address, bytes) as i32 }
+}
+
+/// mlock2(2), as [`mlock`].
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn mlock2(address: *const c_void, bytes: usize, flags: u32) -> i32 {
+    if run::is_routed() && run::touches_far(address as usize, bytes) {
+        return 0;
+    }
+    // SAFETY: the program's own call.
+    unsafe { libc::syscall(libc::SYS_mlock2, address, bytes, flags) as i32 }
+}
+
+/// mlockall(2): refused in a run, as if the limit were too low. It would bring in and pin all far memory, now and later.
+#[unsafe(no_mangle)]
+pub extern "C" fn mlockall(flags: i32) -> i32 {
+    if run::is_routed() {
+        sys::set_errno(libc::ENOMEM);
+        return -1;
+    }
+    // SAFETY: the program's own call.
+    unsafe { libc::syscall(libc::SYS_mlockall, flags) as i32 }
+}

@@ -1,0 +1,149 @@
+//! Whether this process is part of a run, and the start of its far memory when it is first needed.
+
+use crate::backend::{Far, LocalArea};
+use crate::fork;
+use crate::heap;
+use crate::small;
+use crate::space::SPACE;
+use crate::sys::{self, Locked};
+use crate::tls::{Internal, words};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+
+/// What routes memory.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Params {
+    /// Bytes the C library's heap may hold before small allocations become far.
+    pub(crate) small_local_bytes: usize,
+    /// Allocations and mappings from this size on are far, in bytes.
+    pub(crate) far_threshold_bytes: usize,
+    /// Addresses to reserve, in bytes.
+    pub(crate) area_bytes: usize,
+}
+
+/// Part of a run: set once by the constructor.
+static ENABLED: AtomicBool = AtomicBool::new(false);
+pub(crate) static FAR_THRESHOLD_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
+pub(crate) static SMALL_LOCAL_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
+static AREA_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// The far area; both 0 until far memory has started.
+static AREA_START: AtomicUsize = AtomicUsize::new(0);
+static AREA_LENGTH: AtomicUsize = AtomicUsize::new(0);
+/// Points to the backend once it has started; never freed.
+static BACKEND: AtomicPtr<&'static dyn Far> = AtomicPtr::new(std::ptr::null_mut());
+/// Held by whoever starts far memory.
+pub(crate) static START: Locked<()> = Locked::new(());
+
+/// Whether this thread's call is to be routed at all.
+#[inline]
+pub(crate) fn is_routed() -> bool {
+    ENABLED.load(Ordering::Relaxed) && words().internal.get() == 0
+}
+
+/// Whether an address belongs to the far area.
+#[inline]
+pub(crate) fn is_far(address: usize) -> bool {
+    // Relaxed: whoever has a far address got it from a call made after these were set.
+    address.wrapping_sub(AREA_START.load(Ordering::Relaxed)) < AREA_LENGTH.load(Ordering::Relaxed)
+}
+
+/// Whether any of `address..address + bytes` is in the far area.
+pub(crate) fn touches_far(address: usize, bytes: usize) -> bool {
+    let (start, length) = (AREA_START.load(Ordering::Relaxed), AREA_LENGTH.load(Ordering::Relaxed));
+    length > 0 && address < start + length && address.saturating_add(bytes) > start
+}
+
+/// The backend if it runs already.
+pub(crate) fn started() -> Option<&'static dyn Far> {
+    // Acquire pairs with the Release in `far`: the backend and the area are complete.
+    let backend = BACKEND.load(Ordering::Acquire);
+    // SAFETY: non-null means it was leaked by `far`, so it lives for ever.
+    unsafe { backend.as_ref() }.map(|backend| &**backend)
+}
+
+/// The backend, started if need be. Ends the process when it cannot be started: memory would silently be local.
+pub(crate) fn far() -> &'static dyn Far {
+    if let Some(far) = started() {
+        return far;
+    }
+    let _internal = Internal::enter();
+    let errno = sys::errno();
+    let far = START.with(|()| started().unwrap_or_else(start));
+    sys::set_errno(errno);
+    far
+}
+
+fn start() -> &'static dyn Far {
+    let signals = fork::block_signals();
+    let started = start_backend();
+    fork::restore_signals(&signals);
+    let far: &'static dyn Far = match started {
+        Ok(far) => Box::leak(far),
+        Err(message) => sys::give_up(&message),
+    };
+    let area = far.area();
+    if let Err(errno) = small::set_up(&area) {
+        let error = std::io::Error::from_raw_os_error(errno);
+        sys::give_up(&format!("cannot reserve addresses for the table of small allocations: {error}"));
+    }
+    SPACE.with(|space| space.set_up(&area));
+    AREA_START.store(area.start, Ordering::Relaxed);
+    AREA_LENGTH.store(area.len(), Ordering::Relaxed);
+    // Release pairs with the Acquire in `started`.
+    BACKEND.store(Box::leak(Box::new(far)), Ordering::Release);
+    far
+}
+
+fn start_backend() -> Result<Box<dyn Far>, String> {
+    let area_bytes = AREA_BYTES.load(Ordering::Relaxed);
+    match LocalArea::new(area_bytes) {
+        Ok(area) => Ok(Box::new(area)),
+        Err(errno) => {
+            let error = std::io::Error::from_raw_os_error(errno);
+            Err(format!("cannot reserve {area_bytes} bytes of addresses for far memory: {error}"))
+        }
+    }
+}
+
+fn bytes_from(name: &str, default: usize) -> usize {
+    std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
+}
+
+fn find_params() -> Option<Params> {
+    if std::env::var_os("NETVM_PRELOAD_BACKEND").is_some_and(|backend| backend == "local") {
+        return Some(Params {
+            small_local_bytes: bytes_from("NETVM_PRELOAD_SMALL_LOCAL_BYTES", 16 << 20),
+            far_threshold_bytes: bytes_from("NETVM_PRELOAD_FAR_THRESHOLD_BYTES", 128 << 10),
+            area_bytes: bytes_from("NETVM_PRELOAD_AREA_BYTES", 1 << 40),
+        });
+    }
+    None
+}
+
+/// Runs once, before the program's own code. Until then everything goes to the C library.
+extern "C" fn begin() {
+    let _internal = Internal::enter();
+    let Some(params) = find_params() else { return };
+    AREA_BYTES.store(params.area_bytes & !(sys::PAGE_BYTES - 1), Ordering::Relaxed);
+    SMALL_LOCAL_BYTES.store(params.small_local_bytes, Ordering::Relaxed);
+    FAR_THRESHOLD_BYTES.store(params.far_threshold_bytes.max(heap::THRESHOLD_BYTES_MIN), Ordering::Relaxed);
+    if let Err(message) = fork::set_up().and_then(|()| small::set_up_threads()) {
+        sys::give_up(&message);
+    }
+    ENABLED.store(true, Ordering::Relaxed);
+}
+
+/// Runs at exit.
+extern "C" fn end() {
+    if let Some(far) = started() {
+        let _internal = Internal::enter();
+        far.finish();
+    }
+}
+
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEGIN: extern "C" fn() = begin;
+
+#[used]
+#[unsafe(link_section = ".fini_array")]
+static END: extern "C" fn() = end;

@@ -1,0 +1,328 @@
+//! Who has which part of the far area.
+
+use crate::backend::Far;
+use crate::range::{FreeRanges, Piece, RangeMap};
+use crate::sys::{self, Locked, PAGE_BYTES};
+use std::ops::Range;
+
+/// What madvise(2) said about forks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ForkAs {
+    Copy,
+    /// MADV_DONTFORK: the child has no mapping there.
+    Nothing,
+    /// MADV_WIPEONFORK: the child reads zero.
+    Zero,
+}
+
+/// What a part of the far area is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    /// Far memory that the program mapped.
+    Far { protection: i32, fork: ForkAs },
+    /// A mapping of another kind (a file, shared or executable memory) that the program put there by MAP_FIXED.
+    Foreign,
+    /// Far memory of this library's own heap.
+    Heap,
+}
+
+/// The far area. Everything not free is in `owned`.
+#[derive(Debug)]
+pub(crate) struct Space {
+    free: FreeRanges,
+    owned: RangeMap<Kind>,
+}
+
+/// Taken after the heap's lock, before the pager's.
+pub(crate) static SPACE: Locked<Space> =
+    Locked::new(Space { free: FreeRanges::new(), owned: RangeMap::new() });
+
+/// Raw mremap of something that is not far memory.
+pub(crate) struct Move {
+    pub(crate) old: usize,
+    pub(crate) old_bytes: usize,
+    pub(crate) new_bytes: usize,
+    pub(crate) flags: i32,
+    pub(crate) new: usize,
+}
+
+impl Space {
+    pub(crate) fn set_up(&mut self, area: &Range<usize>) {
+        self.free.put(area.start, area.len());
+    }
+
+    /// Maps far memory wherever there is room. `bytes` are whole pages.
+    pub(crate) fn map(
+        &mut self,
+        far: &dyn Far,
+        bytes: usize,
+        alignment: usize,
+        protection: i32,
+        kind: Kind,
+    ) -> Result<usize, i32> {
+        let address = self.free.take(bytes, alignment).ok_or(libc::ENOMEM)?;
+        if let Err(errno) = far.map(address, bytes, protection) {
+            self.free.put(address, bytes);
+            return Err(errno);
+        }
+        self.owned.set(address, address + bytes, kind);
+        Ok(address)
+    }
+
+    /// Whether all of the range is free.
+    pub(crate) fn is_free(&self, address: usize, bytes: usize) -> bool {
+        self.owned.pieces(address, address + bytes).is_empty()
+    }
+
+    fn has_heap(&self, address: usize, bytes: usize) -> bool {
+        self.owned.pieces(address, address + bytes).iter().any(|piece| piece.kind == Kind::Heap)
+    }
+
+    /// MAP_FIXED of private anonymous memory.
+    pub(crate) fn map_at(
+        &mut self,
+        far: &dyn Far,
+        address: usize,
+        bytes: usize,
+        protection: i32,
+    ) -> Result<(), i32> {
+        if self.has_heap(address, bytes) {
+            return Err(libc::EINVAL);
+        }
+        far.map(address, bytes, protection)?;
+        self.free.take_any(address, address + bytes);
+        self.owned.set(address, address + bytes, Kind::Far { protection, fork: ForkAs::Copy });
+        Ok(())
+    }
+
+    /// MAP_FIXED of anything else: `place` makes the mapping.
+    pub(crate) fn place_foreign(
+        &mut self,
+        far: &dyn Far,
+        address: usize,
+        bytes: usize,
+        place: impl FnOnce() -> Result<usize, i32>,
+    ) -> Result<usize, i32> {
+        if self.has_heap(address, bytes) {
+            return Err(libc::EINVAL);
+        }
+        // The pager must forget the pages before something else is there.
+        far.unmap(address, bytes)?;
+        self.free.take_any(address, address + bytes);
+        match place() {
+            Ok(placed) => {
+                self.owned.set(address, address + bytes, Kind::Foreign);
+                Ok(placed)
+            }
+            Err(errno) => {
+                self.owned.clear(address, address + bytes);
+                self.free.put(address, bytes);
+                Err(errno)
+            }
+        }
+    }
+
+    /// munmap(2). Parts that are free already are skipped, as the kernel does.
+    pub(crate) fn unmap(&mut self, far: &dyn Far, address: usize, bytes: usize) -> Result<(), i32> {
+        if self.has_heap(address, bytes) {
+            return Err(libc::EINVAL);
+        }
+        for piece in self.owned.pieces(address, address + bytes) {
+            match piece.kind {
+                Kind::Foreign => {
+                    // SAFETY: the program gives up this mapping; the reservation takes its place in one step.
+                    unsafe { sys::reserve(piece.start, piece.bytes()) }?;
+                }
+                _ => far.unmap(piece.start, piece.bytes())?,
+            }
+            self.owned.clear(piece.start, piece.end);
+            self.free.put(piece.start, piece.bytes());
+        }
+        Ok(())
+    }
+
+    /// mprotect(2).
+    pub(crate) fn protect(
+        &mut self,
+        far: &dyn Far,
+        address: usize,
+        bytes: usize,
+        protection: i32,
+    ) -> Result<(), i32> {
+        let complete = self.owned.covers(address, address + bytes);
+        for piece in self.owned.pieces(address, address + bytes) {
+            match piece.kind {
+                // SAFETY: a mapping of the program's, which asked for this.
+                Kind::Foreign => unsafe { sys::mprotect(piece.start, piece.bytes(), protection) }?,
+                Kind::Heap => far.protect(piece.start, piece.bytes(), protection)?,
+                Kind::Far { fork, .. } => {
+                    far.protect(piece.start, piece.bytes(), protection)?;
+                    self.owned.set(piece.start, piece.end, Kind::Far { protection, fork });
+                }
+            }
+        }
+        if complete { Ok(()) } else { Err(libc::ENOMEM) }
+    }
+
+    /// madvise(2).
+    pub(crate) fn advise(
+        &mut self,
+        far: &dyn Far,
+        address: usize,
+        bytes: usize,
+        advice: i32,
+    ) -> Result<(), i32> {
+        let complete = self.owned.covers(address, address + bytes);
+        for piece in self.owned.pieces(address, address + bytes) {
+            if piece.kind == Kind::Foreign {
+                // SAFETY: a mapping of the program's, which asked for this.
+                unsafe { sys::madvise(piece.start, piece.bytes(), advice) }?;
+                continue;
+            }
+            self.advise_far(far, piece, advice)?;
+        }
+        if complete { Ok(()) } else { Err(libc::ENOMEM) }
+    }
+
+    fn advise_far(&mut self, far: &dyn Far, piece: Piece<Kind>, advice: i32) -> Result<(), i32> {
+        let fork = match advice {
+            libc::MADV_DONTNEED | MADV_DONTNEED_LOCKED | libc::MADV_FREE => {
+                return far.discard(piece.start, piece.bytes());
+            }
+            libc::MADV_WILLNEED | libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => {
+                far.will_need(piece.start, piece.bytes());
+                return Ok(());
+            }
+            libc::MADV_NORMAL
+            | libc::MADV_RANDOM
+            | libc::MADV_SEQUENTIAL
+            | libc::MADV_MERGEABLE
+            | libc::MADV_UNMERGEABLE
+            | libc::MADV_HUGEPAGE
+            | libc::MADV_NOHUGEPAGE
+            | libc::MADV_DONTDUMP
+            | libc::MADV_DODUMP
+            | libc::MADV_COLD
+            | libc::MADV_PAGEOUT
+            | MADV_COLLAPSE => return Ok(()),
+            libc::MADV_DOFORK | libc::MADV_KEEPONFORK => ForkAs::Copy,
+            libc::MADV_DONTFORK => ForkAs::Nothing,
+            libc::MADV_WIPEONFORK => ForkAs::Zero,
+            libc::MADV_HWPOISON => return Err(libc::EPERM),
+            // MADV_REMOVE is for shared memory; guard pages are what kernels before 6.13 refuse like this.
+            _ => return Err(libc::EINVAL),
+        };
+        if let Kind::Far { protection, .. } = piece.kind {
+            self.owned.set(piece.start, piece.end, Kind::Far { protection, fork });
+        }
+        Ok(())
+    }
+
+    /// In a forked child, once the pager serves it.
+    pub(crate) fn after_fork(&mut self, far: &dyn Far) -> Result<(), i32> {
+        let pieces: Vec<_> = self
+            .owned
+            .iter()
+            .filter(|piece| matches!(piece.kind, Kind::Far { fork: ForkAs::Nothing | ForkAs::Zero, .. }))
+            .collect();
+        for piece in pieces {
+            match piece.kind {
+                Kind::Far { fork: ForkAs::Nothing, .. } => self.unmap(far, piece.start, piece.bytes())?,
+                _ => far.discard(piece.start, piece.bytes())?,
+            }
+        }
+        Ok(())
+    }
+
+    /// mremap(2) of a range that lies in the area. Sizes are whole pages and above 0.
+    pub(crate) fn remap(&mut self, far: &dyn Far, call: Move) -> Result<usize, i32> {
+        let Move { old, old_bytes, new_bytes, flags, .. } = call;
+        let Some(piece) = self.owned.at(old) else { return Err(libc::EFAULT) };
+        let (protection, fork) = match piece.kind {
+            _ if piece.end < old + old_bytes => return Err(libc::EFAULT),
+            Kind::Heap => return Err(libc::EFAULT),
+            Kind::Foreign => return self.remap_foreign(far, call),
+            Kind::Far { protection, fork } => (protection, fork),
+        };
+        let keep = flags & libc::MREMAP_DONTUNMAP != 0;
+        if flags & libc::MREMAP_FIXED == 0 && !keep {
+            if new_bytes <= old_bytes {
+                if new_bytes < old_bytes {
+                    self.unmap(far, old + new_bytes, old_bytes - new_bytes)?;
+                }
+                return Ok(old);
+            }
+            let more = new_bytes - old_bytes;
+            if self.free.take_at(old + old_bytes, more) {
+                if let Err(errno) = far.map(old + old_bytes, more, protection) {
+                    self.free.put(old + old_bytes, more);
+                    return Err(errno);
+                }
+                self.owned.set(old + old_bytes, old + new_bytes, Kind::Far { protection, fork });
+                return Ok(old);
+            }
+        }
+        if flags & libc::MREMAP_MAYMOVE == 0 {
+            return Err(libc::ENOMEM);
+        }
+        if keep && old_bytes != new_bytes {
+            return Err(libc::EINVAL);
+        }
+        self.move_far(far, call, protection, fork)
+    }
+
+    fn move_far(&mut self, far: &dyn Far, call: Move, protection: i32, fork: ForkAs) -> Result<usize, i32> {
+        let Move { old, old_bytes, new_bytes, flags, new } = call;
+        let kept = old_bytes.min(new_bytes);
+        // Mapped writable first, so that pages can be moved there whatever the program's protection is.
+        let writable = libc::PROT_READ | libc::PROT_WRITE;
+        let address = if flags & libc::MREMAP_FIXED == 0 {
+            self.map(far, new_bytes, PAGE_BYTES, writable, Kind::Far { protection, fork })?
+        } else {
+            self.map_at(far, new, new_bytes, writable)?;
+            self.owned.set(new, new + new_bytes, Kind::Far { protection, fork });
+            new
+        };
+        far.relocate(old, address, kept)?;
+        if protection != writable {
+            far.protect(address, new_bytes, protection)?;
+        }
+        if flags & libc::MREMAP_DONTUNMAP == 0 {
+            self.unmap(far, old, old_bytes)?;
+        }
+        Ok(address)
+    }
+
+    /// mremap(2) of a mapping that is not far but lies in the area.
+    fn remap_foreign(&mut self, far: &dyn Far, call: Move) -> Result<usize, i32> {
+        let Move { old, old_bytes, new_bytes, flags, new } = call;
+        if flags & (libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP) == 0 {
+            if new_bytes <= old_bytes {
+                if new_bytes < old_bytes {
+                    self.unmap(far, old + new_bytes, old_bytes - new_bytes)?;
+                }
+                return Ok(old);
+            }
+            if flags & libc::MREMAP_MAYMOVE == 0 {
+                return Err(libc::ENOMEM);
+            }
+        }
+        // SAFETY: a mapping of the program's, which asked for this; `new` is outside the area or made room for by our caller.
+        let moved = unsafe { sys::mremap(old, old_bytes, new_bytes, flags, new) }?;
+        if flags & libc::MREMAP_DONTUNMAP == 0 && moved != old {
+            let fixed =
+                libc::MAP_FIXED_NOREPLACE | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+            // SAFETY: nothing is replaced. If another thread's mapping got there first, the addresses stay lost to us.
+            if unsafe { sys::mmap(old, old_bytes, libc::PROT_NONE, fixed, -1, 0) } == Ok(old) {
+                self.owned.clear(old, old + old_bytes);
+                self.free.put(old, old_bytes);
+            }
+        }
+        Ok(moved)
+    }
+}
+
+/// Linux 5.18.
+const MADV_DONTNEED_LOCKED: i32 = 24;
+/// Linux 6.1.
+const MADV_COLLAPSE: i32 = 25;
