@@ -1,2 +1,65 @@
-//! netvm
-fn main() {}
+//! The `netvm` program: one file per command in `cmd/`.
+
+mod cmd;
+mod elf;
+mod size;
+
+use clap::{CommandFactory, Parser, Subcommand};
+use std::process::ExitCode;
+
+/// Network virtual memory: use another machine's memory as if it were your own
+///
+/// A lender offers memory (netvm lend); a program runs on it, unmodified (netvm run).
+#[derive(Parser, Debug)]
+#[command(name = "netvm", version, propagate_version = true, max_term_width = 100, after_help = "\
+Examples:
+  netvm demo                                        see it work: sort four times the local memory
+  netvm lend --size 8G --listen 0.0.0.0:7070        on the machine with memory to spare
+  netvm run --local 256M --lender big:7070 -- sort --buffer-size=4G huge.txt
+  netvm run --local 256M -- python3 job.py          without a lender: a private one on this machine
+  netvm status big:7070                             what a lender serves
+  netvm doctor                                      what works on this machine")]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Lend this machine's memory to others
+    Lend(cmd::lend::LendArgs),
+    /// Run a program on lent memory
+    Run(cmd::run::RunArgs),
+    /// Show what a lender serves
+    Status(cmd::status::StatusArgs),
+    /// See netvm at work: a sort of four times the local memory
+    Demo(cmd::demo::DemoArgs),
+    /// Tell what works on this machine, and what would make the rest work
+    Doctor(cmd::doctor::DoctorArgs),
+    /// Measure, next to the floors of this machine
+    Bench(cmd::bench::BenchArgs),
+    /// Print a completion script for a shell
+    Completions(cmd::docs::CompletionsArgs),
+    /// Write the manual pages into a folder
+    Man(cmd::docs::ManArgs),
+    #[command(hide = true)]
+    DemoWorker(cmd::demo::WorkerArgs),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Lend(args) => cmd::lend::run(args),
+        Command::Run(args) => cmd::run::run(args),
+        Command::Status(args) => cmd::status::run(&args),
+        Command::Demo(args) => cmd::demo::run(&args),
+        Command::Doctor(args) => cmd::doctor::run(&args),
+        Command::Bench(args) => cmd::bench::run(args).map(|()| ExitCode::SUCCESS),
+        Command::Completions(args) => cmd::docs::completions(&args, Cli::command()),
+        Command::Man(args) => cmd::docs::man(&args, Cli::command()),
+        Command::DemoWorker(args) => cmd::demo::worker(&args),
+    };
+    result.unwrap_or_else(|error| {
+        eprintln!("netvm: {error}");
+        ExitCode::from(125)
+    })
+}

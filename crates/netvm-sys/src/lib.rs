@@ -10,6 +10,7 @@ pub mod net;
 pub mod paged;
 pub mod raw;
 pub mod shared;
+pub mod signal;
 pub mod table;
 pub mod thread;
 pub mod uffd;

@@ -397,6 +397,13 @@ pub fn own_raw_fd(fd: RawFd) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
+/// Reads and throws away what a readable descriptor has; true when it has reached its end (or failed).
+pub fn at_end(fd: BorrowedFd<'_>) -> bool {
+    let mut bytes = [0u8; 256];
+    // SAFETY: the kernel writes at most 256 bytes into the local.
+    unsafe { libc::read(fd.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len()) <= 0 }
+}
+
 /// A listening socket that never blocks.
 #[derive(Debug)]
 pub struct Listener {

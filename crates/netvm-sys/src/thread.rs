@@ -203,3 +203,9 @@ pub fn close_copies(fds: &[RawFd]) {
         unsafe { libc::syscall(libc::SYS_close, fd) };
     }
 }
+
+/// An entry for [`poll`] that waits until `descriptor` is readable.
+pub fn readable(descriptor: &impl std::os::fd::AsFd) -> libc::pollfd {
+    use std::os::fd::AsRawFd;
+    libc::pollfd { fd: descriptor.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 }
+}

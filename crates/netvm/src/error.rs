@@ -154,7 +154,7 @@ impl From<crate::pager::PagerError> for Error {
 }
 
 /// A result of netvm.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
     /// Wraps a failure of the operating system.
@@ -213,10 +213,9 @@ impl fmt::Display for Error {
             Self::Listen { address, reason } => {
                 write!(f, "cannot listen at {address}: {reason}; choose another --listen address")
             }
-            Self::NotNetvm { lender } => write!(
-                f,
-                "{lender} answers, but not in netvm's protocol; check the address and the port"
-            ),
+            Self::NotNetvm { lender } => {
+                write!(f, "{lender} answers, but not in netvm's protocol; check the address and the port")
+            }
             Self::Version { lender, theirs, theirs_min, .. } => write!(
                 f,
                 "lender {lender} speaks protocol versions {theirs_min} to {theirs}, this netvm speaks {VERSION}; \
@@ -243,10 +242,9 @@ impl fmt::Display for Error {
                 "lender {lender} broke the protocol: {reason}; is the same netvm installed on both machines?"
             ),
             Self::Op { lender, what, code } => write!(f, "{lender} refused a {what}: {code}"),
-            Self::Bounds { offset, bytes, len } => write!(
-                f,
-                "{bytes} bytes at offset {offset} reach beyond the end of the memory ({len} bytes)"
-            ),
+            Self::Bounds { offset, bytes, len } => {
+                write!(f, "{bytes} bytes at offset {offset} reach beyond the end of the memory ({len} bytes)")
+            }
             Self::System { what, errno } => write!(f, "cannot {what}: {errno}"),
             Self::Pager(error) => error.fmt(f),
             Self::Other(text) => f.write_str(text),

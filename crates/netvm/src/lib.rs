@@ -1,1 +1,16 @@
-//! netvm
+//! Network virtual memory for Linux: use another machine's memory as if it were your own.
+//!
+//! - [`lender`]: a lender serves slabs of its memory; a borrower reads and writes them one-sidedly.
+//! - [`pager`]: far memory: addresses whose pages live on lenders, within an exact local budget.
+//! - [`link`]: the transports below.
+//! - [`runfile`], [`stats`]: what the processes of one run share.
+#![warn(missing_docs)]
+
+pub mod error;
+pub mod lender;
+pub mod link;
+pub mod pager;
+pub mod runfile;
+pub mod stats;
+
+pub use error::{Error, Result};

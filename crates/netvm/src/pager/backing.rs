@@ -2,7 +2,7 @@
 
 use super::error::{PagerError, system};
 use crate::error::{Error, Result};
-use crate::lender::{BorrowOptions, Borrower, Completion};
+use crate::lender::{BorrowOptions, Borrower, Completion, ForkTicket};
 use netvm_core::residency::{Slot, SlotMap};
 use netvm_sys::shared::SharedSlice;
 use netvm_sys::uffd::PAGE_BYTES;
@@ -197,21 +197,14 @@ impl Backing {
         Ok(thawed)
     }
 
-    /// Returns when the lenders have everything that was written.
-    pub(super) fn flush(&mut self) -> Result<()> {
-        let timeout = self.timeout;
-        self.borrowers.iter_mut().try_for_each(|borrower| borrower.flush(timeout))
-    }
-
     /// Address of the lender that holds a slot.
     pub(super) fn lender_of(&self, slot: Slot) -> String {
         self.borrowers[self.slots.locate(slot).0 as usize].lender().to_owned()
     }
 
-    /// Before a fork, with no operation on its way: connections for the child whose leases share every slab.
-    pub(super) fn fork(&mut self) -> Result<Vec<Borrower>> {
-        let children = self.borrowers.iter_mut().map(Borrower::fork).collect::<Result<Vec<_>>>()?;
-        Ok(children)
+    /// Before a fork, with no operation on its way: claims to leases that share every slab.
+    pub(super) fn fork_tickets(&mut self) -> Result<Vec<ForkTicket>> {
+        self.borrowers.iter_mut().map(Borrower::fork_ticket).collect()
     }
 
     /// After a fork, in the child. The parent's connections belong to descriptors that do not exist here.

@@ -2,6 +2,7 @@
 
 use super::engine::Engine;
 use crate::error::Result;
+use crate::lender::ForkTicket;
 use crate::stats::PagerStats;
 use netvm_sys::paged::Bell;
 use netvm_sys::thread::{Gate, Turn};
@@ -35,6 +36,7 @@ pub(super) struct Doorbell {
     exchange: Mutex<Exchange>,
     stats: Mutex<PagerStats>,
     parked: Mutex<Option<Box<Engine>>>,
+    tickets: Mutex<Vec<ForkTicket>>,
     resume: Gate,
 }
 
@@ -50,6 +52,7 @@ impl Doorbell {
             exchange: Mutex::default(),
             stats: Mutex::default(),
             parked: Mutex::default(),
+            tickets: Mutex::default(),
             resume: Gate::new(),
         }
     }
@@ -101,6 +104,11 @@ impl Doorbell {
     /// The engine while the pager's thread stands still.
     pub(super) fn parked(&self) -> MutexGuard<'_, Option<Box<Engine>>> {
         lock(&self.parked)
+    }
+
+    /// Claims to copies of this process's leases, left by the pager's thread when it parked.
+    pub(super) fn tickets(&self) -> MutexGuard<'_, Vec<ForkTicket>> {
+        lock(&self.tickets)
     }
 
     pub(super) fn resume(&self) -> &Gate {

@@ -185,7 +185,8 @@ impl Engine {
                     };
                     if matches!(call, Call::Park) {
                         self.finish_all()?;
-                        self.backing.flush()?;
+                        // After the writes on the same connections, so the copies of the leases have them.
+                        *pager.doorbell.tickets() = self.backing.fork_tickets()?;
                         return Ok(());
                     }
                     let result = self.carry_out(call, pager);

@@ -10,7 +10,7 @@ use super::engine::Engine;
 use super::{Pager, join_run};
 use super::error::{PagerError, system};
 use crate::error::Result;
-use crate::lender::Borrower;
+use crate::lender::{BorrowOptions, Borrower};
 use netvm_core::residency::{FrameSet, PageQueue, PageState};
 use std::sync::Arc;
 
@@ -35,7 +35,9 @@ impl Pager {
             return Err(system("park the pager", std::io::ErrorKind::InvalidData.into()));
         };
         // These connections are made in this thread's descriptor table, which the child inherits.
-        let borrowers = engine.backing.fork()?;
+        let options = BorrowOptions { name: self.config.name.clone(), ..BorrowOptions::default() };
+        let tickets = std::mem::take(&mut *self.doorbell.tickets());
+        let borrowers = tickets.iter().map(|ticket| Borrower::adopt(ticket, &options)).collect::<Result<_>>()?;
         engine.backing.slots.freeze();
         engine.paged.set_fork(true).map_err(|e| system("share far memory with a child", e))?;
         *self.forking() = Some(ForkState { borrowers });

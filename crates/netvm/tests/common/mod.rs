@@ -1,6 +1,36 @@
 //! What the integration tests share.
 #![allow(dead_code)]
 
+use netvm::lender::{Lender, LenderConfig, StopFlag};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+/// A lender on a thread of this process, until the process ends: pagers have no end either.
+pub struct Lent {
+    address: String,
+}
+
+impl Lent {
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+}
+
+/// A lender of `size_bytes` over TCP loopback.
+pub fn lend(size_bytes: u64) -> Lent {
+    let config = LenderConfig { size_bytes, slab_bytes: 1 << 20, ..LenderConfig::default() };
+    let mut lender = Lender::bind(config).unwrap();
+    let address = lender.addresses().remove(0);
+    let stop = StopFlag::new().unwrap();
+    std::thread::spawn(move || lender.run(&stop).unwrap());
+    Lent { address }
+}
+
+/// One test at a time: several pagers that move pages at once interrupt each other's CPUs, and all of them crawl.
+pub fn alone() -> MutexGuard<'static, ()> {
+    static ALONE: Mutex<()> = Mutex::new(());
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// SplitMix64: small, seeded, good enough to make contents that do not repeat.
 pub struct Random(u64);
 

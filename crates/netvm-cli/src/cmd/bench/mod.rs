@@ -5,8 +5,17 @@ use std::io::Write;
 
 use clap::{Args, Subcommand};
 
+mod child;
+mod fault;
+mod floors;
 mod frames;
+mod plot;
 mod report;
+mod swap;
+mod worker;
+
+/// Bytes in a page of the far memory that is measured.
+const PAGE_BYTES: usize = netvm_sys::bench_floor::PAGE_BYTES;
 
 /// Arguments of `netvm bench`.
 #[derive(Args, Debug)]
@@ -17,6 +26,8 @@ pub struct BenchArgs {
 
 #[derive(Subcommand, Debug)]
 enum Which {
+    /// Measure page faults on far memory over TCP loopback, next to the floors and to swap
+    Fault(fault::FaultArgs),
     /// Compare the two ways of putting a page into place and taking it out again
     ///
     /// Nanoseconds per page for design a (UFFDIO_MOVE between frame pool and memory) and design b (UFFDIO_COPY in,
@@ -29,6 +40,12 @@ enum Which {
         #[arg(long)]
         quick: bool,
     },
+    #[command(hide = true)]
+    Echo(floors::EchoArgs),
+    #[command(hide = true)]
+    Worker(worker::WorkerArgs),
+    #[command(hide = true)]
+    SwapKeeper(swap::SwapArgs),
 }
 
 /// Runs `netvm bench`.
@@ -37,7 +54,11 @@ enum Which {
 /// When a floor cannot be measured here at all (no userfaultfd, no loopback), with what to do about it.
 pub fn run(args: BenchArgs) -> Result<(), Box<dyn Error>> {
     match args.which {
+        Which::Fault(args) => fault::run(&args),
         Which::Frames { json, quick } => print(&frames::run(quick)?, json),
+        Which::Echo(args) => floors::serve(&args),
+        Which::Worker(args) => worker::run(&args),
+        Which::SwapKeeper(args) => swap::keep(&args),
     }
 }
 

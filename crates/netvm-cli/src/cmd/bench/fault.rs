@@ -1,0 +1,353 @@
+//! `netvm bench fault`: far memory over TCP loopback beside its floors and beside swap.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use netvm_sys::bench_floor::{allowed_cpus, unpin_thread};
+use netvm_sys::thread::pin;
+
+use crate::size::Size;
+
+use super::child::Helper;
+use super::report::{Row, median_and_spread};
+use super::swap::{self, Kind};
+use super::worker::{CHUNK_BYTES, Case, Outcome};
+use super::{PAGE_BYTES, floors, plot};
+
+type Failure = Box<dyn Error>;
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  netvm bench fault                          all placements, beside disk swap and zram when root
+  netvm bench fault --placement same-cpu --peers none --seconds 2
+  netvm bench fault --json --svg fault.svg   for a program, and a picture
+
+The floor of a random access is a bare userfaultfd fault plus a bare TCP round trip in the same placement; that of a
+sequential one is a bare TCP stream. The ratio says how many times slower: 1 is the floor. An access counts as a fault
+when it takes 1 us or more. Every value read is checked.")]
+pub struct FaultArgs {
+    /// Print one JSON object per line
+    #[arg(long)]
+    json: bool,
+    /// Which CPUs the program, its pager and the lender run on
+    #[arg(long, value_enum, default_value = "all")]
+    placement: Placements,
+    /// Local memory for far pages
+    #[arg(long, default_value = "64M")]
+    local: Size,
+    /// Far memory that is walked over
+    #[arg(long, default_value = "256M")]
+    size: Size,
+    /// Seconds for all repetitions of one case
+    #[arg(long, default_value_t = 3.0)]
+    seconds: f64,
+    /// A short run on little memory, for tests
+    #[arg(long)]
+    quick: bool,
+    /// Write a bar plot of the medians to this file
+    #[arg(long)]
+    svg: Option<PathBuf>,
+    /// Whether to measure disk swap and zram as well (needs root)
+    #[arg(long, value_enum, default_value = "auto")]
+    peers: Peers,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Placements {
+    /// Everything on one CPU: no wake-up crosses CPUs
+    SameCpu,
+    /// The pager on another CPU than the program and the lender: every wake-up crosses CPUs
+    OtherCpu,
+    /// As the kernel likes
+    Unpinned,
+    /// All three
+    All,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Peers {
+    /// Those that work here
+    Auto,
+    /// Only netvm and the floors
+    None,
+}
+
+/// Where the parts of a fault run. `None` is anywhere.
+#[derive(Clone, Copy, Debug)]
+struct Placement {
+    name: &'static str,
+    program: Option<usize>,
+    pager: Option<usize>,
+    lender: Option<usize>,
+}
+
+fn placements(wanted: Placements) -> Result<Vec<Placement>, Failure> {
+    let cpus = allowed_cpus();
+    let first = cpus.first().copied();
+    let second = cpus.get(1).copied();
+    let mut all = Vec::new();
+    if matches!(wanted, Placements::SameCpu | Placements::All) {
+        all.push(Placement { name: "same-cpu", program: first, pager: first, lender: first });
+    }
+    if matches!(wanted, Placements::OtherCpu | Placements::All) {
+        if second.is_some() {
+            all.push(Placement { name: "other-cpu", program: first, pager: second, lender: first });
+        } else {
+            eprintln!("skipped: other-cpu (needs two CPUs)");
+        }
+    }
+    if matches!(wanted, Placements::Unpinned | Placements::All) {
+        all.push(Placement { name: "unpinned", program: None, pager: None, lender: None });
+    }
+    if all.is_empty() { Err("no placement can be measured on this host".into()) } else { Ok(all) }
+}
+
+/// One line of the result: what each repetition found.
+struct Series {
+    placement: Option<&'static str>,
+    peer: Option<&'static str>,
+    case: &'static str,
+    outcomes: Vec<Outcome>,
+    note: String,
+}
+
+impl Series {
+    fn median_and_spread(&self) -> Option<(f64, (f64, f64))> {
+        median_and_spread(&self.outcomes.iter().map(|outcome| outcome.median).collect::<Vec<_>>())
+    }
+
+    fn median_of(&self, value: impl Fn(&Outcome) -> f64) -> Option<f64> {
+        Some(median_and_spread(&self.outcomes.iter().map(value).collect::<Vec<_>>())?.0)
+    }
+}
+
+const ROUND_TRIP: &str = "round-trip-16-4096";
+const STREAM: &str = "stream";
+const FAULT_COPY: &str = "fault-copy";
+const FAULT_MOVE: &str = "fault-move";
+const COPY_PAGE: &str = "copy-4k";
+const COPY_SEQUENTIAL: &str = "copy-sequential";
+
+#[derive(Default)]
+struct Table {
+    series: Vec<Series>,
+}
+
+impl Table {
+    fn add(
+        &mut self,
+        placement: Option<&'static str>,
+        peer: Option<&'static str>,
+        case: &'static str,
+        outcome: Result<Outcome, Failure>,
+    ) {
+        let place = self.series.iter().position(|old| (old.placement, old.peer, old.case) == (placement, peer, case));
+        let place = place.unwrap_or_else(|| {
+            self.series.push(Series { placement, peer, case, outcomes: Vec::new(), note: String::new() });
+            self.series.len() - 1
+        });
+        match outcome {
+            Ok(outcome) => self.series[place].outcomes.push(outcome),
+            Err(error) => self.series[place].note = format!("skipped ({error})"),
+        }
+    }
+
+    fn median(&self, placement: Option<&str>, peer: &str, case: &str) -> Option<f64> {
+        let found = self.series.iter().find(|series| {
+            // The copies in memory are the same in all placements.
+            series.peer == Some(peer) && series.case == case && series.placement == placement
+        });
+        Some(found?.median_and_spread()?.0)
+    }
+
+    /// The floor of a case in a placement, in the unit of the case.
+    fn floor(&self, placement: Option<&str>, case: &str) -> Option<f64> {
+        match case {
+            "random-read" | "random-rmw" => Some(
+                self.median(placement, "floor-uffd", FAULT_COPY)? + self.median(placement, "floor-tcp", ROUND_TRIP)?,
+            ),
+            "seq-read" | "seq-write" => self.median(placement, "floor-tcp", STREAM),
+            _ => None,
+        }
+    }
+
+    fn rows(&self) -> Vec<Row> {
+        self.series.iter().map(|series| self.row(series)).collect()
+    }
+
+    fn row(&self, series: &Series) -> Row {
+        let sequential = matches!(series.case, "seq-read" | "seq-write" | STREAM | COPY_SEQUENTIAL);
+        let mut row = Row::new("fault", series.case, if sequential { "GB/s" } else { "us" });
+        row.placement = series.placement;
+        row.peer = series.peer;
+        row.link = matches!(series.peer, None | Some("floor-tcp")).then_some("tcp");
+        row.size_bytes = Some(match series.case {
+            STREAM | COPY_SEQUENTIAL => floors::STREAM_BYTES,
+            "seq-read" | "seq-write" => CHUNK_BYTES,
+            _ => PAGE_BYTES,
+        } as u64);
+        row.note.clone_from(&series.note);
+        let Some((median, spread)) = series.median_and_spread() else { return row };
+        row.median = Some(median);
+        row.spread = Some(spread);
+        row.p99 = series.median_of(|outcome| outcome.p99);
+        row.per_s = series.median_of(|outcome| outcome.per_s);
+        row.n = series.outcomes.iter().map(|outcome| outcome.n).sum();
+        // Swap has no other side; it is compared with the same floor as netvm where nothing is pinned.
+        let placement = series.placement.or(Some("unpinned"));
+        row.floor = self.floor(placement, series.case);
+        row.ratio = row.floor.map(|floor| if sequential { floor / median } else { median / floor });
+        if row.note.is_empty() {
+            let peak = series.outcomes.iter().map(|outcome| outcome.local_bytes_peak).max().unwrap_or(0);
+            if peak > 0 {
+                row.note = format!("peak local {}", Size(peak));
+            }
+        }
+        row
+    }
+}
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    local_bytes: u64,
+    size_bytes: u64,
+    repetitions: usize,
+    /// Time of one repetition of one case.
+    case: Duration,
+    /// Time of one repetition of one floor.
+    floor: Duration,
+}
+
+/// Runs the bench and prints its rows.
+///
+/// # Errors
+/// When the far memory or a floor cannot be had at all. A peer that cannot be measured is a skipped row instead.
+pub fn run(args: &FaultArgs) -> Result<(), Failure> {
+    let plan = if args.quick {
+        let case = Duration::from_millis(150);
+        Plan { local_bytes: 8 << 20, size_bytes: 32 << 20, repetitions: 2, case, floor: case / 3 }
+    } else {
+        let repetitions = 5;
+        let case = Duration::try_from_secs_f64(args.seconds / repetitions as f64)?;
+        Plan { local_bytes: args.local.0, size_bytes: args.size.0, repetitions, case, floor: case / 3 }
+    };
+    if plan.size_bytes <= plan.local_bytes {
+        return Err(format!("--size {} must be larger than --local {}, or nothing faults", args.size, args.local).into());
+    }
+    let cpus = allowed_cpus();
+    let mut table = Table::default();
+    let result = measure(&plan, args.placement, &cpus, &mut table);
+    unpin_thread(&cpus)?;
+    result?;
+    if args.peers == Peers::Auto {
+        for kind in [Kind::Disk, Kind::Zram] {
+            measure_swap(&plan, kind, &mut table);
+        }
+    }
+    let rows = table.rows();
+    if let Some(path) = &args.svg {
+        plot::write(&rows, path)?;
+    }
+    super::print(&rows, args.json)
+}
+
+fn measure(plan: &Plan, wanted: Placements, cpus: &[usize], table: &mut Table) -> Result<(), Failure> {
+    let mut setups = Vec::new();
+    for placement in placements(wanted)? {
+        // Before anything is started, so that children begin where they may run.
+        unpin_thread(cpus)?;
+        setups.push(Setup::new(plan, placement)?);
+    }
+    for _ in 0..plan.repetitions {
+        table.add(None, Some("memcpy"), COPY_PAGE, floors::copy_pages(plan.floor));
+        table.add(None, Some("memcpy"), COPY_SEQUENTIAL, floors::copy_sequential(plan.floor));
+        for setup in &mut setups {
+            setup.measure(plan, cpus, table)?;
+        }
+    }
+    Ok(())
+}
+
+/// The processes of one placement. Those that are not being measured sleep.
+struct Setup {
+    placement: Placement,
+    // The worker goes first: it borrows from the lender.
+    worker: Helper,
+    _lender: Helper,
+    _echo: Helper,
+    echo_address: String,
+}
+
+impl Setup {
+    fn new(plan: &Plan, placement: Placement) -> Result<Self, Failure> {
+        let pinned = |name: &str, cpu: Option<usize>| match cpu {
+            Some(cpu) => vec![format!("--{name}"), cpu.to_string()],
+            None => Vec::new(),
+        };
+        let words = |text: &str| text.split(' ').map(str::to_string).collect::<Vec<_>>();
+        let mut command = words("bench echo");
+        command.extend(pinned("cpu", placement.lender));
+        let mut echo = Helper::start(&command, false)?;
+        let echo_address = echo.line()?;
+        let lent = plan.size_bytes.next_multiple_of(16 << 20) + (64 << 20);
+        let mut command = words(&format!("lend --private --listen 127.0.0.1:0 --size {lent}"));
+        command.extend(pinned("cpu", placement.lender));
+        let mut lender = Helper::start(&command, false)?;
+        let said = lender.line()?;
+        let address = said.rsplit(' ').next().unwrap_or_default();
+        let mut command = words(&format!(
+            "bench worker --lender {address} --local-bytes {} --size-bytes {} --case-ms {}",
+            plan.local_bytes,
+            plan.size_bytes,
+            plan.case.as_millis()
+        ));
+        command.extend(pinned("cpu", placement.program));
+        command.extend(pinned("pager-cpu", placement.pager));
+        let mut worker = Helper::start(&command, false)?;
+        worker.ask("fill")?;
+        Ok(Self { placement, worker, _lender: lender, _echo: echo, echo_address })
+    }
+
+    /// One repetition: the floors, then the cases.
+    fn measure(&mut self, plan: &Plan, cpus: &[usize], table: &mut Table) -> Result<(), Failure> {
+        let name = Some(self.placement.name);
+        // In the floor of the network this thread stands for the pager, in that of the fault for the program.
+        let be = |cpu: Option<usize>| cpu.map_or_else(|| unpin_thread(cpus), pin);
+        be(self.placement.pager)?;
+        table.add(name, Some("floor-tcp"), ROUND_TRIP, Ok(floors::round_trip(&self.echo_address, plan.floor)?));
+        table.add(name, Some("floor-tcp"), STREAM, Ok(floors::stream(&self.echo_address, plan.floor)?));
+        be(self.placement.program)?;
+        let copy = floors::fault(false, self.placement.pager, plan.floor)?;
+        table.add(name, Some("floor-uffd"), FAULT_COPY, Ok(copy));
+        // Kernels before 6.8 cannot move.
+        table.add(name, Some("floor-uffd"), FAULT_MOVE, floors::fault(true, self.placement.pager, plan.floor));
+        for case in Case::ALL {
+            table.add(name, None, case.name(), Ok(self.worker.ask(case.name())?));
+        }
+        Ok(())
+    }
+}
+
+fn measure_swap(plan: &Plan, kind: Kind, table: &mut Table) {
+    match swap::measure(kind, plan.local_bytes, plan.size_bytes, plan.case.as_millis() as u64, plan.repetitions) {
+        Ok(results) => {
+            for (case, outcomes) in results {
+                outcomes.into_iter().for_each(|outcome| table.add(None, Some(kind.peer()), case.name(), Ok(outcome)));
+            }
+        }
+        Err(error) => {
+            for case in Case::ALL {
+                table.add(None, Some(kind.peer()), case.name(), Err(error.to_string().into()));
+            }
+        }
+    }
+    let data = if kind == Kind::Zram { "50 %-compressible data" } else { "random data" };
+    for series in table.series.iter_mut().filter(|series| series.peer == Some(kind.peer())) {
+        if series.note.is_empty() {
+            series.note = data.into();
+        }
+    }
+}

@@ -1,0 +1,208 @@
+//! The floors of `netvm bench fault`: what the kernel alone takes for the steps that a far page fault is made of.
+
+use std::error::Error;
+use std::hint::black_box;
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use hdrhistogram::Histogram;
+use netvm_sys::bench_floor::{FaultFloor, FloorFeatures};
+use netvm_sys::thread::pin;
+
+use super::PAGE_BYTES;
+use super::worker::Outcome;
+
+/// Bytes of a request in the round trip.
+pub const REQUEST_BYTES: usize = 16;
+/// Bytes of one send in the stream.
+pub const STREAM_BYTES: usize = 256 << 10;
+
+#[derive(Args, Debug)]
+pub struct EchoArgs {
+    #[arg(long)]
+    cpu: Option<usize>,
+}
+
+/// The other side of the TCP floors: a process that answers 16 bytes with 4 KiB, or streams.
+///
+/// It prints its address and ends when its input ends.
+///
+/// # Errors
+/// When there is no loopback network.
+pub fn serve(args: &EchoArgs) -> Result<(), Box<dyn Error>> {
+    if let Some(cpu) = args.cpu {
+        pin(cpu)?;
+    }
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    println!("{}", listener.local_addr()?);
+    std::thread::spawn(|| {
+        let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
+        std::process::exit(0);
+    });
+    for stream in listener.incoming() {
+        // A client that has gone is nothing to report.
+        let _ = stream.and_then(serve_one);
+    }
+    Ok(())
+}
+
+fn serve_one(mut stream: TcpStream) -> std::io::Result<()> {
+    stream.set_nodelay(true)?;
+    let mut kind = [0];
+    stream.read_exact(&mut kind)?;
+    let answer = vec![0x5A; if kind[0] == b's' { STREAM_BYTES } else { PAGE_BYTES }];
+    let mut request = [0; REQUEST_BYTES];
+    loop {
+        if kind[0] != b's' {
+            stream.read_exact(&mut request)?;
+        }
+        stream.write_all(&answer)?;
+    }
+}
+
+/// Blocking round trips of 16 bytes there and 4 KiB back.
+///
+/// # Errors
+/// When the connection fails.
+pub fn round_trip(address: &str, time: Duration) -> Result<Outcome, Box<dyn Error>> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_nodelay(true)?;
+    stream.write_all(b"r")?;
+    let mut page = [0; PAGE_BYTES];
+    timed(time, || {
+        stream.write_all(&[1; REQUEST_BYTES])?;
+        stream.read_exact(&mut page)?;
+        Ok(())
+    })
+}
+
+/// Bandwidth of one TCP stream in sends and receives of 256 KiB.
+///
+/// # Errors
+/// When the connection fails.
+pub fn stream(address: &str, time: Duration) -> Result<Outcome, Box<dyn Error>> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.write_all(b"s")?;
+    let mut buffer = vec![0; STREAM_BYTES];
+    for _ in 0..64 {
+        stream.read_exact(&mut buffer)?;
+    }
+    bandwidth(STREAM_BYTES, time, || Ok(stream.read_exact(&mut buffer)?))
+}
+
+/// A page fault answered by a handler thread that only copies (or moves) a page into place.
+///
+/// # Errors
+/// When there is no userfaultfd, or it cannot move.
+pub fn fault(moves: bool, handler_cpu: Option<usize>, time: Duration) -> Result<Outcome, Box<dyn Error>> {
+    const PAGES: usize = 4096;
+    let floor = FaultFloor::new(PAGES, FloorFeatures { moves, ..FloorFeatures::default() })?;
+    let mut page = 0;
+    std::thread::scope(|scope| {
+        let handler = scope.spawn(|| -> std::io::Result<()> {
+            if let Some(cpu) = handler_cpu {
+                pin(cpu)?;
+            }
+            // The last page is the signal to end.
+            loop {
+                let Some(fault) = floor.wait_fault()? else { continue };
+                if moves {
+                    floor.move_in(fault.page, fault.page, 1)?;
+                } else {
+                    floor.copy_in(fault.page, fault.page % 64, 1, false)?;
+                }
+                if fault.page == PAGES - 1 {
+                    return Ok(());
+                }
+            }
+        });
+        let outcome = timed(time, || {
+            black_box(floor.read(page));
+            page += 1;
+            if page == PAGES - 1 {
+                // Start again; the sample that pays for this lies beyond the 99th percentile.
+                if moves {
+                    floor.move_out(0, 0, PAGES - 1)?;
+                } else {
+                    floor.discard(0, PAGES - 1)?;
+                }
+                page = 0;
+            }
+            Ok(())
+        });
+        floor.read(PAGES - 1);
+        handler.join().map_err(|_| "the handler thread of the floor panicked")??;
+        outcome
+    })
+}
+
+/// Copies of single pages over memory that does not fit the cache.
+///
+/// # Errors
+/// None in practice.
+pub fn copy_pages(time: Duration) -> Result<Outcome, Box<dyn Error>> {
+    const PAGES: usize = 16 << 10;
+    let from = vec![1u8; PAGES * PAGE_BYTES];
+    let mut page = [0; PAGE_BYTES];
+    let mut turn = 0usize;
+    timed(time, || {
+        turn = (turn + 7919) % PAGES;
+        page.copy_from_slice(&from[turn * PAGE_BYTES..][..PAGE_BYTES]);
+        black_box(&page);
+        Ok(())
+    })
+}
+
+/// Sequential copies over memory that does not fit the cache.
+///
+/// # Errors
+/// None in practice.
+pub fn copy_sequential(time: Duration) -> Result<Outcome, Box<dyn Error>> {
+    const CHUNKS: usize = 256;
+    let from = vec![1u8; CHUNKS * STREAM_BYTES];
+    let mut to = vec![0u8; CHUNKS * STREAM_BYTES];
+    let mut turn = 0;
+    bandwidth(STREAM_BYTES, time, || {
+        turn = (turn + 1) % CHUNKS;
+        let range = turn * STREAM_BYTES..(turn + 1) * STREAM_BYTES;
+        to[range.clone()].copy_from_slice(&from[range]);
+        black_box(&to);
+        Ok(())
+    })
+}
+
+/// Microseconds of `one`, repeated for `time`.
+fn timed(time: Duration, mut one: impl FnMut() -> Result<(), Box<dyn Error>>) -> Result<Outcome, Box<dyn Error>> {
+    for _ in 0..200 {
+        one()?;
+    }
+    let mut histogram = Histogram::<u64>::new(3)?;
+    let start = Instant::now();
+    let mut now = start;
+    while now.duration_since(start) < time {
+        one()?;
+        let end = Instant::now();
+        histogram.saturating_record(end.duration_since(now).as_nanos() as u64);
+        now = end;
+    }
+    Ok(Outcome {
+        median: histogram.value_at_quantile(0.5) as f64 / 1000.0,
+        p99: histogram.value_at_quantile(0.99) as f64 / 1000.0,
+        n: histogram.len(),
+        per_s: histogram.len() as f64 / now.duration_since(start).as_secs_f64(),
+        ..Outcome::default()
+    })
+}
+
+/// GB/s of `one`, which moves `bytes`, repeated for `time`.
+fn bandwidth(
+    bytes: usize,
+    time: Duration,
+    one: impl FnMut() -> Result<(), Box<dyn Error>>,
+) -> Result<Outcome, Box<dyn Error>> {
+    let outcome = timed(time, one)?;
+    let gigabytes = bytes as f64 / 1e9;
+    Ok(Outcome { median: outcome.per_s * gigabytes, p99: gigabytes / (outcome.p99 * 1e-6), ..outcome })
+}

@@ -1,0 +1,97 @@
+//! The picture of `netvm bench fault`: latency of a fault to the left, bandwidth to the right.
+
+use std::error::Error;
+use std::path::Path;
+
+use plotters::prelude::*;
+
+use super::report::Row;
+
+const SIZE: (u32, u32) = (1000, 640);
+const NETVM: RGBColor = RGBColor(0x1b, 0x6c, 0xa8);
+const FLOOR: RGBColor = RGBColor(0xb8, 0xc4, 0xce);
+const PEER: RGBColor = RGBColor(0xe0, 0x9f, 0x3e);
+const INK: RGBColor = RGBColor(0x22, 0x2b, 0x33);
+
+/// One bar: what, how much, and the floor to mark on it.
+struct Bar {
+    label: String,
+    value: f64,
+    floor: Option<f64>,
+    color: RGBColor,
+}
+
+/// Writes an SVG file with two bar charts.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn write(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
+    let root = SVGBackend::new(path, SIZE).into_drawing_area();
+    root.fill(&WHITE)?;
+    let (upper, lower) = root.split_vertically(SIZE.1 / 2);
+    let latency = ["random-read", "random-rmw"];
+    let bandwidth = ["seq-read", "seq-write"];
+    chart(&upper, "Far page fault, median microseconds (lower is better)", &bars(rows, &latency))?;
+    chart(&lower, "Sequential, GB/s (higher is better)", &bars(rows, &bandwidth))?;
+    root.present()?;
+    Ok(())
+}
+
+fn bars(rows: &[Row], cases: &[&str]) -> Vec<Bar> {
+    let mut bars = Vec::new();
+    for case in cases {
+        for row in rows.iter().filter(|row| row.case == *case) {
+            let Some(value) = row.median else { continue };
+            let (who, color) = match row.peer {
+                None => (row.placement.unwrap_or("netvm"), NETVM),
+                Some(peer) => (peer, PEER),
+            };
+            let floor = row.floor.filter(|_| row.peer.is_none());
+            bars.push(Bar { label: format!("{case}  {who}"), value, floor, color });
+        }
+    }
+    bars
+}
+
+/// Horizontal bars with their labels to the left and their values at the end; a floor is a pale bar behind.
+fn chart<DB: DrawingBackend>(
+    area: &DrawingArea<DB, plotters::coord::Shift>,
+    title: &str,
+    bars: &[Bar],
+) -> Result<(), Box<dyn Error>>
+where
+    DB::ErrorType: 'static,
+{
+    const LEFT: i32 = 210;
+    const TOP: i32 = 44;
+    let (width, height) = area.dim_in_pixel();
+    let (width, height) = (width as i32, height as i32);
+    area.draw(&Text::new(title.to_string(), (16, 12), ("sans-serif", 18).into_font().color(&INK)))?;
+    let legend = [(NETVM, "netvm"), (FLOOR, "floor (bare kernel)"), (PEER, "swap")];
+    for (index, (color, name)) in legend.iter().enumerate() {
+        let x = width - 330 + index as i32 * 90 + if index == 2 { 60 } else { 0 };
+        area.draw(&Rectangle::new([(x, 16), (x + 12, 28)], color.filled()))?;
+        area.draw(&Text::new(name.to_string(), (x + 17, 16), ("sans-serif", 13).into_font().color(&INK)))?;
+    }
+    let most = bars.iter().map(|bar| bar.value.max(bar.floor.unwrap_or(0.0))).fold(0.0, f64::max);
+    if most <= 0.0 {
+        return Ok(());
+    }
+    let step = ((height - TOP - 12) / bars.len() as i32).min(40);
+    let scale = f64::from(width - LEFT - 130) / most;
+    for (index, bar) in bars.iter().enumerate() {
+        let y = TOP + index as i32 * step;
+        let thick = step * 3 / 4;
+        let style = ("sans-serif", f64::from(step.clamp(8, 20)) * 0.7).into_font().color(&INK);
+        let reach = |value: f64| LEFT + (value * scale) as i32;
+        area.draw(&Text::new(bar.label.clone(), (16, y + thick / 5), style.clone()))?;
+        if let Some(floor) = bar.floor {
+            area.draw(&Rectangle::new([(LEFT, y), (reach(floor), y + thick)], FLOOR.filled()))?;
+        }
+        let inset = if bar.floor.is_some() { thick / 4 } else { 0 };
+        area.draw(&Rectangle::new([(LEFT, y + inset), (reach(bar.value), y + thick - inset)], bar.color.filled()))?;
+        let end = reach(bar.value.max(bar.floor.unwrap_or(0.0)));
+        area.draw(&Text::new(format!("{:.1}", bar.value), (end + 6, y + thick / 5), style))?;
+    }
+    Ok(())
+}

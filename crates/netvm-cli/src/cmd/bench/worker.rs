@@ -1,0 +1,318 @@
+//! The program under test of `netvm bench fault`: a process of its own that walks over memory and times itself.
+//!
+//! It obeys one-word commands on standard input (`fill`, then the cases) and answers each with one line of JSON, so that
+//! its keeper can interleave it with others. It ends when its input ends.
+
+use std::error::Error;
+use std::io::{BufRead, Write};
+use std::time::{Duration, Instant};
+
+use clap::{Args, ValueEnum};
+use hdrhistogram::Histogram;
+use netvm::pager::{Pager, PagerConfig};
+use netvm_sys::mapping::Mapping;
+use netvm_sys::shared::SharedSlice;
+use serde::{Deserialize, Serialize};
+
+use super::PAGE_BYTES;
+
+const WORDS: usize = PAGE_BYTES / 8;
+
+/// A random access below this many nanoseconds found its page in local memory; a fault costs at least twice as much.
+const FAULT_NS_MIN: u64 = 1000;
+
+/// Bytes between two readings of the clock in the sequential cases.
+pub const CHUNK_BYTES: usize = 1 << 20;
+
+#[derive(Args, Debug)]
+pub struct WorkerArgs {
+    /// Lender of the far memory; without one the memory is ordinary
+    #[arg(long)]
+    lender: Option<String>,
+    #[arg(long)]
+    local_bytes: u64,
+    #[arg(long)]
+    size_bytes: u64,
+    /// How long one case takes, about
+    #[arg(long)]
+    case_ms: u64,
+    #[arg(long)]
+    cpu: Option<usize>,
+    #[arg(long)]
+    pager_cpu: Option<usize>,
+    /// Second half of every page is zero
+    #[arg(long)]
+    compressible: bool,
+}
+
+/// The access patterns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Case {
+    /// One word of a random page.
+    RandomRead,
+    /// One word of a random page is read, incremented and written.
+    RandomRmw,
+    /// Every page in order is read whole.
+    SeqRead,
+    /// Every page in order is overwritten whole.
+    SeqWrite,
+}
+
+impl Case {
+    pub const ALL: [Case; 4] = [Case::RandomRead, Case::RandomRmw, Case::SeqRead, Case::SeqWrite];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Case::RandomRead => "random-read",
+            Case::RandomRmw => "random-rmw",
+            Case::SeqRead => "seq-read",
+            Case::SeqWrite => "seq-write",
+        }
+    }
+
+    pub fn is_random(self) -> bool {
+        matches!(self, Case::RandomRead | Case::RandomRmw)
+    }
+}
+
+/// What a worker says about one repetition of one case.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Outcome {
+    /// Empty, or why the case failed.
+    pub error: String,
+    /// Random cases: microseconds of an access that faulted. Sequential: GB/s over all.
+    pub median: f64,
+    /// 99th percentile; for the sequential cases the GB/s that 99 % of the chunks reach.
+    pub p99: f64,
+    /// Faulting accesses, or pages in the sequential cases.
+    pub n: u64,
+    /// Faults (or pages) per second of the whole repetition.
+    pub per_s: f64,
+    /// Local memory in use at most, in bytes, as far as known.
+    pub local_bytes_peak: u64,
+}
+
+struct Worker {
+    memory: SharedSlice,
+    /// What keeps the memory alive.
+    owner: Owner,
+    pages: usize,
+    compressible: bool,
+    template: [u64; WORDS],
+    /// Per page: which content was written last, how often its first word was incremented since, and the sum of its words.
+    generations: Vec<u32>,
+    increments: Vec<u32>,
+    sums: Vec<u64>,
+    random: u64,
+    case: Duration,
+}
+
+enum Owner {
+    Far(std::sync::Arc<Pager>),
+    Plain(#[allow(dead_code, reason = "only kept alive")] Mapping),
+}
+
+/// Runs a worker until its input ends.
+///
+/// # Errors
+/// When the memory cannot be had.
+pub fn run(args: &WorkerArgs) -> Result<(), Box<dyn Error>> {
+    if let Some(cpu) = args.cpu {
+        netvm_sys::thread::pin(cpu)?;
+    }
+    let mut worker = Worker::new(args)?;
+    for line in std::io::stdin().lock().lines() {
+        let outcome = match line?.as_str() {
+            "fill" => worker.fill().map(|()| Outcome::default()),
+            name => match Case::ALL.iter().find(|case| case.name() == name) {
+                Some(&case) => worker.measure(case),
+                None => Err(format!("unknown case {name}").into()),
+            },
+        };
+        let outcome = outcome.unwrap_or_else(|error| Outcome { error: error.to_string(), ..Outcome::default() });
+        let mut out = std::io::stdout().lock();
+        serde_json::to_writer(&mut out, &outcome)?;
+        writeln!(out)?;
+        out.flush()?;
+    }
+    Ok(())
+}
+
+/// A finaliser with full avalanche (splitmix64).
+fn mix(value: u64) -> u64 {
+    let value = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    value ^ (value >> 31)
+}
+
+impl Worker {
+    fn new(args: &WorkerArgs) -> Result<Self, Box<dyn Error>> {
+        let bytes = usize::try_from(args.size_bytes)?.next_multiple_of(CHUNK_BYTES);
+        let (memory, owner) = match &args.lender {
+            Some(lender) => {
+                let pager = Pager::start(PagerConfig {
+                    local_bytes: args.local_bytes,
+                    lenders: vec![lender.clone()],
+                    area_bytes: 1 << 36,
+                    name: "netvm bench".into(),
+                    cpu: args.pager_cpu,
+                    ..PagerConfig::default()
+                })?;
+                let address = pager.area().start;
+                pager.map(address, bytes, libc::PROT_READ | libc::PROT_WRITE)?;
+                (pager.memory(address, bytes)?, Owner::Far(pager))
+            }
+            None => {
+                let mapping = Mapping::anonymous(bytes)?;
+                (mapping.shared(), Owner::Plain(mapping))
+            }
+        };
+        let pages = bytes / PAGE_BYTES;
+        Ok(Self {
+            memory,
+            owner,
+            pages,
+            compressible: args.compressible,
+            template: std::array::from_fn(|word| mix(word as u64)),
+            generations: vec![0; pages],
+            increments: vec![0; pages],
+            sums: vec![0; pages],
+            random: 0x1234_5678_9ABC_DEF1,
+            case: Duration::from_millis(args.case_ms),
+        })
+    }
+
+    /// The word that belongs at a place now.
+    fn expected(&self, page: usize, word: usize) -> u64 {
+        if self.compressible && word >= WORDS / 2 {
+            return 0;
+        }
+        let key = mix(((page as u64) << 32) | u64::from(self.generations[page]));
+        let value = self.template[word] ^ key;
+        if word == 0 { value.wrapping_add(u64::from(self.increments[page])) } else { value }
+    }
+
+    /// Overwrites a page with new content.
+    fn write_page(&mut self, page: usize) -> Result<(), Box<dyn Error>> {
+        self.generations[page] = self.generations[page].wrapping_add(1);
+        self.increments[page] = 0;
+        let key = mix(((page as u64) << 32) | u64::from(self.generations[page]));
+        let random_words = if self.compressible { WORDS / 2 } else { WORDS };
+        let mut bytes = [0; PAGE_BYTES];
+        let mut sum = 0u64;
+        for (slot, word) in bytes.chunks_exact_mut(8).zip(self.template).take(random_words) {
+            sum = sum.wrapping_add(word ^ key);
+            slot.copy_from_slice(&(word ^ key).to_ne_bytes());
+        }
+        self.sums[page] = sum;
+        self.memory.write_from(page * PAGE_BYTES, &bytes).ok_or("page outside the memory")?;
+        Ok(())
+    }
+
+    fn check_page(&self, page: usize, bytes: &mut [u8; PAGE_BYTES]) -> Result<(), Box<dyn Error>> {
+        self.memory.read_into(page * PAGE_BYTES, bytes).ok_or("page outside the memory")?;
+        let mut sum = 0u64;
+        for word in bytes.as_chunks::<8>().0 {
+            sum = sum.wrapping_add(u64::from_ne_bytes(*word));
+        }
+        if sum == self.sums[page] { Ok(()) } else { Err(format!("wrong data in page {page}").into()) }
+    }
+
+    fn fill(&mut self) -> Result<(), Box<dyn Error>> {
+        (0..self.pages).try_for_each(|page| self.write_page(page))
+    }
+
+    fn faults(&self) -> Option<u64> {
+        match &self.owner {
+            Owner::Far(pager) => Some(pager.stats().faults),
+            Owner::Plain(_) => None,
+        }
+    }
+
+    fn measure(&mut self, case: Case) -> Result<Outcome, Box<dyn Error>> {
+        let mut outcome = if case.is_random() { self.random(case)? } else { self.sequential(case)? };
+        if let Owner::Far(pager) = &self.owner {
+            outcome.local_bytes_peak = pager.stats().local_frames_peak * PAGE_BYTES as u64;
+        }
+        Ok(outcome)
+    }
+
+    fn random(&mut self, case: Case) -> Result<Outcome, Box<dyn Error>> {
+        let mut histogram = Histogram::<u64>::new(3)?;
+        let faults_before = self.faults();
+        let start = Instant::now();
+        let mut accesses = 0u64;
+        let mut now = start;
+        // The time of an access is from the end of the last one, so that nothing is left out.
+        while now.duration_since(start) < self.case {
+            self.random ^= self.random << 13;
+            self.random ^= self.random >> 7;
+            self.random ^= self.random << 17;
+            let page = (self.random >> 20) as usize % self.pages;
+            let word = if case == Case::RandomRmw { 0 } else { (self.random & 0x1FF) as usize };
+            let offset = page * PAGE_BYTES + word * 8;
+            let mut bytes = [0; 8];
+            self.memory.read_into(offset, &mut bytes).ok_or("page outside the memory")?;
+            let value = u64::from_ne_bytes(bytes);
+            if value != self.expected(page, word) {
+                return Err(format!("wrong data in page {page}, word {word}").into());
+            }
+            if case == Case::RandomRmw {
+                self.memory.write_from(offset, &value.wrapping_add(1).to_ne_bytes()).ok_or("page outside")?;
+                self.increments[page] += 1;
+                self.sums[page] = self.sums[page].wrapping_add(1);
+            }
+            let end = Instant::now();
+            let nanos = end.duration_since(now).as_nanos() as u64;
+            now = end;
+            accesses += 1;
+            if nanos >= FAULT_NS_MIN {
+                histogram.saturating_record(nanos);
+            }
+        }
+        let seconds = now.duration_since(start).as_secs_f64();
+        let counted = match (faults_before, self.faults()) {
+            // A read-modify-write of a protected page is two faults but one access.
+            (Some(before), Some(after)) => (after - before).min(accesses),
+            _ => histogram.len(),
+        };
+        Ok(Outcome {
+            median: histogram.value_at_quantile(0.5) as f64 / 1000.0,
+            p99: histogram.value_at_quantile(0.99) as f64 / 1000.0,
+            n: histogram.len(),
+            per_s: counted as f64 / seconds,
+            ..Outcome::default()
+        })
+    }
+
+    fn sequential(&mut self, case: Case) -> Result<Outcome, Box<dyn Error>> {
+        let chunk_pages = CHUNK_BYTES / PAGE_BYTES;
+        let mut histogram = Histogram::<u64>::new(3)?;
+        let mut bytes = [0; PAGE_BYTES];
+        let mut walked = 0u64;
+        let start = Instant::now();
+        // Whole passes only, so that what is still local from the last one weighs the same every time.
+        while walked == 0 || start.elapsed() < self.case {
+            for chunk in 0..self.pages / chunk_pages {
+                let begun = Instant::now();
+                for page in chunk * chunk_pages..(chunk + 1) * chunk_pages {
+                    match case {
+                        Case::SeqWrite => self.write_page(page)?,
+                        _ => self.check_page(page, &mut bytes)?,
+                    }
+                }
+                histogram.saturating_record(begun.elapsed().as_nanos() as u64);
+            }
+            walked += self.pages as u64;
+        }
+        let seconds = start.elapsed().as_secs_f64();
+        Ok(Outcome {
+            median: (walked as f64 * PAGE_BYTES as f64) / seconds / 1e9,
+            p99: CHUNK_BYTES as f64 / histogram.value_at_quantile(0.99) as f64,
+            n: walked,
+            per_s: walked as f64 / seconds,
+            ..Outcome::default()
+        })
+    }
+}

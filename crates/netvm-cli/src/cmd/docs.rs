@@ -1,0 +1,36 @@
+//! `netvm completions` and `netvm man`: made from the command line's own definition.
+
+use super::Outcome;
+use clap::{Args, Command};
+use clap_complete::Shell;
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Arguments of `netvm completions`.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  netvm completions bash > /etc/bash_completion.d/netvm")]
+pub struct CompletionsArgs {
+    /// The shell
+    shell: Shell,
+}
+
+/// Arguments of `netvm man`.
+#[derive(Args, Debug)]
+#[command(after_help = "Example:\n  netvm man /usr/local/share/man/man1")]
+pub struct ManArgs {
+    /// Folder for the pages; it is created if need be
+    folder: PathBuf,
+}
+
+pub fn completions(args: &CompletionsArgs, mut command: Command) -> Outcome {
+    clap_complete::generate(args.shell, &mut command, "netvm", &mut io::stdout());
+    Ok(ExitCode::SUCCESS)
+}
+
+pub fn man(args: &ManArgs, command: Command) -> Outcome {
+    std::fs::create_dir_all(&args.folder)
+        .and_then(|()| clap_mangen::generate_to(command, &args.folder))
+        .map_err(|error| format!("cannot write manual pages to {}: {error}", args.folder.display()))?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,216 @@
+//! `netvm doctor`: what works on this machine, why the rest does not, and what would help.
+
+use super::Outcome;
+use crate::size::Size;
+use clap::Args;
+use netvm_sys::uffd;
+use serde::Serialize;
+use std::path::Path;
+use std::process::ExitCode;
+
+/// Arguments of `netvm doctor`.
+#[derive(Args, Debug)]
+#[command(after_help = "Exit code: 0 when `netvm run` and `netvm lend` can work here, 1 otherwise.")]
+pub struct DoctorArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+enum Verdict {
+    /// It works.
+    Ok,
+    /// netvm works without it, less well or with fewer views.
+    Without,
+    /// netvm does not work without it.
+    Missing,
+}
+
+#[derive(Debug, Serialize)]
+struct Finding {
+    what: &'static str,
+    verdict: Verdict,
+    found: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fix: Option<String>,
+}
+
+fn finding(what: &'static str, verdict: Verdict, found: impl Into<String>, fix: Option<&str>) -> Finding {
+    Finding { what, verdict, found: found.into(), fix: fix.map(str::to_owned) }
+}
+
+pub fn run(args: &DoctorArgs) -> Outcome {
+    let findings: Vec<Finding> = [kernel(), glibc()]
+        .into_iter()
+        .chain(userfaultfd())
+        .chain([preload(), memory(), overcommit(), address_limit(), hugepages(), pressure()])
+        .chain(views())
+        .collect();
+    let works = findings.iter().all(|finding| finding.verdict != Verdict::Missing);
+    if args.json {
+        println!("{}", serde_json::json!({ "works": works, "findings": findings }));
+    } else {
+        for finding in &findings {
+            let mark = match finding.verdict {
+                Verdict::Ok => "ok     ",
+                Verdict::Without => "-      ",
+                Verdict::Missing => "MISSING",
+            };
+            println!("{mark} {:<22} {}", finding.what, finding.found);
+            if let Some(fix) = &finding.fix {
+                println!("        {:<22} -> {fix}", "");
+            }
+        }
+        println!("{}", if works { "netvm run and netvm lend work here." } else { "netvm run does not work here." });
+    }
+    Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn read(path: &str) -> Option<String> {
+    std::fs::read_to_string(path).ok().map(|text| text.trim().to_owned())
+}
+
+fn kernel() -> Finding {
+    let release = read("/proc/sys/kernel/osrelease").unwrap_or_else(|| "unknown".into());
+    finding("kernel", Verdict::Ok, format!("Linux {release} {}", std::env::consts::ARCH), None)
+}
+
+fn glibc() -> Finding {
+    let loader = ["/lib64/ld-linux-x86-64.so.2", "/lib/ld-linux-aarch64.so.1"];
+    match loader.iter().find(|path| Path::new(path).exists()) {
+        Some(path) => finding("C library", Verdict::Ok, format!("glibc ({path})"), None),
+        None => finding(
+            "C library",
+            Verdict::Missing,
+            "no glibc loader found",
+            Some("netvm run preloads into glibc programs; lend and status work without"),
+        ),
+    }
+}
+
+fn userfaultfd() -> Vec<Finding> {
+    let (features, access) = match uffd::probe() {
+        Ok(found) => found,
+        Err(error) => {
+            return vec![finding(
+                "userfaultfd",
+                Verdict::Missing,
+                format!("not permitted: {error}"),
+                Some(
+                    "as root: sysctl vm.unprivileged_userfaultfd=1, or chmod 666 /dev/userfaultfd, or give CAP_SYS_PTRACE",
+                ),
+            )];
+        }
+    };
+    let how = match access {
+        uffd::Access::Syscall => "full mode by system call",
+        uffd::Access::Device => "full mode by /dev/userfaultfd",
+    };
+    let feature = |bit: u64, what: &'static str, with: &str, without: &'static str| {
+        if features & bit != 0 {
+            finding(what, Verdict::Ok, with, None)
+        } else {
+            finding(what, Verdict::Without, without, None)
+        }
+    };
+    vec![
+        finding("userfaultfd", Verdict::Ok, how, None),
+        feature(uffd::FEATURE_MOVE, "  move pages", "pages travel without a copy", "needs Linux 6.8; pages are copied instead"),
+        feature(uffd::FEATURE_POISON, "  poison pages", "available", "needs Linux 6.6"),
+        feature(uffd::FEATURE_WP_ASYNC, "  async protection", "available (not used by default)", "needs Linux 6.7"),
+    ]
+}
+
+fn preload() -> Finding {
+    match super::run::find_preload() {
+        Ok(path) => finding("preload library", Verdict::Ok, path.display().to_string(), None),
+        Err(error) => finding(
+            "preload library",
+            Verdict::Missing,
+            error,
+            Some("cargo build --release -p netvm-preload"),
+        ),
+    }
+}
+
+fn memory() -> Finding {
+    let meminfo = read("/proc/meminfo").unwrap_or_default();
+    let kib = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0)
+    };
+    let text =
+        format!("{} of {} available", Size(kib("MemAvailable:") << 10), Size(kib("MemTotal:") << 10));
+    finding("memory", Verdict::Ok, text, None)
+}
+
+fn overcommit() -> Finding {
+    match read("/proc/sys/vm/overcommit_memory").as_deref() {
+        Some("2") => finding(
+            "overcommit",
+            Verdict::Missing,
+            "vm.overcommit_memory is 2: large reservations are refused",
+            Some("sysctl vm.overcommit_memory=0, or give a small --area"),
+        ),
+        mode => finding("overcommit", Verdict::Ok, format!("vm.overcommit_memory is {}", mode.unwrap_or("unknown")), None),
+    }
+}
+
+fn address_limit() -> Finding {
+    let limits = read("/proc/self/limits").unwrap_or_default();
+    let line = limits.lines().find(|line| line.starts_with("Max address space")).unwrap_or_default();
+    let soft = line["Max address space".len().min(line.len())..].split_ascii_whitespace().next().unwrap_or("unknown");
+    if soft == "unlimited" || soft == "unknown" {
+        return finding("address space limit", Verdict::Ok, soft, None);
+    }
+    finding(
+        "address space limit",
+        Verdict::Missing,
+        format!("{soft} bytes"),
+        Some("ulimit -v unlimited, or give a small --area"),
+    )
+}
+
+fn hugepages() -> Finding {
+    let free = read("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").unwrap_or_default();
+    match free.as_str() {
+        "" | "0" => finding(
+            "huge pages",
+            Verdict::Without,
+            "none reserved; lend --hugepages uses transparent ones where it can",
+            Some("sysctl vm.nr_hugepages=N reserves N of 2 MiB each"),
+        ),
+        number => finding("huge pages", Verdict::Ok, format!("{number} free of 2 MiB each"), None),
+    }
+}
+
+fn pressure() -> Finding {
+    match read("/proc/pressure/memory") {
+        Some(text) => {
+            let some = text.lines().next().unwrap_or_default().to_owned();
+            finding("memory pressure", Verdict::Ok, some, None)
+        }
+        None => finding("memory pressure", Verdict::Without, "no /proc/pressure/memory (PSI)", Some("boot with psi=1")),
+    }
+}
+
+/// Kernel interfaces that other views of lent memory use.
+fn views() -> Vec<Finding> {
+    [
+        ("FUSE", "/dev/fuse", "file view"),
+        ("NBD", "/dev/nbd0", "block view by nbd.ko"),
+        ("ublk", "/dev/ublk-control", "block view by ublk"),
+        ("zram", "/sys/class/zram-control", "peer of the swap benchmarks"),
+    ]
+    .into_iter()
+    .map(|(what, path, purpose)| {
+        if Path::new(path).exists() {
+            finding(what, Verdict::Ok, format!("{path} ({purpose})"), None)
+        } else {
+            finding(what, Verdict::Without, format!("no {path} ({purpose})"), None)
+        }
+    })
+    .collect()
+}

@@ -1,0 +1,12 @@
+//! The commands.
+
+pub mod bench;
+pub mod demo;
+pub mod docs;
+pub mod doctor;
+pub mod lend;
+pub mod run;
+pub mod status;
+
+/// What a command returns: the process's exit code, or a sentence for standard error (exit code 125).
+pub type Outcome = Result<std::process::ExitCode, Box<dyn std::error::Error>>;

@@ -1,0 +1,313 @@
+//! `netvm run`: a program on lent memory.
+
+use super::Outcome;
+use crate::elf;
+use crate::size::Size;
+use clap::Args;
+use netvm::pager::LOCAL_BYTES_MIN;
+use netvm::runfile::{RunFile, RunParams};
+use netvm::stats::PagerStats;
+use netvm_sys::signal::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, Signals};
+use serde_json::json;
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+const PRELOAD: &str = "libnetvm_preload.so";
+
+/// Arguments of `netvm run`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Large anonymous memory of the program (malloc, mmap) becomes far memory: at most --local of it is in this machine at any
+time, for all processes of the run together; the rest is on the lenders. Small programs pay nothing.
+
+Not covered: statically linked programs, programs that make system calls without libc, set-user-ID programs.
+
+Examples:
+  netvm run --local 256M -- sort --buffer-size=2G big.txt          a private lender on this machine
+  netvm run --local 1G --lender a:7070 --lender b:7070 -- python3 job.py
+  netvm run --local 512M --stats -- sh -c 'first && second'
+
+Exit code: the program's; 128 + N if signal N ended it; 125 if netvm itself could not go on.")]
+pub struct RunArgs {
+    /// Local memory for the program's large data
+    #[arg(long, value_name = "SIZE", default_value = "256M")]
+    pub local: Size,
+    /// A lender's address, HOST:PORT or unix:/path; may be given several times
+    #[arg(long, value_name = "ADDR")]
+    pub lender: Vec<String>,
+    /// Without --lender: size of the private lender [default: most of this machine's free memory]
+    #[arg(long, value_name = "SIZE", conflicts_with = "lender")]
+    pub lend_size: Option<Size>,
+    /// Print a summary at the end
+    #[arg(long)]
+    pub stats: bool,
+    /// Print the summary as JSON
+    #[arg(long)]
+    pub json: bool,
+    /// Allocations and mappings of at least this size become far memory
+    #[arg(long, value_name = "SIZE", default_value = "128K")]
+    pub threshold: Size,
+    /// Small allocations stay local until a process has this much of them
+    #[arg(long, value_name = "SIZE", default_value = "16M")]
+    pub small_local: Size,
+    /// Address space for far memory in each process
+    #[arg(long, value_name = "SIZE", default_value = "1T")]
+    pub area: Size,
+    /// The program and its arguments
+    #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+    pub program: Vec<OsString>,
+}
+
+/// The folder of one run: run file and socket. Removed at the end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn create() -> Result<Self, String> {
+        let base = ["/dev/shm", "/tmp"].into_iter().map(Path::new).find(|path| path.is_dir());
+        let base = base.ok_or("neither /dev/shm nor /tmp is there to keep the run's state in")?;
+        for attempt in 0..100 {
+            let path = base.join(format!("netvm-{}-{attempt}", std::process::id()));
+            match std::fs::DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => return Ok(Self(path)),
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(format!("cannot create {}: {error}", path.display())),
+            }
+        }
+        Err(format!("{} is full of old runs; remove {}/netvm-*", base.display(), base.display()))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // Left behind at worst: a small file.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// A lender for this run alone. It ends when its standard input does and no borrower is left.
+struct PrivateLender {
+    child: Child,
+}
+
+impl PrivateLender {
+    fn start(socket: &Path, size: Size) -> Result<Self, String> {
+        let program = std::env::current_exe().map_err(|error| format!("cannot find netvm itself: {error}"))?;
+        let mut child = Command::new(program)
+            .args(["lend", "--private", "--size", &size.0.to_string(), "--listen"])
+            .arg(format!("unix:{}", socket.display()))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .map_err(|error| format!("cannot start a private lender: {error}"))?;
+        let mut line = String::new();
+        if let Some(out) = child.stdout.take() {
+            // No line means that it failed; it said why on standard error.
+            let _ = BufReader::new(out).read_line(&mut line);
+        }
+        if line.is_empty() {
+            let _ = child.wait();
+            return Err("the private lender did not start".into());
+        }
+        Ok(Self { child })
+    }
+}
+
+impl Drop for PrivateLender {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        // It has no borrowers any more: it ends by itself, at once.
+        let _ = self.child.wait();
+    }
+}
+
+/// What a run did.
+pub struct Report {
+    pub status: ExitStatus,
+    pub elapsed: Duration,
+    pub stats: PagerStats,
+    pub message: Option<String>,
+}
+
+pub fn run(args: RunArgs) -> Outcome {
+    let report = execute(&args, |command| command)?;
+    if args.json {
+        eprintln!("{}", to_json(&args, &report));
+    } else if args.stats {
+        eprintln!("{}", to_line(&report));
+    }
+    Ok(ExitCode::from(exit_code(report.status)))
+}
+
+/// Carries out a run; `prepare` may change how the program is started.
+pub fn execute(args: &RunArgs, prepare: impl FnOnce(&mut Command) -> &mut Command) -> Result<Report, Box<dyn std::error::Error>> {
+    if args.local.0 < LOCAL_BYTES_MIN {
+        return Err(format!(
+            "--local {} is too little to work with; give at least {}",
+            args.local,
+            Size(LOCAL_BYTES_MIN)
+        )
+        .into());
+    }
+    let Some((program, rest)) = args.program.split_first() else { return Err("no program is given".into()) };
+    let path = elf::find(&program.to_string_lossy())?;
+    elf::check(&path)?;
+    let preload = find_preload()?;
+    // Before any thread: the threads of this process must not take the signals.
+    let signals = Signals::block(&[SIGCHLD, SIGTERM, SIGHUP, SIGINT, SIGQUIT]);
+    let folder = Folder::create()?;
+    let mut lenders = args.lender.clone();
+    let mut private = None;
+    if lenders.is_empty() {
+        let socket = folder.0.join("lender");
+        private = Some(PrivateLender::start(&socket, args.lend_size.unwrap_or_else(free_memory))?);
+        lenders.push(format!("unix:{}", socket.display()));
+    } else {
+        for address in &lenders {
+            let status = netvm::lender::status(address)?;
+            if status.size_bytes - status.used_bytes.min(status.size_bytes) < status.slab_bytes {
+                return Err(netvm::Error::LenderFull {
+                    lender: address.clone(),
+                    size_bytes: status.size_bytes,
+                    used_bytes: status.used_bytes,
+                }
+                .into());
+            }
+        }
+    }
+    let run_file = folder.0.join("run");
+    let run = RunFile::create(
+        &run_file,
+        &RunParams {
+            budget_bytes: args.local.0,
+            area_bytes: args.area.0,
+            small_local_bytes: args.small_local.0,
+            far_threshold_bytes: args.threshold.0,
+            lenders: lenders.join(","),
+            verbose: args.stats,
+        },
+    )?;
+    let mut command = Command::new(&path);
+    command.args(rest).env("LD_PRELOAD", preload_list(&preload)).env("NETVM_RUN", &run_file);
+    let started = Instant::now();
+    let mut child =
+        prepare(&mut command).spawn().map_err(|error| format!("cannot run {}: {error}", path.display()))?;
+    let status = supervise(&mut child, &signals)?;
+    wait_for_the_rest(&run, &signals);
+    let report =
+        Report { status, elapsed: started.elapsed(), stats: run.summary(), message: run.message() };
+    drop(private);
+    Ok(report)
+}
+
+/// Hands signals on until the program has ended.
+fn supervise(child: &mut Child, signals: &Signals) -> Result<ExitStatus, String> {
+    loop {
+        if let Some(status) = child.try_wait().map_err(|error| format!("cannot wait for the program: {error}"))? {
+            return Ok(status);
+        }
+        match signals.wait() {
+            // From a terminal the program has got it too.
+            SIGCHLD | SIGINT | SIGQUIT => {}
+            // It may have ended in this moment.
+            signal => drop(netvm_sys::signal::send(child.id(), signal)),
+        }
+    }
+}
+
+/// Processes that the program left in the background still need the run's folder and lender.
+fn wait_for_the_rest(run: &Arc<RunFile>, signals: &Signals) {
+    run.reap();
+    if run.processes() == 0 {
+        return;
+    }
+    std::thread::sleep(Duration::from_millis(20));
+    run.reap();
+    if run.processes() > 0 {
+        eprintln!("netvm: waiting for {} background process(es) of this run", run.processes());
+    }
+    let until = signals.descriptor();
+    while run.processes() > 0 {
+        let mut fds: Vec<_> = until.iter().map(netvm_sys::thread::readable).collect();
+        match netvm_sys::thread::poll(&mut fds, Some(Duration::from_millis(100))) {
+            Ok(0) => run.reap(),
+            // Told to stop: their memory goes with the lender.
+            Ok(_) if signals.wait() != SIGCHLD => return,
+            _ => run.reap(),
+        }
+    }
+}
+
+/// Most of the memory that is free now.
+fn free_memory() -> Size {
+    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
+    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(4 << 20);
+    Size(kib * 1024 / 10 * 9)
+}
+
+/// The preloaded library: beside the program, in ../lib/netvm, or where NETVM_PRELOAD says.
+pub fn find_preload() -> Result<PathBuf, String> {
+    if let Some(path) = std::env::var_os("NETVM_PRELOAD") {
+        return Ok(path.into());
+    }
+    let program = std::env::current_exe().map_err(|error| format!("cannot find netvm itself: {error}"))?;
+    let folder = program.parent().unwrap_or(Path::new("/"));
+    let places = [folder.join(PRELOAD), folder.join("deps").join(PRELOAD), folder.join("../lib/netvm").join(PRELOAD)];
+    let found = places.iter().find(|path| path.is_file());
+    found.cloned().ok_or_else(|| {
+        format!(
+            "{PRELOAD} is not beside {}; build it with `cargo build --release -p netvm-preload`, or name it in NETVM_PRELOAD",
+            program.display()
+        )
+    })
+}
+
+fn preload_list(preload: &Path) -> OsString {
+    let mut list = preload.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        list.push(":");
+        list.push(others);
+    }
+    list
+}
+
+fn exit_code(status: ExitStatus) -> u8 {
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)) as u8
+}
+
+fn to_line(report: &Report) -> String {
+    let stats = &report.stats;
+    let mib = |bytes: u64| bytes >> 20;
+    format!(
+        "netvm: {:.2} s; {} faults ({} without I/O), {} pages prefetched, {} of them hit; {} MiB in, {} MiB out; \
+         local peak {} MiB",
+        report.elapsed.as_secs_f64(),
+        stats.faults,
+        stats.rescues + stats.zero_fills,
+        stats.prefetched,
+        stats.prefetch_hits.min(stats.prefetched),
+        mib(stats.bytes_in),
+        mib(stats.bytes_out),
+        mib(stats.local_frames_peak * 4096),
+    )
+}
+
+fn to_json(args: &RunArgs, report: &Report) -> serde_json::Value {
+    let mut object = json!({
+        "elapsed_s": report.elapsed.as_secs_f64(),
+        "exit_code": exit_code(report.status),
+        "local_bytes": args.local.0,
+        "local_bytes_peak": report.stats.local_frames_peak * 4096,
+        "message": report.message,
+    });
+    for (name, value) in PagerStats::NAMES.iter().zip(report.stats.values()) {
+        object[*name] = value.into();
+    }
+    object
+}

@@ -1,0 +1,598 @@
+//! A borrower's connection to one lender.
+
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::time::{Duration, Instant};
+
+use netvm_core::endpoint::{Answer, Event, OpError, PostError};
+use netvm_core::limits::{HELLO_BYTES, PIECES_MAX};
+use netvm_core::wire::{BodyReader, BodyWriter, Hello, Refusal, Role, Status, WireError};
+use netvm_sys::net::{self, Address, Incoming, Outgoing, Stream};
+use netvm_sys::shared::SharedSlice;
+
+use super::protocol::{self, LenderStatus};
+use crate::error::{Error, Result};
+use crate::link::Link;
+use crate::link::session::{Failure, NoMemory, Session};
+
+/// How to borrow.
+#[derive(Clone, Debug)]
+pub struct BorrowOptions {
+    /// Name under which the lender lists this borrower.
+    pub name: String,
+    /// Process to list; this one if `None`.
+    pub pid: Option<u32>,
+    /// How long to try to connect.
+    pub connect_timeout: Duration,
+    /// How long a blocking call waits for the lender's answer.
+    pub call_timeout: Duration,
+}
+
+impl Default for BorrowOptions {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            pid: None,
+            connect_timeout: Duration::from_secs(4),
+            call_timeout: Duration::from_secs(4),
+        }
+    }
+}
+
+/// Number of the operations that blocking calls post: not for users.
+const INTERNAL: u64 = u64::MAX;
+
+/// An operation has ended.
+#[derive(Clone, Debug)]
+pub struct Completion {
+    /// The number it was posted under.
+    pub token: u64,
+    /// How it ended.
+    pub result: Result<()>,
+}
+
+/// A claim to a copy of a lease: plain data, good for one [`Borrower::adopt`] within ten seconds, in any process.
+#[derive(Clone, Debug)]
+pub struct ForkTicket {
+    lender: String,
+    ticket: [u8; 16],
+}
+
+/// A connection without operations under way, as plain data and a descriptor.
+#[derive(Clone, Debug)]
+pub struct BorrowerParts {
+    /// The connection.
+    pub fd: RawFd,
+    /// Address of the lender.
+    pub lender: String,
+    /// Bytes of one slab.
+    pub slab_bytes: u64,
+    call_timeout: Duration,
+    limits: (u32, u32),
+}
+
+/// A lease at one lender and the connection that it lives on.
+///
+/// Tokens are the caller's own numbers; `u64::MAX` is not for use. It belongs to one thread: whoever owns it posts operations, and drives them with [`Borrower::poll`]. The lease and all its
+/// slabs end when the connection does, also when this process dies.
+///
+/// A read completes when its bytes are in place. A write completes when its buffer may be used again; every read and call posted after
+/// it, and every lease forked after it, sees it. A write that is posted while a read of the same bytes is under way may be seen by
+/// that read. If the lender refuses a write the connection has lost data and fails as a whole.
+pub struct Borrower {
+    session: Session<Stream>,
+    lender: String,
+    slab_bytes: u64,
+    call_timeout: Duration,
+    limits: (u32, u32),
+    /// Completions that came in while a blocking call waited.
+    ready: Vec<Completion>,
+    waiting_since: Option<Instant>,
+    broken: Option<Error>,
+}
+
+impl std::fmt::Debug for Borrower {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Borrower").field("lender", &self.lender).field("pending", &self.pending()).finish()
+    }
+}
+
+impl Borrower {
+    /// Connects to the lender at `address` and opens an empty lease.
+    ///
+    /// # Errors
+    /// [`Error::Address`], [`Error::Connect`], [`Error::NotNetvm`], [`Error::Version`], [`Error::Refused`], [`Error::Timeout`].
+    pub fn connect(address: &str, options: &BorrowOptions) -> Result<Self> {
+        Self::attach(address, &[0; 16], options)
+    }
+
+    /// Connects to the lender of a forked lease and takes it.
+    ///
+    /// # Errors
+    /// As [`Borrower::connect`]; [`Error::Op`] when the ticket is used or too old.
+    pub fn adopt(ticket: &ForkTicket, options: &BorrowOptions) -> Result<Self> {
+        Self::attach(&ticket.lender, &ticket.ticket, options)
+    }
+
+    fn attach(address: &str, ticket: &[u8; 16], options: &BorrowOptions) -> Result<Self> {
+        let mut borrower = Self::open(address, Role::Borrower, options)?;
+        let pid = options.pid.unwrap_or_else(std::process::id);
+        let mut body = BodyWriter::default();
+        body.bytes(ticket).u32(pid).text(&options.name);
+        let answer = borrower.call(protocol::ATTACH, body.0, "lease")?;
+        borrower.slab_bytes = borrower.number(&answer)?;
+        Ok(borrower)
+    }
+
+    fn open(address: &str, role: Role, options: &BorrowOptions) -> Result<Self> {
+        let (stream, hello) = handshake(address, role, options.connect_timeout)?;
+        let limits = (hello.ops_max, hello.window);
+        let call_timeout = options.call_timeout;
+        Ok(Self::over(stream, address.to_owned(), 0, call_timeout, limits))
+    }
+
+    fn over(
+        stream: Stream,
+        lender: String,
+        slab_bytes: u64,
+        call_timeout: Duration,
+        limits: (u32, u32),
+    ) -> Self {
+        let session = Session::new(vec![stream], limits.0, limits.1);
+        let ready = Vec::with_capacity(netvm_core::limits::OPS_MAX);
+        Self { session, lender, slab_bytes, call_timeout, limits, ready, waiting_since: None, broken: None }
+    }
+
+    /// Gives the connection away as plain data, for another process or thread to take with [`Borrower::from_parts`].
+    ///
+    /// # Panics
+    /// When an operation is under way, or when anything but forking and attaching was ever posted on the connection.
+    pub fn into_parts(self) -> BorrowerParts {
+        assert!(self.pending() == 0, "operations are under way");
+        let Self { session, lender, slab_bytes, call_timeout, limits, .. } = self;
+        let fd = session.into_links().map(Stream::into_raw_fd).next().expect("one rail");
+        BorrowerParts { fd, lender, slab_bytes, call_timeout, limits }
+    }
+
+    /// Takes a connection given away with [`Borrower::into_parts`] before any write was posted on it.
+    ///
+    /// # Errors
+    /// [`Error::System`] when the descriptor is not an open socket.
+    pub fn from_parts(parts: BorrowerParts) -> Result<Self> {
+        let BorrowerParts { fd, lender, slab_bytes, call_timeout, limits } = parts;
+        let stream = net::own_raw_fd(fd).and_then(Stream::adopt);
+        let stream = stream.map_err(|error| Error::system("take over the lender's connection", &error))?;
+        Ok(Self::over(stream, lender, slab_bytes, call_timeout, limits))
+    }
+
+    /// Bytes of one slab.
+    pub fn slab_bytes(&self) -> u64 {
+        self.slab_bytes
+    }
+
+    /// Address of the lender, as it was given.
+    pub fn lender(&self) -> &str {
+        &self.lender
+    }
+
+    /// Operations that have not completed.
+    pub fn pending(&self) -> usize {
+        self.session.endpoint.pending() + self.ready.len()
+    }
+
+    /// Since when there has been something to wait for without the lender sending anything; `None` when nothing is under way.
+    pub fn oldest_pending(&self) -> Option<Instant> {
+        self.waiting_since
+    }
+
+    /// Whether something is queued that has not been sent.
+    pub fn wants_write(&self) -> bool {
+        self.session.has_output()
+    }
+
+    /// The connection, to wait on: for reading, and for writing while [`Borrower::wants_write`].
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.session.link(0).wait_fd()
+    }
+
+    /// Reads the bytes at `offset` of `slab` into `local`.
+    ///
+    /// # Errors
+    /// [`PostError::Full`] is backpressure: poll, then post again.
+    pub fn post_read(
+        &mut self,
+        token: u64,
+        slab: u32,
+        offset: u64,
+        local: SharedSlice,
+    ) -> Result<(), PostError> {
+        self.post_read_pages(token, slab, offset, &[local])
+    }
+
+    /// Writes the bytes of `local` to `offset` of `slab`.
+    ///
+    /// # Errors
+    /// [`PostError::Full`] is backpressure: poll, then post again.
+    pub fn post_write(
+        &mut self,
+        token: u64,
+        slab: u32,
+        offset: u64,
+        local: SharedSlice,
+    ) -> Result<(), PostError> {
+        self.post_write_pages(token, slab, offset, &[local])
+    }
+
+    /// Reads neighbouring bytes from `offset` of `slab` on into all of `locals`, in order: at most 256 pieces and 1 MiB.
+    ///
+    /// # Errors
+    /// [`PostError::Full`] is backpressure: poll, then post again.
+    pub fn post_read_pages(
+        &mut self,
+        token: u64,
+        slab: u32,
+        offset: u64,
+        locals: &[SharedSlice],
+    ) -> Result<(), PostError> {
+        let bytes = total(locals)?;
+        let slot = self.session.endpoint.post_read(token, slab, offset, bytes)?;
+        self.posted(slot, locals);
+        Ok(())
+    }
+
+    /// Writes all of `locals`, in order, to neighbouring bytes from `offset` of `slab` on: at most 256 pieces and 1 MiB.
+    ///
+    /// # Errors
+    /// [`PostError::Full`] is backpressure: poll, then post again.
+    pub fn post_write_pages(
+        &mut self,
+        token: u64,
+        slab: u32,
+        offset: u64,
+        locals: &[SharedSlice],
+    ) -> Result<(), PostError> {
+        let bytes = total(locals)?;
+        let slot = self.session.endpoint.post_write(token, slab, offset, bytes)?;
+        self.posted(slot, locals);
+        Ok(())
+    }
+
+    fn posted(&mut self, slot: u16, locals: &[SharedSlice]) {
+        self.session.set_locals(slot, locals);
+        if self.waiting_since.is_none() {
+            self.waiting_since = Some(Instant::now());
+        }
+    }
+
+    /// Sends what is queued, without receiving; never blocks.
+    ///
+    /// # Errors
+    /// [`Error::LenderLost`]: all operations under way have failed, the next poll returns them.
+    pub fn push(&mut self) -> Result<()> {
+        self.check()?;
+        let sent = self.session.send(0, &mut NoMemory);
+        sent.map_err(|failure| self.fail(&failure))
+    }
+
+    /// Sends what is queued and receives what is there; never blocks. What has ended is appended to `completions`.
+    ///
+    /// # Errors
+    /// [`Error::LenderLost`] or [`Error::Protocol`], now and ever after; all operations under way are in `completions` as failed.
+    pub fn poll(&mut self, completions: &mut Vec<Completion>) -> Result<()> {
+        let result = self.progress(None);
+        completions.append(&mut self.ready);
+        result.map(|_| ())
+    }
+
+    /// Returns when the lender has applied all writes posted so far. Completions of other operations wait for the next poll.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::LenderLost`].
+    pub fn flush(&mut self, timeout: Duration) -> Result<()> {
+        let post = |borrower: &mut Self| borrower.session.endpoint.post_flush(INTERNAL);
+        self.blocking(post, timeout, "flush").map(|_| ())
+    }
+
+    /// Borrows one more slab. It reads as zeros until it is written.
+    ///
+    /// # Errors
+    /// [`Error::LenderFull`], [`Error::Timeout`], [`Error::LenderLost`].
+    pub fn borrow_slab(&mut self) -> Result<u32> {
+        let answer = self.call(protocol::BORROW, Vec::new(), "slab")?;
+        let mut body = BodyReader(&answer);
+        match (body.u32(), body.u32(), body.u64(), body.u64()) {
+            (Some(1), Some(slab), ..) => Ok(slab),
+            (Some(0), Some(_), Some(size_bytes), Some(used_bytes)) => {
+                Err(Error::LenderFull { lender: self.lender.clone(), size_bytes, used_bytes })
+            }
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// Gives a slab back.
+    ///
+    /// # Errors
+    /// [`Error::Op`] when this lease does not hold it.
+    pub fn return_slab(&mut self, slab: u32) -> Result<()> {
+        self.call(protocol::RETURN, slab.to_le_bytes().to_vec(), "return of a slab").map(|_| ())
+    }
+
+    /// Whether no other lease holds the slab: then it may be written again.
+    ///
+    /// # Errors
+    /// [`Error::Op`] when this lease does not hold it.
+    pub fn sole_holder(&mut self, slab: u32) -> Result<bool> {
+        let answer = self.call(protocol::SOLE, slab.to_le_bytes().to_vec(), "question about a slab")?;
+        match BodyReader(&answer).u32() {
+            Some(sole) => Ok(sole != 0),
+            None => Err(self.nonsense()),
+        }
+    }
+
+    /// Makes a second lease, on a connection of its own, that holds every slab of this one under the same numbers, with all writes
+    /// posted so far. After fork(2) the child takes it.
+    ///
+    /// # Errors
+    /// As [`Borrower::connect`]; [`Error::Op`] when the lender has too many leases.
+    pub fn fork(&mut self) -> Result<Self> {
+        let ticket = self.fork_ticket()?;
+        let timeout = self.call_timeout;
+        let options =
+            BorrowOptions { connect_timeout: timeout, call_timeout: timeout, ..BorrowOptions::default() };
+        Self::adopt(&ticket, &options)
+    }
+
+    /// As [`Borrower::fork`], but whoever wants the second lease connects itself.
+    ///
+    /// # Errors
+    /// [`Error::Op`] when the lender has too many leases; [`Error::Timeout`], [`Error::LenderLost`].
+    pub fn fork_ticket(&mut self) -> Result<ForkTicket> {
+        let answer = self.call(protocol::FORK, Vec::new(), "fork of a lease")?;
+        match BodyReader(&answer).key() {
+            Some(ticket) => Ok(ForkTicket { lender: self.lender.clone(), ticket }),
+            None => Err(self.nonsense()),
+        }
+    }
+
+    fn call(&mut self, method: u32, body: Vec<u8>, what: &'static str) -> Result<Vec<u8>> {
+        let post = |borrower: &mut Self| borrower.session.endpoint.post_call(INTERNAL, method, body.clone());
+        match self.blocking(post, self.call_timeout, what)? {
+            Answer::Reply(body) => Ok(body),
+            _ => Err(self.nonsense()),
+        }
+    }
+
+    /// Posts something and waits for its answer; what else completes meanwhile is kept for the next poll.
+    fn blocking(
+        &mut self,
+        mut post: impl FnMut(&mut Self) -> Result<u16, PostError>,
+        timeout: Duration,
+        what: &'static str,
+    ) -> Result<Answer> {
+        self.check()?;
+        let deadline = Instant::now() + timeout;
+        let mut slot = None;
+        loop {
+            if slot.is_none() {
+                slot = match post(self) {
+                    Ok(slot) => Some(slot),
+                    Err(PostError::Full) => None,
+                    Err(error) => return Err(Error::Other(error.to_string())),
+                };
+            }
+            if let Some(result) = self.progress(slot)? {
+                return result.map_err(|error| match error {
+                    OpError::Refused(code) => Error::Op { lender: self.lender.clone(), what, code },
+                    OpError::Lost => self.broken.clone().unwrap_or_else(|| self.nonsense()),
+                });
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                let after_ms = timeout.as_millis() as u64;
+                let error = Error::Timeout { lender: self.lender.clone(), what, after_ms };
+                // The answer may still come, and would be taken for another's.
+                self.break_off(error.clone());
+                return Err(error);
+            }
+            let wants_write = self.session.has_output();
+            let stream = self.session.link(0);
+            stream.wait(wants_write, left).map_err(|error| Error::system("wait for the lender", &error))?;
+        }
+    }
+
+    /// One round of sending and receiving. Returns the answer to `awaited` when it is there; puts all else into `ready`.
+    fn progress(&mut self, awaited: Option<u16>) -> Result<Option<Result<Answer, OpError>>> {
+        self.check()?;
+        let mut failure = self.session.send(0, &mut NoMemory).err();
+        let (mut answer, mut received) = (None, false);
+        while failure.is_none() {
+            match self.session.receive(0, &mut NoMemory) {
+                Ok(more) => {
+                    received |= self.collect(awaited, &mut answer)?;
+                    if !more {
+                        break;
+                    }
+                }
+                Err(error) => failure = Some(error),
+            }
+        }
+        if let Some(failure) = failure {
+            // What arrived before the end counts, a goodbye above all.
+            self.collect(awaited, &mut answer)?;
+            return Err(self.fail(&failure));
+        }
+        if self.session.endpoint.pending() == 0 {
+            self.waiting_since = None;
+        } else if received {
+            self.waiting_since = Some(Instant::now());
+        }
+        Ok(answer)
+    }
+
+    fn collect(
+        &mut self,
+        awaited: Option<u16>,
+        answer: &mut Option<Result<Answer, OpError>>,
+    ) -> Result<bool> {
+        let mut any = false;
+        while let Some(event) = self.session.event() {
+            any = true;
+            match event {
+                Event::Completed { slot, result, .. } if Some(slot) == awaited && answer.is_none() => {
+                    *answer = Some(result);
+                }
+                Event::Completed { token: INTERNAL, .. } => {}
+                Event::Completed { token, result, .. } => {
+                    let result = match result {
+                        Ok(_) => Ok(()),
+                        Err(OpError::Refused(code)) => {
+                            Err(Error::Op { lender: self.lender.clone(), what: "read or write", code })
+                        }
+                        Err(OpError::Lost) => Err(self.broken.clone().unwrap_or_else(|| self.nonsense())),
+                    };
+                    self.ready.push(Completion { token, result });
+                }
+                Event::WriteRefused(status) => {
+                    let reason = format!("it refused a write ({status}), so data is missing");
+                    let error = Error::Protocol { lender: self.lender.clone(), reason };
+                    self.break_off(error.clone());
+                    return Err(error);
+                }
+                Event::Goodbye { reason, .. } => {
+                    let reason = String::from_utf8_lossy(&reason).chars().take(200).collect();
+                    let error = Error::LenderLost { lender: self.lender.clone(), reason };
+                    self.break_off(error.clone());
+                    return Err(error);
+                }
+                Event::Called { request, .. } => {
+                    self.session.endpoint.reply(request, Err(Status::NoMethod));
+                }
+            }
+        }
+        Ok(any)
+    }
+
+    fn check(&self) -> Result<()> {
+        self.broken.clone().map_or(Ok(()), Err)
+    }
+
+    fn nonsense(&self) -> Error {
+        Error::Protocol { lender: self.lender.clone(), reason: "an answer that makes no sense".to_owned() }
+    }
+
+    fn fail(&mut self, failure: &Failure) -> Error {
+        let (lender, reason) = (self.lender.clone(), failure.to_string());
+        let error = match failure {
+            Failure::Violation(_) => Error::Protocol { lender, reason },
+            Failure::Link(_) | Failure::Ended => Error::LenderLost { lender, reason },
+        };
+        self.break_off(error.clone());
+        error
+    }
+
+    /// Nothing goes any more: all that is under way fails with `error`.
+    fn break_off(&mut self, error: Error) {
+        if self.broken.is_some() {
+            return;
+        }
+        self.broken = Some(error.clone());
+        self.waiting_since = None;
+        self.session.endpoint.fail();
+        while let Some(event) = self.session.event() {
+            if let Event::Completed { token, .. } = event
+                && token != INTERNAL
+            {
+                self.ready.push(Completion { token, result: Err(error.clone()) });
+            }
+        }
+    }
+}
+
+fn total(locals: &[SharedSlice]) -> Result<u32, PostError> {
+    if locals.len() > PIECES_MAX {
+        return Err(PostError::TooLong);
+    }
+    let bytes = locals.iter().try_fold(0usize, |sum, local| sum.checked_add(local.len()));
+    bytes.and_then(|bytes| u32::try_from(bytes).ok()).ok_or(PostError::TooLong)
+}
+
+/// Asks the lender at `address` how it is doing.
+///
+/// # Errors
+/// As [`Borrower::connect`].
+pub fn status(address: &str) -> Result<LenderStatus> {
+    let mut observer = Borrower::open(address, Role::Observer, &BorrowOptions::default())?;
+    let answer = observer.call(protocol::STATUS, Vec::new(), "status")?;
+    LenderStatus::decode(&answer).ok_or_else(|| observer.nonsense())
+}
+
+impl Borrower {
+    fn number(&self, answer: &[u8]) -> Result<u64> {
+        BodyReader(answer).u64().filter(|&bytes| bytes > 0).ok_or_else(|| self.nonsense())
+    }
+}
+
+/// Connects and exchanges hellos.
+pub(crate) fn handshake(address: &str, role: Role, timeout: Duration) -> Result<(Stream, Hello)> {
+    let mut hello = Hello::new(role);
+    handshake_with(address, &mut hello, timeout)
+}
+
+/// As [`handshake`], with a hello of the caller's.
+pub(crate) fn handshake_with(
+    address: &str,
+    hello: &mut Hello,
+    timeout: Duration,
+) -> Result<(Stream, Hello)> {
+    let lender = || address.to_owned();
+    let parsed: Address =
+        address.parse().map_err(|reason: &str| Error::Address { address: lender(), reason: reason.into() })?;
+    let connect = |error: std::io::Error| Error::Connect { lender: lender(), reason: error.to_string() };
+    let stream = Stream::connect(&parsed, timeout).map_err(connect)?;
+    let bytes = hello.encode();
+    let mut out = Outgoing::new();
+    out.bytes(&bytes);
+    // A fresh socket takes 64 bytes; if it does not, the peer is in no state to answer either.
+    stream.send(&out).map_err(connect)?;
+    let mut answer = [0; HELLO_BYTES];
+    let (mut have, deadline) = (0, Instant::now() + timeout);
+    while have < HELLO_BYTES {
+        let mut into = Incoming::new();
+        into.bytes(&mut answer[have..]);
+        match stream.receive(&mut into) {
+            Ok(0) => return Err(Error::NotNetvm { lender: lender() }),
+            Ok(received) => have += received,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                let left = deadline.saturating_duration_since(Instant::now());
+                if left.is_zero() || !stream.wait(false, left).map_err(connect)? {
+                    let after_ms = timeout.as_millis() as u64;
+                    return Err(Error::Timeout { lender: lender(), what: "its hello", after_ms });
+                }
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {
+                return Err(Error::NotNetvm { lender: lender() });
+            }
+            Err(error) => return Err(connect(error)),
+        }
+        if !Hello::may_start_with(&answer[..have]) {
+            return Err(Error::NotNetvm { lender: lender() });
+        }
+    }
+    let theirs = Hello::decode(&answer).map_err(|error| match error {
+        WireError::Version { theirs, theirs_min } => Error::Version { lender: lender(), theirs, theirs_min },
+        _ => Error::NotNetvm { lender: lender() },
+    })?;
+    let reason = match theirs.refusal {
+        Refusal::None => return Ok((stream, theirs)),
+        Refusal::Version => {
+            return Err(Error::Version {
+                lender: lender(),
+                theirs: theirs.version,
+                theirs_min: theirs.version_min,
+            });
+        }
+        Refusal::Busy => "it has too many connections; try again later",
+        Refusal::Stopping => "it is shutting down; use another lender",
+        Refusal::Role => "it does not serve this kind of peer; check the address",
+    };
+    Err(Error::Refused { lender: lender(), reason: reason.to_owned() })
+}

@@ -1,0 +1,10 @@
+//! Lending memory: a lender serves slabs, borrowers read and write them one-sidedly.
+
+mod borrower;
+mod protocol;
+mod server;
+
+pub use borrower::{BorrowOptions, Borrower, BorrowerParts, Completion, ForkTicket, status};
+pub use netvm_core::endpoint::PostError;
+pub use protocol::{BorrowerStatus, LenderStatus};
+pub use server::{Lender, LenderConfig, StopFlag};

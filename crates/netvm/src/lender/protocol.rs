@@ -1,0 +1,118 @@
+//! The calls between a borrower and a lender.
+
+use std::time::Duration;
+
+use netvm_core::wire::{BodyReader, BodyWriter};
+
+/// Body: ticket (16 zeros for a new lease), pid, name. Answer: slab bytes.
+pub(super) const ATTACH: u32 = 1;
+/// Answer: 1 and the slab, or 0, the lender's size and how much of it is lent.
+pub(super) const BORROW: u32 = 2;
+/// Body: slab.
+pub(super) const RETURN: u32 = 3;
+/// Answer: a ticket for one `ATTACH` to a copy of this lease.
+pub(super) const FORK: u32 = 4;
+/// Body: slab. Answer: 1 when no other lease holds it, else 0.
+pub(super) const SOLE: u32 = 5;
+/// Answer: see [`LenderStatus`].
+pub(super) const STATUS: u32 = 6;
+
+/// One borrower of a lender.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BorrowerStatus {
+    /// What it calls itself.
+    pub name: String,
+    /// Its process, on its own machine.
+    pub pid: u32,
+    /// Bytes that it holds, alone or with others.
+    pub bytes: u64,
+    /// Reads and writes so far.
+    pub ops: u64,
+}
+
+/// How a lender is doing.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct LenderStatus {
+    /// Version of its protocol.
+    pub version: u16,
+    /// Bytes that it lends in all.
+    pub size_bytes: u64,
+    /// Bytes that are lent.
+    pub used_bytes: u64,
+    /// Bytes of memory that it really uses.
+    pub resident_bytes: u64,
+    /// Bytes of one slab.
+    pub slab_bytes: u64,
+    /// Since it started.
+    pub uptime: Duration,
+    /// Reads and writes so far.
+    pub ops: u64,
+    /// Reads and writes per second, lately.
+    pub ops_per_s: u64,
+    /// It takes no new borrowers: it has been asked to stop.
+    pub draining: bool,
+    /// Who borrows (the first 200 when there are more).
+    pub borrowers: Vec<BorrowerStatus>,
+}
+
+/// Most borrowers in a status: they must fit into one body.
+const BORROWERS_MAX: usize = 200;
+
+impl LenderStatus {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut body = BodyWriter::default();
+        body.u32(u32::from(self.version)).u64(self.size_bytes).u64(self.used_bytes).u64(self.resident_bytes);
+        body.u64(self.slab_bytes).u64(self.uptime.as_millis() as u64).u64(self.ops).u64(self.ops_per_s);
+        body.u32(u32::from(self.draining));
+        let listed = &self.borrowers[..self.borrowers.len().min(BORROWERS_MAX)];
+        body.u32(listed.len() as u32);
+        for borrower in listed {
+            body.text(&borrower.name).u32(borrower.pid).u64(borrower.bytes).u64(borrower.ops);
+        }
+        body.0
+    }
+
+    pub(super) fn decode(body: &[u8]) -> Option<Self> {
+        let mut body = BodyReader(body);
+        let mut status = Self {
+            version: u16::try_from(body.u32()?).ok()?,
+            size_bytes: body.u64()?,
+            used_bytes: body.u64()?,
+            resident_bytes: body.u64()?,
+            slab_bytes: body.u64()?,
+            uptime: Duration::from_millis(body.u64()?),
+            ops: body.u64()?,
+            ops_per_s: body.u64()?,
+            draining: body.u32()? != 0,
+            borrowers: Vec::new(),
+        };
+        for _ in 0..body.u32()?.min(BORROWERS_MAX as u32) {
+            status.borrowers.push(BorrowerStatus {
+                name: body.text()?.to_owned(),
+                pid: body.u32()?,
+                bytes: body.u64()?,
+                ops: body.u64()?,
+            });
+        }
+        Some(status)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_status_survives_the_wire_and_fits() {
+        let borrower = BorrowerStatus { name: "n".repeat(255), pid: 7, bytes: 8, ops: 9 };
+        let mut status = LenderStatus { size_bytes: 1, ops_per_s: 3, ..LenderStatus::default() };
+        status.borrowers = vec![borrower; 300];
+        let body = status.encode();
+        assert!(body.len() <= netvm_core::limits::BODY_BYTES_MAX);
+        status.borrowers.truncate(BORROWERS_MAX);
+        assert_eq!(LenderStatus::decode(&body), Some(status));
+        for len in 0..body.len() {
+            assert_eq!(LenderStatus::decode(&body[..len]), None);
+        }
+    }
+}

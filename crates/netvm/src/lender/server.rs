@@ -1,0 +1,635 @@
+//! A lender: one thread, one epoll set, slabs in one anonymous file.
+
+use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use netvm_core::endpoint::{Event, Exports, Request};
+use netvm_core::key::{Access, RemoteKey, Rights};
+use netvm_core::limits::{HELLO_BYTES, HELLO_TIMEOUT_MS, SLABS_MAX, TICKET_TIMEOUT_MS, VERSION};
+use netvm_core::slab::{LeaseId, SlabError, Slabs};
+use netvm_core::wire::{BodyReader, BodyWriter, Hello, Refusal, Role, Status, WireError};
+use netvm_sys::epoll::{Epoll, EventFd, Interest, Ready};
+use netvm_sys::mapping::Mapping;
+use netvm_sys::memfd::Memfd;
+use netvm_sys::net::{Address, Incoming, Listener, Outgoing, Stream};
+use netvm_sys::shared::SharedSlice;
+
+use super::protocol::{self, BorrowerStatus, LenderStatus};
+use crate::error::{Error, Result};
+use crate::link::session::{Failure, Memory, Session};
+
+/// Most connections at once.
+const CONNECTIONS_MAX: usize = 4096;
+/// Receives for one connection before the others have their turn.
+const ROUNDS_MAX: usize = 8;
+const STOP_ID: u64 = u64::MAX;
+const PARENT_ID: u64 = u64::MAX - 1;
+/// Listeners have the numbers from here on.
+const LISTENER_ID: u64 = 1 << 32;
+const TICK: Duration = Duration::from_millis(500);
+
+/// How to lend.
+#[derive(Clone, Debug)]
+pub struct LenderConfig {
+    /// Where to listen: `HOST:PORT` (port 0 for any free one) or `unix:/path`.
+    pub listen: Vec<String>,
+    /// Bytes to lend; rounded down to whole slabs.
+    pub size_bytes: u64,
+    /// Bytes of one slab: a multiple of 4096.
+    pub slab_bytes: u64,
+    /// Ask the kernel for huge pages.
+    pub hugepages: bool,
+    /// End when the last borrower has gone and `parent_fd` has reached its end.
+    pub private: bool,
+    /// What `private` watches: standard input if `None`.
+    pub parent_fd: Option<RawFd>,
+    /// Microseconds to look for the next request before sleeping; 0 on busy machines.
+    pub spin_us: u32,
+    /// Tell on standard error who comes and goes.
+    pub verbose: bool,
+}
+
+impl Default for LenderConfig {
+    fn default() -> Self {
+        Self {
+            listen: vec!["127.0.0.1:0".to_owned()],
+            size_bytes: 1 << 30,
+            slab_bytes: 16 << 20,
+            hugepages: false,
+            private: false,
+            parent_fd: None,
+            spin_us: 0,
+            verbose: false,
+        }
+    }
+}
+
+/// Stops a lender: once, and it takes no new borrowers and ends when the last has gone; twice, and it ends at once.
+#[derive(Clone, Debug)]
+pub struct StopFlag(Arc<EventFd>);
+
+impl StopFlag {
+    /// A flag that is not raised.
+    ///
+    /// # Errors
+    /// [`Error::System`] when no descriptor is left.
+    pub fn new() -> Result<Self> {
+        let event = EventFd::new().map_err(|error| Error::system("make an event descriptor", &error))?;
+        Ok(Self(Arc::new(event)))
+    }
+
+    /// Raises the flag. Safe in a signal handler.
+    pub fn stop(&self) {
+        self.0.signal();
+    }
+
+    /// Readable when raised and not yet seen.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// The lent memory.
+struct Memories {
+    file: Memfd,
+    mapping: Mapping,
+    slabs: Slabs,
+}
+
+impl Memories {
+    fn slab(&self, slab: u32, offset: u64, bytes: u32) -> Option<SharedSlice> {
+        let start = u64::from(slab).checked_mul(self.slabs.slab_bytes())?.checked_add(offset)?;
+        self.mapping.shared().sub(usize::try_from(start).ok()?, bytes as usize)
+    }
+
+    /// Makes slabs read as zeros again and gives their memory back.
+    fn clear(&self, slabs: &[u32]) {
+        let bytes = self.slabs.slab_bytes();
+        for &slab in slabs {
+            if self.file.punch_hole(u64::from(slab) * bytes, bytes).is_err() {
+                // Never another borrower's data, whatever it costs.
+                if let Some(memory) = self.slab(slab, 0, bytes as u32) {
+                    memory.fill(0);
+                }
+            }
+        }
+    }
+}
+
+/// What one borrower may reach.
+struct View<'a> {
+    memories: &'a Memories,
+    lease: Option<LeaseId>,
+    ops: &'a mut u64,
+}
+
+impl Exports for View<'_> {
+    fn check(&mut self, handle: u32, offset: u64, bytes: u32, _: Access) -> Result<(), Status> {
+        *self.ops += 1;
+        let slabs = &self.memories.slabs;
+        if !self.lease.is_some_and(|lease| slabs.holds(lease, handle)) {
+            return Err(Status::NoHandle);
+        }
+        let inside = offset.checked_add(u64::from(bytes)).is_some_and(|end| end <= slabs.slab_bytes());
+        if inside { Ok(()) } else { Err(Status::OutOfBounds) }
+    }
+
+    fn import(&mut self, _: &str, _: &RemoteKey) -> Result<(u32, u64, Rights), Status> {
+        Err(Status::NoSegment)
+    }
+
+    fn unimport(&mut self, _: u32) {}
+}
+
+impl Memory for View<'_> {
+    fn memory(&mut self, handle: u32, offset: u64, bytes: u32) -> Option<SharedSlice> {
+        self.lease.filter(|&lease| self.memories.slabs.holds(lease, handle))?;
+        self.memories.slab(handle, offset, bytes)
+    }
+}
+
+/// Somebody who has connected.
+enum Peer {
+    /// Has not said hello yet.
+    Greeting { stream: Stream, hello: [u8; HELLO_BYTES], have: usize, since: Instant },
+    /// Is served.
+    Served(Box<Served>),
+}
+
+struct Served {
+    session: Session<Stream>,
+    role: Role,
+    lease: Option<LeaseId>,
+    name: String,
+    pid: u32,
+    ops: u64,
+    waits_for_room: bool,
+}
+
+struct Ticket {
+    key: [u8; 16],
+    lease: LeaseId,
+    since: Instant,
+}
+
+/// A lender that listens.
+pub struct Lender {
+    config: LenderConfig,
+    listeners: Vec<Listener>,
+    memories: Memories,
+    epoll: Epoll,
+    peers: Vec<Option<Peer>>,
+    tickets: Vec<Ticket>,
+    started: Instant,
+    /// Reads and writes of those who have gone.
+    past_ops: u64,
+    rate: (Instant, u64, u64),
+    draining: bool,
+    parent_gone: bool,
+}
+
+impl std::fmt::Debug for Lender {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lender").field("addresses", &self.addresses()).finish_non_exhaustive()
+    }
+}
+
+impl Lender {
+    /// Reserves the memory (it costs nothing until it is written) and listens.
+    ///
+    /// # Errors
+    /// [`Error::Address`], [`Error::Listen`]; [`Error::Other`] for sizes that make no sense; [`Error::System`] when the kernel cannot
+    /// reserve so much.
+    pub fn bind(config: LenderConfig) -> Result<Self> {
+        let slab_bytes = config.slab_bytes;
+        if slab_bytes == 0 || !slab_bytes.is_multiple_of(4096) || slab_bytes > 1 << 30 {
+            return Err(Error::Other(format!(
+                "a slab of {slab_bytes} bytes cannot be lent; choose a multiple of 4096 up to 1 GiB"
+            )));
+        }
+        let count = config.size_bytes / slab_bytes;
+        if count == 0 || count > SLABS_MAX {
+            return Err(Error::Other(format!(
+                "cannot lend {} bytes in slabs of {slab_bytes} bytes: that makes {count} slabs, and 1 to {SLABS_MAX} are possible",
+                config.size_bytes
+            )));
+        }
+        let reserve = |error: std::io::Error| Error::system("reserve the memory to lend", &error);
+        let file = Memfd::new(c"netvm-lender", count * slab_bytes).map_err(reserve)?;
+        let mapping = Mapping::of_memfd(&file).map_err(reserve)?;
+        if config.hugepages {
+            mapping.advise_huge().map_err(|error| Error::system("use huge pages", &error))?;
+        }
+        let slabs = Slabs::new(count as u32, slab_bytes);
+        let epoll = Epoll::new().map_err(|error| Error::system("make an epoll set", &error))?;
+        let mut listeners = Vec::new();
+        for text in &config.listen {
+            let address: Address = text.parse().map_err(|reason: &str| Error::Address {
+                address: text.clone(),
+                reason: reason.to_owned(),
+            })?;
+            let listener = Listener::bind(&address)
+                .map_err(|error| Error::Listen { address: text.clone(), reason: error.to_string() })?;
+            let id = LISTENER_ID + listeners.len() as u64;
+            watch(&epoll, listener.as_fd(), id)?;
+            listeners.push(listener);
+        }
+        let now = Instant::now();
+        Ok(Self {
+            config,
+            listeners,
+            memories: Memories { file, mapping, slabs },
+            epoll,
+            peers: Vec::new(),
+            tickets: Vec::new(),
+            started: now,
+            past_ops: 0,
+            rate: (now, 0, 0),
+            draining: false,
+            parent_gone: false,
+        })
+    }
+
+    /// Where it listens, with the real ports.
+    pub fn addresses(&self) -> Vec<String> {
+        self.listeners.iter().map(|listener| listener.address().to_string()).collect()
+    }
+
+    /// Serves until it is stopped.
+    ///
+    /// # Errors
+    /// [`Error::System`] when the kernel does not let it wait; nothing that a borrower does.
+    pub fn run(&mut self, stop: &StopFlag) -> Result<()> {
+        watch(&self.epoll, stop.as_fd(), STOP_ID)?;
+        let parent = match self.config.parent_fd {
+            _ if !self.config.private => None,
+            Some(fd) => netvm_sys::net::own_raw_fd(fd).ok(),
+            None => std::io::stdin().as_fd().try_clone_to_owned().ok(),
+        };
+        // A descriptor that cannot be waited for (/dev/null, a file) is at its end already.
+        self.parent_gone = match &parent {
+            Some(fd) => watch(&self.epoll, fd.as_fd(), PARENT_ID).is_err(),
+            None => self.config.private,
+        };
+        let result = self.serve(stop, parent.as_ref().map(AsFd::as_fd));
+        let _ = self.epoll.remove(stop.as_fd());
+        result
+    }
+
+    fn serve(&mut self, stop: &StopFlag, parent: Option<BorrowedFd<'_>>) -> Result<()> {
+        let mut ready = Vec::new();
+        let mut next_tick = Instant::now() + TICK;
+        let spin = Duration::from_micros(u64::from(self.config.spin_us));
+        loop {
+            if self.draining && self.borrowers() == 0 {
+                return Ok(());
+            }
+            if self.config.private && self.parent_gone && self.peers.iter().all(Option::is_none) {
+                return Ok(());
+            }
+            self.wait(&mut ready, spin)?;
+            for Ready { id, interest } in ready.drain(..) {
+                match id {
+                    STOP_ID => {
+                        if stop.0.take() > 1 || self.draining {
+                            return Ok(());
+                        }
+                        self.draining = true;
+                        self.say(format_args!("asked to stop: waiting for {} borrowers", self.borrowers()));
+                    }
+                    PARENT_ID => {
+                        if let Some(parent) = parent
+                            && netvm_sys::net::at_end(parent)
+                        {
+                            let _ = self.epoll.remove(parent);
+                            self.parent_gone = true;
+                        }
+                    }
+                    LISTENER_ID.. => self.accept((id - LISTENER_ID) as usize),
+                    _ => self.attend(id as usize, interest),
+                }
+            }
+            if Instant::now() >= next_tick {
+                next_tick = Instant::now() + TICK;
+                self.tick();
+            }
+        }
+    }
+
+    fn wait(&self, ready: &mut Vec<Ready>, spin: Duration) -> Result<()> {
+        let wait = |ready: &mut Vec<Ready>, timeout| {
+            let waited = self.epoll.wait(ready, Some(timeout));
+            waited.map_err(|error| Error::system("wait for borrowers", &error))
+        };
+        if !spin.is_zero() {
+            let start = Instant::now();
+            while start.elapsed() < spin {
+                wait(ready, Duration::ZERO)?;
+                if !ready.is_empty() {
+                    return Ok(());
+                }
+                std::hint::spin_loop();
+            }
+        }
+        wait(ready, TICK)
+    }
+
+    fn say(&self, what: std::fmt::Arguments<'_>) {
+        if self.config.verbose {
+            eprintln!("netvm lend: {what}");
+        }
+    }
+
+    fn borrowers(&self) -> usize {
+        let borrows = |peer: &&Option<Peer>| matches!(peer, Some(Peer::Served(served)) if served.lease.is_some());
+        self.peers.iter().filter(borrows).count() + self.tickets.len()
+    }
+
+    fn tick(&mut self) {
+        let now = Instant::now();
+        for index in 0..self.peers.len() {
+            let late = |since: &Instant| now - *since > Duration::from_millis(HELLO_TIMEOUT_MS);
+            if matches!(&self.peers[index], Some(Peer::Greeting { since, .. }) if late(since)) {
+                self.peers[index] = None;
+            }
+        }
+        let fresh =
+            |ticket: &Ticket| now - ticket.since <= Duration::from_millis(TICKET_TIMEOUT_MS);
+        let stale: Vec<Ticket> = self.tickets.extract_if(.., |ticket| !fresh(ticket)).collect();
+        for ticket in stale {
+            self.close_lease(ticket.lease);
+        }
+        let (since, before, _) = self.rate;
+        let ops = self.ops();
+        let seconds = (now - since).as_secs_f64();
+        if seconds >= 0.4 {
+            self.rate = (now, ops, ((ops - before) as f64 / seconds) as u64);
+        }
+    }
+
+    fn ops(&self) -> u64 {
+        let ops = |peer: &Option<Peer>| match peer {
+            Some(Peer::Served(served)) => served.ops,
+            _ => 0,
+        };
+        self.past_ops + self.peers.iter().map(ops).sum::<u64>()
+    }
+
+    fn accept(&mut self, listener: usize) {
+        // A few at a time; the rest stays in the kernel's queue. Out of descriptors: those waiting wait on.
+        for _ in 0..ROUNDS_MAX {
+            let Ok(Some(stream)) = self.listeners[listener].accept() else { return };
+            let index = match self.peers.iter().position(Option::is_none) {
+                Some(index) => index,
+                None if self.peers.len() < CONNECTIONS_MAX => {
+                    self.peers.push(None);
+                    self.peers.len() - 1
+                }
+                None => {
+                    refuse(&stream, Refusal::Busy);
+                    continue;
+                }
+            };
+            if watch(&self.epoll, stream.as_fd(), index as u64).is_ok() {
+                let since = Instant::now();
+                self.peers[index] = Some(Peer::Greeting { stream, hello: [0; HELLO_BYTES], have: 0, since });
+            }
+        }
+    }
+
+    fn attend(&mut self, index: usize, interest: Interest) {
+        let Some(peer) = self.peers.get_mut(index).and_then(Option::take) else { return };
+        match peer {
+            Peer::Greeting { stream, hello, have, since } => {
+                self.peers[index] = self.greet(stream, hello, have, since);
+                if matches!(self.peers[index], Some(Peer::Served(_))) {
+                    self.attend(index, Interest { readable: true, writable: false });
+                }
+            }
+            Peer::Served(mut served) => match self.converse(index, &mut served, interest) {
+                Ok(()) => self.peers[index] = Some(Peer::Served(served)),
+                Err(failure) => self.part(*served, &failure),
+            },
+        }
+    }
+
+    fn greet(
+        &mut self,
+        stream: Stream,
+        mut hello: [u8; HELLO_BYTES],
+        mut have: usize,
+        since: Instant,
+    ) -> Option<Peer> {
+        let mut into = Incoming::new();
+        into.bytes(&mut hello[have..]);
+        match stream.receive(&mut into) {
+            Ok(received) if received > 0 => have += received,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            _ => return None,
+        }
+        if !Hello::may_start_with(&hello[..have]) {
+            self.say(format_args!("closed a connection that does not speak netvm's protocol"));
+            return None;
+        }
+        if have < HELLO_BYTES {
+            return Some(Peer::Greeting { stream, hello, have, since });
+        }
+        let theirs = match Hello::decode(&hello) {
+            Ok(theirs) => theirs,
+            Err(error) => {
+                self.say(format_args!("refused a connection: {error}"));
+                let version = matches!(error, WireError::Version { .. });
+                refuse(&stream, if version { Refusal::Version } else { Refusal::Role });
+                return None;
+            }
+        };
+        let refusal = match theirs.role {
+            _ if theirs.rails != 1 => Refusal::Role,
+            Role::Observer => Refusal::None,
+            Role::Borrower if self.draining => Refusal::Stopping,
+            Role::Borrower => Refusal::None,
+            Role::Node | Role::Lender => Refusal::Role,
+        };
+        if !refuse(&stream, refusal) || refusal != Refusal::None {
+            return None;
+        }
+        Some(Peer::Served(Box::new(Served {
+            session: Session::new(vec![stream], theirs.ops_max, theirs.window),
+            role: theirs.role,
+            lease: None,
+            name: String::new(),
+            pid: 0,
+            ops: 0,
+            waits_for_room: false,
+        })))
+    }
+
+    /// Receives, serves and answers.
+    fn converse(&mut self, index: usize, served: &mut Served, interest: Interest) -> Result<(), Failure> {
+        if interest.readable {
+            for _ in 0..ROUNDS_MAX {
+                let mut view = View { memories: &self.memories, lease: served.lease, ops: &mut served.ops };
+                let more = served.session.receive(0, &mut view)?;
+                while let Some(event) = served.session.event() {
+                    match event {
+                        Event::Called { request, method, body } => {
+                            self.called(served, request, method, &body);
+                        }
+                        Event::Goodbye { .. } => return Err(Failure::Ended),
+                        Event::Completed { .. } | Event::WriteRefused(_) => {}
+                    }
+                }
+                if !more {
+                    break;
+                }
+            }
+        }
+        let mut view = View { memories: &self.memories, lease: served.lease, ops: &mut served.ops };
+        served.session.send(0, &mut view)?;
+        let waits_for_room = served.session.has_output();
+        if waits_for_room != served.waits_for_room {
+            served.waits_for_room = waits_for_room;
+            let interest = Interest { readable: true, writable: waits_for_room };
+            let fd = served.session.link(0).as_fd();
+            self.epoll.change(fd, index as u64, interest).map_err(Failure::Link)?;
+        }
+        Ok(())
+    }
+
+    fn part(&mut self, served: Served, failure: &Failure) {
+        self.past_ops += served.ops;
+        if served.role != Role::Borrower {
+            return;
+        }
+        let bytes = served.lease.map_or(0, |lease| self.memories.slabs.lease_bytes(lease));
+        if let Some(lease) = served.lease {
+            self.close_lease(lease);
+        }
+        let Served { name, pid, .. } = &served;
+        self.say(format_args!("{name} (pid {pid}) has gone, {} MiB come back: {failure}", bytes >> 20));
+    }
+
+    fn close_lease(&mut self, lease: LeaseId) {
+        let unused = self.memories.slabs.close(lease);
+        self.memories.clear(&unused);
+    }
+
+    fn called(&mut self, served: &mut Served, request: Request, method: u32, body: &[u8]) {
+        let answer = self.answer(served, method, body);
+        served.session.endpoint.reply(request, answer);
+    }
+
+    fn answer(&mut self, served: &mut Served, method: u32, body: &[u8]) -> Result<Vec<u8>, Status> {
+        let mut reader = BodyReader(body);
+        let mut out = BodyWriter::default();
+        if method == protocol::STATUS {
+            return Ok(self.status().encode());
+        }
+        if served.role != Role::Borrower {
+            return Err(Status::NoRights);
+        }
+        if method == protocol::ATTACH {
+            let key = reader.key().ok_or(Status::BadRequest)?;
+            let pid = reader.u32().ok_or(Status::BadRequest)?;
+            let name = reader.text().ok_or(Status::BadRequest)?;
+            if served.lease.is_some() {
+                return Err(Status::BadRequest);
+            }
+            let lease = self.lease(&key)?;
+            // Control characters would let a borrower paint the lender's terminal.
+            let name = name.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
+            (served.lease, served.pid, served.name) = (Some(lease), pid, name);
+            self.say(format_args!("{} (pid {pid}) has come", served.name));
+            out.u64(self.memories.slabs.slab_bytes());
+            return Ok(out.0);
+        }
+        let lease = served.lease.ok_or(Status::BadRequest)?;
+        let slabs = &mut self.memories.slabs;
+        match method {
+            protocol::BORROW => {
+                match slabs.borrow(lease) {
+                    Ok(slab) => out.u32(1).u32(slab).u64(slabs.size_bytes()).u64(slabs.used_bytes()),
+                    Err(_) => out.u32(0).u32(0).u64(slabs.size_bytes()).u64(slabs.used_bytes()),
+                };
+            }
+            protocol::RETURN => {
+                let slab = reader.u32().ok_or(Status::BadRequest)?;
+                let unused = slabs.give_back(lease, slab).map_err(|_| Status::NoHandle)?;
+                let memories = &self.memories;
+                served.session.endpoint.revoke(slab, |offset, bytes| {
+                    memories.slab(slab, offset, bytes).map_or_else(Vec::new, |memory| memory.to_vec())
+                });
+                if unused {
+                    self.memories.clear(&[slab]);
+                }
+            }
+            protocol::FORK => {
+                let mut key = [0; 16];
+                getrandom::fill(&mut key).map_err(|_| Status::Busy)?;
+                let lease = slabs.fork(lease).map_err(|_| Status::Busy)?;
+                self.tickets.push(Ticket { key, lease, since: Instant::now() });
+                out.bytes(&key);
+            }
+            protocol::SOLE => {
+                let slab = reader.u32().ok_or(Status::BadRequest)?;
+                let sole = slabs.sole_holder(lease, slab).map_err(|_| Status::NoHandle)?;
+                out.u32(u32::from(sole));
+            }
+            _ => return Err(Status::NoMethod),
+        }
+        Ok(out.0)
+    }
+
+    /// A new lease, or the one that a ticket stands for.
+    fn lease(&mut self, key: &[u8; 16]) -> Result<LeaseId, Status> {
+        if *key == [0; 16] {
+            return self.memories.slabs.open().map_err(|error| match error {
+                SlabError::TooManyLeases | SlabError::Full | SlabError::NotHeld => Status::Busy,
+            });
+        }
+        let key = RemoteKey::from_bytes(*key);
+        let same = |ticket: &Ticket| RemoteKey::from_bytes(ticket.key).matches(&key);
+        let index = self.tickets.iter().position(same).ok_or(Status::NoSegment)?;
+        Ok(self.tickets.swap_remove(index).lease)
+    }
+
+    /// How it is doing.
+    pub fn status(&self) -> LenderStatus {
+        let slabs = &self.memories.slabs;
+        let borrower = |peer: &Option<Peer>| match peer {
+            Some(Peer::Served(served)) => served.lease.map(|lease| BorrowerStatus {
+                name: served.name.clone(),
+                pid: served.pid,
+                bytes: slabs.lease_bytes(lease),
+                ops: served.ops,
+            }),
+            _ => None,
+        };
+        LenderStatus {
+            version: VERSION,
+            size_bytes: slabs.size_bytes(),
+            used_bytes: slabs.used_bytes(),
+            resident_bytes: self.memories.file.resident_bytes().unwrap_or(0),
+            slab_bytes: slabs.slab_bytes(),
+            uptime: self.started.elapsed(),
+            ops: self.ops(),
+            ops_per_s: self.rate.2,
+            draining: self.draining,
+            borrowers: self.peers.iter().filter_map(borrower).collect(),
+        }
+    }
+}
+
+fn watch(epoll: &Epoll, fd: BorrowedFd<'_>, id: u64) -> Result<()> {
+    let added = epoll.add(fd, id, Interest { readable: true, writable: false });
+    added.map_err(|error| Error::system("watch a descriptor", &error))
+}
+
+/// Answers a hello (with [`Refusal::None`]: accepts); false when the peer has gone.
+fn refuse(stream: &Stream, refusal: Refusal) -> bool {
+    let hello = Hello { refusal, ..Hello::new(Role::Lender) }.encode();
+    let mut out = Outgoing::new();
+    out.bytes(&hello);
+    matches!(stream.send(&out), Ok(HELLO_BYTES))
+}

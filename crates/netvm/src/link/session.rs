@@ -1,0 +1,389 @@
+//! Drives an endpoint over links: bytes go straight between the links and the memory they belong to.
+
+use std::io;
+
+use netvm_core::endpoint::{Endpoint, Event, Exports, Payload, Place, Violation, Want};
+use netvm_core::limits::HEADER_BYTES;
+use netvm_sys::shared::SharedSlice;
+
+use super::{Incoming, Link, Outgoing};
+
+/// Replies that one receive may take with their headers.
+const CHAIN_MAX: usize = 16;
+/// Bytes received besides what is known to belong somewhere: several requests, or a write's first pages.
+const BUFFER_BYTES: usize = 16 << 10;
+/// Bytes offered to one send or receive; more would only be looked at again.
+const BATCH_BYTES_MAX: usize = 1 << 20;
+
+/// Exported memory.
+pub(crate) trait Memory: Exports {
+    /// The memory of a handle, if the peer may still reach it.
+    fn memory(&mut self, handle: u32, offset: u64, bytes: u32) -> Option<SharedSlice>;
+}
+
+/// For peers that may reach nothing here.
+pub(crate) struct NoMemory;
+
+impl Exports for NoMemory {
+    fn check(
+        &mut self,
+        _: u32,
+        _: u64,
+        _: u32,
+        _: netvm_core::key::Access,
+    ) -> Result<(), netvm_core::wire::Status> {
+        Err(netvm_core::wire::Status::NoHandle)
+    }
+
+    fn import(
+        &mut self,
+        _: &str,
+        _: &netvm_core::key::RemoteKey,
+    ) -> Result<(u32, u64, netvm_core::key::Rights), netvm_core::wire::Status> {
+        Err(netvm_core::wire::Status::NoSegment)
+    }
+
+    fn unimport(&mut self, _: u32) {}
+}
+
+impl Memory for NoMemory {
+    fn memory(&mut self, _: u32, _: u64, _: u32) -> Option<SharedSlice> {
+        None
+    }
+}
+
+/// Why a session cannot go on.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// The link failed.
+    Link(io::Error),
+    /// The peer ended the stream.
+    Ended,
+    /// The peer broke the protocol.
+    Violation(Violation),
+}
+
+impl std::fmt::Display for Failure {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Link(error) => error.fmt(f),
+            Self::Ended => f.write_str("it closed the connection"),
+            Self::Violation(violation) => violation.fmt(f),
+        }
+    }
+}
+
+impl From<Violation> for Failure {
+    fn from(violation: Violation) -> Self {
+        Self::Violation(violation)
+    }
+}
+
+struct Rail<L> {
+    link: L,
+    headers: Box<[[u8; HEADER_BYTES]; CHAIN_MAX]>,
+    buffer: Box<[u8]>,
+}
+
+/// What one receive was laid out for.
+struct Plan {
+    /// Bytes that continue the payload under way.
+    sure: usize,
+    /// Bytes of the next header that are missing.
+    missing: usize,
+    /// Slots and lengths of the replies laid out behind it.
+    chain: [(u16, u32); CHAIN_MAX],
+    links: usize,
+}
+
+/// An endpoint, its links and the local buffers of its operations.
+pub(crate) struct Session<L> {
+    pub(crate) endpoint: Endpoint,
+    rails: Vec<Rail<L>>,
+    locals: Vec<Vec<SharedSlice>>,
+}
+
+impl<L: Link> Session<L> {
+    pub(crate) fn new(links: Vec<L>, ops_max: u32, window: u32) -> Self {
+        let endpoint = Endpoint::new(links.len(), ops_max, window);
+        let rail = |link| Rail {
+            link,
+            headers: Box::new([[0; HEADER_BYTES]; CHAIN_MAX]),
+            buffer: vec![0; BUFFER_BYTES].into(),
+        };
+        Self { endpoint, rails: links.into_iter().map(rail).collect(), locals: Vec::new() }
+    }
+
+    pub(crate) fn link(&self, rail: usize) -> &L {
+        &self.rails[rail].link
+    }
+
+    pub(crate) fn into_links(self) -> impl Iterator<Item = L> {
+        self.rails.into_iter().map(|rail| rail.link)
+    }
+
+    /// Remembers the buffers of the operation in `slot`; allocates only while the slot is new to so many pieces.
+    pub(crate) fn set_locals(&mut self, slot: u16, pieces: &[SharedSlice]) {
+        let slot = usize::from(slot);
+        if self.locals.len() <= slot {
+            self.locals.resize_with(slot + 1, Vec::new);
+        }
+        self.locals[slot].clear();
+        self.locals[slot].extend_from_slice(pieces);
+    }
+
+    pub(crate) fn event(&mut self) -> Option<Event> {
+        self.endpoint.event()
+    }
+
+    pub(crate) fn has_output(&self) -> bool {
+        (0..self.rails.len()).any(|rail| self.endpoint.has_output(rail))
+    }
+
+    /// Sends what the link takes.
+    pub(crate) fn send(&mut self, rail: usize, memory: &mut impl Memory) -> Result<(), Failure> {
+        while self.endpoint.has_output(rail) {
+            let (offered, result) = self.send_once(rail, memory)?;
+            match result {
+                Ok(sent) => {
+                    self.endpoint.sent(rail, sent);
+                    if sent < offered {
+                        // The link is full; asking again would only tell us so.
+                        return Ok(());
+                    }
+                }
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(Failure::Link(error)),
+            }
+        }
+        Ok(())
+    }
+
+    fn send_once(
+        &mut self,
+        rail: usize,
+        memory: &mut impl Memory,
+    ) -> Result<(usize, io::Result<usize>), Failure> {
+        let mut out = Outgoing::new();
+        let (mut skip, frames) = self.endpoint.frames(rail);
+        'frames: for frame in frames {
+            let header = &frame.header[skip.min(HEADER_BYTES)..];
+            skip -= HEADER_BYTES - header.len();
+            if !out.bytes(header) {
+                break;
+            }
+            match &frame.payload {
+                Payload::None => {}
+                Payload::Body(body) => {
+                    if !out.bytes(&body[skip..]) {
+                        break;
+                    }
+                }
+                Payload::Local { slot, .. } => {
+                    for piece in &self.locals[usize::from(*slot)] {
+                        let passed = skip.min(piece.len());
+                        skip -= passed;
+                        let Some(rest) = piece.sub(passed, piece.len() - passed) else { break };
+                        if !out.shared(rest) {
+                            break 'frames;
+                        }
+                    }
+                }
+                Payload::Segment { handle, offset, bytes } => {
+                    let left = bytes - skip as u32;
+                    let Some(slice) = memory.memory(*handle, offset + skip as u64, left) else {
+                        return Err(Failure::Link(io::Error::from_raw_os_error(libc::EFAULT)));
+                    };
+                    if !out.shared(slice) {
+                        break;
+                    }
+                }
+            }
+            skip = 0;
+            if out.total_bytes() >= BATCH_BYTES_MAX {
+                break;
+            }
+        }
+        Ok((out.total_bytes(), self.rails[rail].link.post(&out)))
+    }
+
+    /// Receives what is there, at most once; true when there may be more.
+    pub(crate) fn receive(&mut self, rail: usize, memory: &mut impl Memory) -> Result<bool, Failure> {
+        let (plan, offered, received) = self.receive_once(rail, memory);
+        let received = match received {
+            Ok(0) => return Err(Failure::Ended),
+            Ok(received) => received,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+            Err(error) => return Err(Failure::Link(error)),
+        };
+        self.sort(rail, &plan, received, memory)?;
+        Ok(received == offered)
+    }
+
+    fn receive_once(
+        &mut self,
+        rail: usize,
+        memory: &mut impl Memory,
+    ) -> (Plan, usize, io::Result<usize>) {
+        let mut plan = Plan { sure: 0, missing: HEADER_BYTES, chain: [(0, 0); CHAIN_MAX], links: 0 };
+        let mut into = Incoming::new();
+        let mut chained = true;
+        match self.endpoint.want(rail) {
+            Want::Header(missing) => plan.missing = missing,
+            Want::Payload { place: Place::Segment { handle, offset }, at, bytes } => {
+                match memory.memory(handle, offset + u64::from(at), bytes) {
+                    Some(slice) => {
+                        into.shared(slice);
+                        plan.sure = bytes as usize;
+                    }
+                    None => {
+                        self.endpoint.fault(rail);
+                        chained = false;
+                    }
+                }
+            }
+            Want::Payload { place: Place::Local { slot }, at, bytes } => {
+                let mut skip = at as usize;
+                for piece in &self.locals[usize::from(slot)] {
+                    let passed = skip.min(piece.len());
+                    skip -= passed;
+                    if let Some(rest) = piece.sub(passed, piece.len() - passed) {
+                        into.shared(rest);
+                    }
+                }
+                plan.sure = bytes as usize;
+                debug_assert_eq!(into.total_bytes(), plan.sure);
+            }
+            Want::Payload { .. } => chained = false,
+        }
+        let Rail { link, headers, buffer } = &mut self.rails[rail];
+        if chained {
+            let mut headers = headers.iter_mut();
+            for (slot, bytes) in self.endpoint.expected(rail).take(CHAIN_MAX) {
+                let locals = &self.locals[usize::from(slot)];
+                let fits = into.room() >= locals.len() + 2 && into.total_bytes() < BATCH_BYTES_MAX;
+                let Some(header) = headers.next().filter(|_| fits && bytes > 0) else { break };
+                let from = if plan.links == 0 { HEADER_BYTES - plan.missing } else { 0 };
+                into.bytes(&mut header[from..]);
+                for piece in locals {
+                    into.shared(*piece);
+                }
+                plan.chain[plan.links] = (slot, bytes);
+                plan.links += 1;
+            }
+        }
+        into.bytes(buffer);
+        let offered = into.total_bytes();
+        (plan, offered, link.poll(&mut into))
+    }
+
+    /// Tells the endpoint about `left` received bytes, and moves those that lie in the wrong place.
+    fn sort(
+        &mut self,
+        rail: usize,
+        plan: &Plan,
+        mut left: usize,
+        memory: &mut impl Memory,
+    ) -> Result<(), Failure> {
+        let take = left.min(plan.sure);
+        if take > 0 {
+            self.endpoint.landed(rail, take as u32, memory)?;
+            left -= take;
+        }
+        for index in 0..plan.links {
+            if left == 0 {
+                return Ok(());
+            }
+            let (slot, bytes) = plan.chain[index];
+            let from = if index == 0 { HEADER_BYTES - plan.missing } else { 0 };
+            let take = left.min(HEADER_BYTES - from);
+            left -= take;
+            self.endpoint.header(rail, &self.rails[rail].headers[index][from..from + take], memory)?;
+            if left == 0 {
+                return Ok(());
+            }
+            let expected = Want::Payload { place: Place::Local { slot }, at: 0, bytes };
+            if self.endpoint.want(rail) != expected {
+                let stray = self.collect(rail, plan, index, left);
+                return self.feed(rail, &stray, memory);
+            }
+            let take = left.min(bytes as usize);
+            self.endpoint.landed(rail, take as u32, memory)?;
+            left -= take;
+        }
+        let buffer = std::mem::take(&mut self.rails[rail].buffer);
+        let result = self.feed(rail, &buffer[..left], memory);
+        self.rails[rail].buffer = buffer;
+        result
+    }
+
+    /// The `left` bytes that lie from the payload of reply `index` on: the peer sent something else than expected. Rare.
+    fn collect(&self, rail: usize, plan: &Plan, index: usize, left: usize) -> Vec<u8> {
+        let Rail { headers, buffer, .. } = &self.rails[rail];
+        let mut stray = Vec::with_capacity(left);
+        for (position, &(slot, _)) in plan.chain[..plan.links].iter().enumerate().skip(index) {
+            if position > index {
+                stray.extend_from_slice(&headers[position]);
+            }
+            for piece in &self.locals[usize::from(slot)] {
+                let start = stray.len();
+                stray.resize(start + piece.len(), 0);
+                let _ = piece.read_into(0, &mut stray[start..]);
+                if stray.len() >= left {
+                    break;
+                }
+            }
+        }
+        if stray.len() < left {
+            stray.extend_from_slice(&buffer[..left - stray.len()]);
+        }
+        stray.truncate(left);
+        stray
+    }
+
+    /// Takes bytes from a buffer of ours.
+    fn feed(&mut self, rail: usize, mut bytes: &[u8], memory: &mut impl Memory) -> Result<(), Failure> {
+        while !bytes.is_empty() {
+            match self.endpoint.want(rail) {
+                Want::Header(missing) => {
+                    let (head, tail) = bytes.split_at(missing.min(bytes.len()));
+                    bytes = tail;
+                    self.endpoint.header(rail, head, memory)?;
+                }
+                Want::Payload { place, at, bytes: missing } => {
+                    let (head, tail) = bytes.split_at(bytes.len().min(missing as usize));
+                    bytes = tail;
+                    match place {
+                        Place::Segment { handle, offset } => {
+                            let len = head.len() as u32;
+                            match memory.memory(handle, offset + u64::from(at), len) {
+                                Some(slice) => slice.write_from(0, head).unwrap_or(()),
+                                None => self.endpoint.fault(rail),
+                            }
+                        }
+                        Place::Local { slot } => self.put(slot, at as usize, head),
+                        Place::Body => self.endpoint.body(rail, head),
+                        Place::Discard => {}
+                    }
+                    self.endpoint.landed(rail, head.len() as u32, memory)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn put(&mut self, slot: u16, mut skip: usize, mut bytes: &[u8]) {
+        for piece in &self.locals[usize::from(slot)] {
+            if skip >= piece.len() {
+                skip -= piece.len();
+                continue;
+            }
+            let (head, tail) = bytes.split_at(bytes.len().min(piece.len() - skip));
+            let _ = piece.write_from(skip, head);
+            (skip, bytes) = (0, tail);
+            if bytes.is_empty() {
+                return;
+            }
+        }
+    }
+}
