@@ -1,7 +1,12 @@
 //! Where far memory comes from: the pager, or for tests of the interposition plain local memory.
 
 use crate::sys;
+use crate::tls::words;
+use netvm::Error;
+use netvm::pager::{Pager, PagerConfig, PagerError};
+use netvm::runfile::RunFile;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// What this library needs of far memory. Errors are errno values.
 ///
@@ -94,4 +99,88 @@ impl Far for LocalArea {
     fn fork_prepare(&self) {}
     fn fork_parent(&self) {}
     fn fork_child(&self) {}
+}
+
+/// Far memory of the pager.
+pub(crate) struct PagerFar {
+    pager: Arc<Pager>,
+}
+
+impl PagerFar {
+    /// Starts the pager of this process as `run` says.
+    pub(crate) fn start(run: &Arc<RunFile>) -> Result<Self, String> {
+        let params = run.params();
+        let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
+        let config = PagerConfig {
+            local_bytes: params.budget_bytes,
+            lenders: params
+                .lenders
+                .split(',')
+                .filter(|lender| !lender.is_empty())
+                .map(str::to_owned)
+                .collect(),
+            area_bytes: params.area_bytes,
+            run: Some(Arc::clone(run)),
+            name: name.trim_end().to_owned(),
+            // Nothing that the pager's thread allocates may be far memory.
+            thread_hook: Some(|| words().internal.set(1)),
+            ..PagerConfig::default()
+        };
+        Pager::start(config).map(|pager| Self { pager }).map_err(|error| error.to_string())
+    }
+}
+
+fn errno(result: Result<(), Error>) -> Result<(), i32> {
+    result.map_err(|error| match error {
+        Error::System { errno, .. } => errno.0,
+        Error::Pager(PagerError::OutsideFarMemory { .. }) => libc::EINVAL,
+        _ => libc::ENOMEM,
+    })
+}
+
+impl Far for PagerFar {
+    fn area(&self) -> Range<usize> {
+        self.pager.area()
+    }
+
+    fn map(&self, address: usize, bytes: usize, protection: i32) -> Result<(), i32> {
+        errno(self.pager.map(address, bytes, protection))
+    }
+
+    fn unmap(&self, address: usize, bytes: usize) -> Result<(), i32> {
+        errno(self.pager.unmap(address, bytes))
+    }
+
+    fn discard(&self, address: usize, bytes: usize) -> Result<(), i32> {
+        errno(self.pager.discard(address, bytes))
+    }
+
+    fn relocate(&self, old: usize, new: usize, bytes: usize) -> Result<(), i32> {
+        errno(self.pager.relocate(old, new, bytes))
+    }
+
+    fn protect(&self, address: usize, bytes: usize, protection: i32) -> Result<(), i32> {
+        errno(self.pager.protect(address, bytes, protection))
+    }
+
+    fn will_need(&self, address: usize, bytes: usize) {
+        self.pager.will_need(address, bytes);
+    }
+
+    fn finish(&self) {
+        // Asking makes the pager publish its counters in the run file.
+        self.pager.stats();
+    }
+
+    fn fork_prepare(&self) {
+        self.pager.fork_prepare();
+    }
+
+    fn fork_parent(&self) {
+        self.pager.fork_parent();
+    }
+
+    fn fork_child(&self) {
+        self.pager.fork_child();
+    }
 }

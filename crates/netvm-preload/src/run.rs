@@ -1,13 +1,16 @@
 //! Whether this process is part of a run, and the start of its far memory when it is first needed.
 
-use crate::backend::{Far, LocalArea};
+use crate::backend::{Far, LocalArea, PagerFar};
 use crate::fork;
 use crate::heap;
 use crate::small;
 use crate::space::SPACE;
 use crate::sys::{self, Locked};
 use crate::tls::{Internal, words};
+use netvm::runfile::RunFile;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// What routes memory.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +33,8 @@ static AREA_START: AtomicUsize = AtomicUsize::new(0);
 static AREA_LENGTH: AtomicUsize = AtomicUsize::new(0);
 /// Points to the backend once it has started; never freed.
 static BACKEND: AtomicPtr<&'static dyn Far> = AtomicPtr::new(std::ptr::null_mut());
+/// The run that this process is part of.
+static RUN: OnceLock<Arc<RunFile>> = OnceLock::new();
 /// Held by whoever starts far memory.
 pub(crate) static START: Locked<()> = Locked::new(());
 
@@ -95,6 +100,9 @@ fn start() -> &'static dyn Far {
 
 fn start_backend() -> Result<Box<dyn Far>, String> {
     let area_bytes = AREA_BYTES.load(Ordering::Relaxed);
+    if let Some(run) = RUN.get() {
+        return PagerFar::start(run).map(|far| Box::new(far) as Box<dyn Far>);
+    }
     match LocalArea::new(area_bytes) {
         Ok(area) => Ok(Box::new(area)),
         Err(errno) => {
@@ -108,21 +116,36 @@ fn bytes_from(name: &str, default: usize) -> usize {
     std::env::var(name).ok().and_then(|value| value.parse().ok()).unwrap_or(default)
 }
 
-fn find_params() -> Option<Params> {
+fn find_params() -> Result<Option<Params>, String> {
+    if let Some(path) = std::env::var_os("NETVM_RUN") {
+        let run = RunFile::open(Path::new(&path)).map_err(|error| error.to_string())?;
+        let params = run.params();
+        let run = RUN.get_or_init(|| run);
+        debug_assert_eq!(run.params(), params);
+        return Ok(Some(Params {
+            small_local_bytes: params.small_local_bytes as usize,
+            far_threshold_bytes: params.far_threshold_bytes as usize,
+            area_bytes: params.area_bytes as usize,
+        }));
+    }
     if std::env::var_os("NETVM_PRELOAD_BACKEND").is_some_and(|backend| backend == "local") {
-        return Some(Params {
+        return Ok(Some(Params {
             small_local_bytes: bytes_from("NETVM_PRELOAD_SMALL_LOCAL_BYTES", 16 << 20),
             far_threshold_bytes: bytes_from("NETVM_PRELOAD_FAR_THRESHOLD_BYTES", 128 << 10),
             area_bytes: bytes_from("NETVM_PRELOAD_AREA_BYTES", 1 << 40),
-        });
+        }));
     }
-    None
+    Ok(None)
 }
 
 /// Runs once, before the program's own code. Until then everything goes to the C library.
 extern "C" fn begin() {
     let _internal = Internal::enter();
-    let Some(params) = find_params() else { return };
+    let params = match find_params() {
+        Ok(Some(params)) => params,
+        Ok(None) => return,
+        Err(message) => sys::give_up(&message),
+    };
     AREA_BYTES.store(params.area_bytes & !(sys::PAGE_BYTES - 1), Ordering::Relaxed);
     SMALL_LOCAL_BYTES.store(params.small_local_bytes, Ordering::Relaxed);
     FAR_THRESHOLD_BYTES.store(params.far_threshold_bytes.max(heap::THRESHOLD_BYTES_MIN), Ordering::Relaxed);
