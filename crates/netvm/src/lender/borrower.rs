@@ -1,6 +1,6 @@
 //! A borrower's connection to one lender.
 
-use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::os::fd::{BorrowedFd, RawFd};
 use std::time::{Duration, Instant};
 
 use netvm_core::endpoint::{Answer, Event, OpError, PostError};

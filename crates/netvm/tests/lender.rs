@@ -1,0 +1,505 @@
+//! Lender and borrower over real sockets.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use netvm::Error;
+use netvm::lender::{BorrowOptions, Borrower, Completion, Lender, LenderConfig, PostError, StopFlag, status};
+use netvm_core::limits::{HELLO_BYTES, OPS_MAX};
+use netvm_core::wire::{Hello, Role};
+use netvm_sys::mapping::Mapping;
+use netvm_sys::shared::SharedSlice;
+
+mod common;
+use common::Random;
+
+const SLAB: u64 = 1 << 20;
+
+struct Lent {
+    address: String,
+    stop: StopFlag,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Lent {
+    fn new(slabs: u64) -> Self {
+        Self::at("127.0.0.1:0", slabs)
+    }
+
+    fn at(address: &str, slabs: u64) -> Self {
+        let listen = vec![address.to_owned()];
+        let config =
+            LenderConfig { listen, size_bytes: slabs * SLAB, slab_bytes: SLAB, ..LenderConfig::default() };
+        let mut lender = Lender::bind(config).unwrap();
+        let address = lender.addresses()[0].clone();
+        let stop = StopFlag::new().unwrap();
+        let flag = stop.clone();
+        let thread = Some(std::thread::spawn(move || lender.run(&flag).unwrap()));
+        Self { address, stop, thread }
+    }
+
+    fn connect(&self) -> Borrower {
+        Borrower::connect(&self.address, &BorrowOptions { name: "test".into(), ..BorrowOptions::default() })
+            .unwrap()
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        while let Some(thread) = self.thread.take_if(|thread| !thread.is_finished()) {
+            self.stop.stop();
+            std::thread::sleep(Duration::from_millis(5));
+            self.thread = Some(thread);
+        }
+    }
+}
+
+/// Polls until nothing is under way.
+fn settle(borrower: &mut Borrower) -> Vec<Completion> {
+    let mut done = Vec::new();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while borrower.pending() > 0 && borrower.poll(&mut done).is_ok() {
+        assert!(Instant::now() < deadline, "stuck with {} under way", borrower.pending());
+    }
+    done
+}
+
+fn ok(done: &[Completion]) {
+    for completion in done {
+        completion.result.clone().unwrap();
+    }
+}
+
+fn memory(bytes: usize) -> SharedSlice {
+    // The addresses of a dropped mapping stay reserved; a test may leak it as well.
+    let mapping = Box::leak(Box::new(Mapping::anonymous(bytes).unwrap()));
+    mapping.shared()
+}
+
+fn random_bytes(random: &mut Random, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|_| random.next() as u8).collect()
+}
+
+#[test]
+fn written_bytes_come_back_over_tcp_and_unix() {
+    let unix = format!("unix:/tmp/netvm-lender-test-{}", std::process::id());
+    for address in ["127.0.0.1:0", &unix] {
+        let lent = Lent::at(address, 4);
+        let mut borrower = lent.connect();
+        let mut random = Random::new(1);
+        let mut model = Vec::new();
+        let mut slabs = Vec::new();
+        for _ in 0..4 {
+            slabs.push(borrower.borrow_slab().unwrap());
+            model.push(vec![0u8; SLAB as usize]);
+        }
+        let local = memory(1 << 20);
+        for round in 0..300 {
+            // A batch of writes of any size and alignment, then a batch of reads that must see them.
+            let mut at = 0;
+            for token in 0..random.next() % 20 {
+                let which = (random.next() % 4) as usize;
+                let bytes = 1 + (random.next() % 20_000) as usize;
+                let offset = (random.next() % (SLAB - bytes as u64)) as usize;
+                let data = random_bytes(&mut random, bytes);
+                local.write_from(at, &data).unwrap();
+                model[which][offset..offset + bytes].copy_from_slice(&data);
+                let slice = local.sub(at, bytes).unwrap();
+                borrower.post_write(token, slabs[which], offset as u64, slice).unwrap();
+                at += bytes;
+            }
+            let mut expected = Vec::new();
+            for token in 100..100 + random.next() % 20 {
+                let which = (random.next() % 4) as usize;
+                let bytes = 1 + (random.next() % 20_000) as usize;
+                let offset = (random.next() % (SLAB - bytes as u64)) as usize;
+                let slice = local.sub(at, bytes).unwrap();
+                if random.next().is_multiple_of(2) {
+                    borrower.post_read(token, slabs[which], offset as u64, slice).unwrap();
+                } else {
+                    let cut = (random.next() % bytes as u64) as usize;
+                    let pieces = [slice.sub(0, cut).unwrap(), slice.sub(cut, bytes - cut).unwrap()];
+                    borrower.post_read_pages(token, slabs[which], offset as u64, &pieces).unwrap();
+                }
+                expected.push((slice, model[which][offset..offset + bytes].to_vec()));
+                at += bytes;
+            }
+            ok(&settle(&mut borrower));
+            for (slice, bytes) in expected {
+                assert!(slice.to_vec() == bytes, "round {round}");
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_scatter_and_gather() {
+    let lent = Lent::new(1);
+    let mut borrower = lent.connect();
+    let slab = borrower.borrow_slab().unwrap();
+    let local = memory(1 << 20);
+    let pages: Vec<_> = (0..256).rev().map(|page| local.sub(page * 4096, 4096).unwrap()).collect();
+    for (index, page) in pages.iter().enumerate() {
+        page.fill(index as u8);
+    }
+    borrower.post_write_pages(1, slab, 0, &pages).unwrap();
+    ok(&settle(&mut borrower));
+    local.fill(0xEE);
+    for chunk in 0..4 {
+        borrower.post_read_pages(2, slab, chunk * 64 * 4096, &pages[chunk as usize * 64..][..64]).unwrap();
+    }
+    ok(&settle(&mut borrower));
+    for (index, page) in pages.iter().enumerate() {
+        assert_eq!(page.to_vec(), vec![index as u8; 4096]);
+    }
+    assert_eq!(borrower.post_read(1, slab, 0, memory(2 << 20)), Err(PostError::TooLong));
+}
+
+#[test]
+fn slabs_are_refused_beyond_the_size_and_come_back_as_zeros() {
+    let lent = Lent::new(2);
+    let (mut one, mut two) = (lent.connect(), lent.connect());
+    let local = memory(4096);
+    let slab = one.borrow_slab().unwrap();
+    let other = two.borrow_slab().unwrap();
+    assert_eq!(
+        one.borrow_slab(),
+        Err(Error::LenderFull {
+            lender: lent.address.clone(),
+            size_bytes: 2 * SLAB,
+            used_bytes: 2 * SLAB
+        })
+    );
+    local.fill(7);
+    one.post_write(0, slab, 8192, local).unwrap();
+    ok(&settle(&mut one));
+    one.return_slab(slab).unwrap();
+    assert!(matches!(one.return_slab(slab), Err(Error::Op { .. })), "twice");
+    assert_eq!(two.borrow_slab(), Ok(slab));
+    two.post_read(0, slab, 8192, local).unwrap();
+    ok(&settle(&mut two));
+    assert_eq!(local.to_vec(), vec![0; 4096]);
+    // Not ours, not there, beyond the end: refused, and the connection lives on.
+    for (slab, offset) in [(other, 0), (99, 0), (u32::MAX, u64::MAX)] {
+        one.post_read(5, slab, offset, local).unwrap();
+        let done = settle(&mut one);
+        assert!(matches!(&done[0].result, Err(Error::Op { .. })), "{done:?}");
+    }
+    two.post_read(5, slab, SLAB - 4095, local).unwrap();
+    assert!(settle(&mut two)[0].result.is_err());
+    two.post_read(5, slab, SLAB - 4096, local).unwrap();
+    ok(&settle(&mut two));
+    // A refused write means lost data: that connection is over.
+    one.post_write(6, other, 0, local).unwrap();
+    let deadline = Instant::now() + Duration::from_secs(2);
+    let error = loop {
+        if let Err(error) = one.poll(&mut Vec::new()) {
+            break error;
+        }
+        assert!(Instant::now() < deadline);
+    };
+    assert!(error.to_string().contains("refused a write"), "{error}");
+    assert_eq!(one.post_read(1, slab, 0, local), Err(PostError::Closed));
+}
+
+#[test]
+fn a_fork_shares_slabs_until_one_lets_go() {
+    let lent = Lent::new(3);
+    let mut parent = lent.connect();
+    let local = memory(8192);
+    let (page, back) = (local.sub(0, 4096).unwrap(), local.sub(4096, 4096).unwrap());
+    let slab = parent.borrow_slab().unwrap();
+    page.fill(1);
+    parent.post_write(0, slab, 0, page).unwrap();
+    // The fork sees the write although it is not even sent yet.
+    let mut child = parent.fork().unwrap();
+    assert_eq!((parent.sole_holder(slab), child.sole_holder(slab)), (Ok(false), Ok(false)));
+    child.post_read(0, slab, 0, back).unwrap();
+    ok(&settle(&mut child));
+    assert_eq!(back.to_vec(), vec![1; 4096]);
+    let own = child.borrow_slab().unwrap();
+    parent.post_read(0, own, 0, back).unwrap();
+    ok(&settle(&mut parent)[..1]);
+    assert!(settle(&mut parent).is_empty());
+    // The parent dies without a word: the slab lives on with the child.
+    drop(parent);
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while !child.sole_holder(slab).unwrap() {
+        assert!(Instant::now() < deadline);
+    }
+    back.fill(0);
+    child.post_read(0, slab, 0, back).unwrap();
+    ok(&settle(&mut child));
+    assert_eq!(back.to_vec(), vec![1; 4096]);
+    // As plain data, and by ticket.
+    let parts = child.fork().unwrap().into_parts();
+    let mut adopted = Borrower::from_parts(parts).unwrap();
+    let ticket = child.fork_ticket().unwrap();
+    let mut claimed = Borrower::adopt(&ticket, &BorrowOptions::default()).unwrap();
+    assert!(Borrower::adopt(&ticket, &BorrowOptions::default()).is_err(), "a ticket is good once");
+    drop(child);
+    for borrower in [&mut adopted, &mut claimed] {
+        back.fill(0);
+        borrower.post_read(0, slab, 0, back).unwrap();
+        ok(&settle(borrower));
+        assert_eq!(back.to_vec(), vec![1; 4096]);
+    }
+    drop((adopted, claimed));
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while status(&lent.address).unwrap().used_bytes > 0 {
+        assert!(Instant::now() < deadline);
+    }
+    assert_eq!(status(&lent.address).unwrap().resident_bytes, 0, "a dead borrower's memory is given back");
+}
+
+#[test]
+fn a_status_lists_borrowers() {
+    let lent = Lent::new(4);
+    let options =
+        BorrowOptions { name: "sort\x1b[2J".into(), pid: Some(42), ..BorrowOptions::default() };
+    let mut borrower = Borrower::connect(&lent.address, &options).unwrap();
+    let slab = borrower.borrow_slab().unwrap();
+    borrower.post_write(0, slab, 0, memory(4096)).unwrap();
+    borrower.flush(Duration::from_secs(1)).unwrap();
+    let status = status(&lent.address).unwrap();
+    assert_eq!((status.size_bytes, status.used_bytes, status.slab_bytes), (4 * SLAB, SLAB, SLAB));
+    assert_eq!(status.resident_bytes, 4096);
+    let listed = &status.borrowers[0];
+    assert_eq!((listed.name.as_str(), listed.pid, listed.bytes, listed.ops), ("sort?[2J", 42, SLAB, 1));
+}
+
+#[test]
+fn a_full_queue_is_backpressure() {
+    let lent = Lent::new(1);
+    let mut borrower = lent.connect();
+    let slab = borrower.borrow_slab().unwrap();
+    let local = memory(4096);
+    let mut posted = 0;
+    while borrower.post_read(posted, slab, 0, local) == Ok(()) {
+        posted += 1;
+    }
+    assert_eq!(posted as usize, OPS_MAX);
+    let mut done = settle(&mut borrower);
+    ok(&done);
+    done.sort_by_key(|completion| completion.token);
+    assert!(done.iter().enumerate().all(|(index, completion)| completion.token == index as u64));
+    // Many windows of writes without a read: acknowledgements must come on their own.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    let mut written = 0;
+    while written < 5000 {
+        match borrower.post_write(written, slab, 0, local) {
+            Ok(()) => written += 1,
+            Err(error) => {
+                assert_eq!(error, PostError::Full);
+                borrower.poll(&mut Vec::new()).unwrap();
+                assert!(Instant::now() < deadline);
+            }
+        }
+    }
+    borrower.flush(Duration::from_secs(2)).unwrap();
+}
+
+#[test]
+fn a_killed_lender_is_named_and_nothing_hangs() {
+    let lent = Lent::new(1);
+    let mut borrower = lent.connect();
+    let slab = borrower.borrow_slab().unwrap();
+    let local = memory(4096);
+    let address = lent.address.clone();
+    lent.stop.stop();
+    std::thread::sleep(Duration::from_millis(100));
+    lent.stop.stop();
+    for token in 0..10 {
+        borrower.post_read(token, slab, 0, local).unwrap();
+    }
+    let mut done = Vec::new();
+    let deadline = Instant::now() + Duration::from_secs(3);
+    let error = loop {
+        if let Err(error) = borrower.poll(&mut done) {
+            break error;
+        }
+        assert!(Instant::now() < deadline);
+    };
+    assert!(matches!(error, Error::LenderLost { .. }) && error.to_string().contains(&address), "{error}");
+    assert_eq!(done.len(), 10);
+    assert_eq!(borrower.pending(), 0);
+    assert_eq!(borrower.borrow_slab(), Err(error));
+    assert!(matches!(
+        Borrower::connect(&address, &BorrowOptions::default()),
+        Err(Error::Connect { .. })
+    ));
+}
+
+#[test]
+fn a_stopped_lender_waits_for_its_borrowers() {
+    let mut lent = Lent::new(1);
+    let mut borrower = lent.connect();
+    let slab = borrower.borrow_slab().unwrap();
+    lent.stop.stop();
+    std::thread::sleep(Duration::from_millis(50));
+    borrower.post_read(0, slab, 0, memory(4096)).unwrap();
+    ok(&settle(&mut borrower));
+    assert!(status(&lent.address).unwrap().draining);
+    let refused = Borrower::connect(&lent.address, &BorrowOptions::default()).unwrap_err();
+    assert!(refused.to_string().contains("shutting down"), "{refused}");
+    drop(borrower);
+    lent.thread.take().unwrap().join().unwrap();
+}
+
+#[test]
+fn a_private_lender_ends_with_its_parent_and_its_last_borrower() {
+    use std::os::fd::IntoRawFd;
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let parent_fd = Some(theirs.into_raw_fd());
+    let config = LenderConfig { private: true, parent_fd, ..LenderConfig::default() };
+    let mut lender = Lender::bind(config).unwrap();
+    let address = lender.addresses()[0].clone();
+    let thread = std::thread::spawn(move || lender.run(&StopFlag::new().unwrap()));
+    let mut borrower = Borrower::connect(&address, &BorrowOptions::default()).unwrap();
+    drop(ours);
+    std::thread::sleep(Duration::from_millis(50));
+    borrower.borrow_slab().unwrap();
+    drop(borrower);
+    thread.join().unwrap().unwrap();
+}
+
+/// A server that answers every connection with `answer` and closes it after the peer has.
+fn answering(answer: Vec<u8>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let _ = stream.read(&mut [0; HELLO_BYTES]);
+            let _ = stream.write_all(&answer);
+            let _ = stream.read(&mut [0; 64]);
+        }
+    });
+    address
+}
+
+#[test]
+fn other_versions_and_other_protocols_are_named() {
+    let mut newer = Hello::new(Role::Lender).encode();
+    newer[8..12].copy_from_slice(&[9, 0, 8, 0]);
+    let address = answering(newer.to_vec());
+    let error = Borrower::connect(&address, &BorrowOptions::default()).unwrap_err();
+    assert_eq!(error, Error::Version { lender: address, theirs: 9, theirs_min: 8 });
+    assert!(error.to_string().contains("versions 8 to 9"), "{error}");
+    let address = answering(b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec());
+    let error = Borrower::connect(&address, &BorrowOptions::default()).unwrap_err();
+    assert_eq!(error, Error::NotNetvm { lender: address });
+    // And the other way round: a borrower of another version at our lender gets our versions.
+    let lent = Lent::new(1);
+    let mut stream = TcpStream::connect(&lent.address).unwrap();
+    newer[12] = Role::Borrower as u8;
+    stream.write_all(&newer).unwrap();
+    let mut answer = [0; HELLO_BYTES];
+    stream.read_exact(&mut answer).unwrap();
+    let hello = Hello::decode(&answer).unwrap();
+    assert_eq!((hello.version, hello.refusal), (1, netvm_core::wire::Refusal::Version));
+    assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0, "closed");
+}
+
+#[test]
+fn a_silent_server_times_out() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let options =
+        BorrowOptions { connect_timeout: Duration::from_millis(200), ..BorrowOptions::default() };
+    let error = Borrower::connect(&listener.local_addr().unwrap().to_string(), &options).unwrap_err();
+    assert!(matches!(error, Error::Timeout { after_ms: 200, .. }), "{error}");
+    for (address, part) in [("nonsense", "HOST:PORT"), ("unix:/nowhere/at/all", "No such file")] {
+        let error = Borrower::connect(address, &options).unwrap_err().to_string();
+        assert!(error.contains(address) && error.contains(part), "{error}");
+    }
+}
+
+#[test]
+fn half_open_connections_and_garbage_do_not_disturb_others() {
+    let lent = Lent::new(1);
+    let mut half_open: Vec<_> = (0..50).map(|_| TcpStream::connect(&lent.address).unwrap()).collect();
+    half_open[1].write_all(b"netvm").unwrap();
+    let mut random = Random::new(7);
+    for round in 0..200 {
+        let mut stream = TcpStream::connect(&lent.address).unwrap();
+        let len = (random.next() % 400) as usize;
+        let mut bytes = random_bytes(&mut random, len);
+        if round % 2 == 0 {
+            // Behind a good hello, frames that make no sense.
+            bytes.splice(0..0, Hello::new(Role::Borrower).encode());
+        }
+        let _ = stream.write_all(&bytes);
+    }
+    let mut borrower = lent.connect();
+    let slab = borrower.borrow_slab().unwrap();
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_millis(4000) {
+        borrower.post_read(0, slab, 0, memory(4096)).unwrap();
+        ok(&settle(&mut borrower));
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for stream in &mut half_open {
+        stream.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        let closed = stream.read(&mut [0; 8]);
+        let gone = matches!(&closed, Ok(0))
+            || matches!(&closed, Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset);
+        assert!(gone, "still open after 4 s: {closed:?}");
+    }
+}
+
+/// Prints what a page costs; the figures are checked only loosely, a debug build on a busy machine must pass too.
+#[test]
+fn pages_are_fast() {
+    let lent = Lent::new(8);
+    let mut borrower = lent.connect();
+    let slab = borrower.borrow_slab().unwrap();
+    let local = memory(1 << 20);
+    let pages: Vec<_> = (0..256).map(|page| local.sub(page * 4096, 4096).unwrap()).collect();
+    borrower.post_write_pages(0, slab, 0, &pages).unwrap();
+    ok(&settle(&mut borrower));
+    let rounds = 20_000;
+    let mut done = Vec::with_capacity(64);
+    let start = Instant::now();
+    for round in 0..rounds {
+        borrower.post_read(round, slab, (round % 256) * 4096, pages[0]).unwrap();
+        while done.is_empty() {
+            borrower.poll(&mut done).unwrap();
+        }
+        done.clear();
+    }
+    let page_us = start.elapsed().as_secs_f64() * 1e6 / rounds as f64;
+    let start = Instant::now();
+    let mut posted = 0;
+    let mut finished = 0;
+    let batches = 8000;
+    while finished < batches {
+        while posted < batches && posted - finished < 4 {
+            let from = (posted % 4 * 64) as usize;
+            borrower.post_read_pages(posted, slab, from as u64 * 4096, &pages[from..from + 64]).unwrap();
+            posted += 1;
+        }
+        borrower.poll(&mut done).unwrap();
+        finished += done.len() as u64;
+        done.clear();
+    }
+    let gb_per_s = batches as f64 * 64.0 * 4096.0 / start.elapsed().as_secs_f64() / 1e9;
+    let start = Instant::now();
+    let (mut posted, mut finished, writes) = (0, 0, 4000);
+    while finished < writes {
+        while posted < writes && borrower.post_write_pages(posted, slab, 0, &pages[..64]).is_ok() {
+            posted += 1;
+        }
+        borrower.poll(&mut done).unwrap();
+        finished += done.len() as u64;
+        done.clear();
+    }
+    borrower.flush(Duration::from_secs(5)).unwrap();
+    let write_gb_per_s = writes as f64 * 64.0 * 4096.0 / start.elapsed().as_secs_f64() / 1e9;
+    println!(
+        "one page {page_us:.1} us; 64-page reads {gb_per_s:.2} GB/s; 64-page writes {write_gb_per_s:.2} GB/s"
+    );
+    assert!(page_us < 1000.0 && gb_per_s > 0.05);
+}
