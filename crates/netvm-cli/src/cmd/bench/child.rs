@@ -58,7 +58,11 @@ impl Helper {
         let input = self.input.as_mut().ok_or("child without input")?;
         writeln!(input, "{command}")?;
         let outcome: Outcome = serde_json::from_str(&self.line()?)?;
-        if outcome.error.is_empty() { Ok(outcome) } else { Err(format!("{command}: {}", outcome.error).into()) }
+        if outcome.error.is_empty() {
+            Ok(outcome)
+        } else {
+            Err(format!("{command}: {}", outcome.error).into())
+        }
     }
 
     /// Ends the child by closing its input and waits for it: it may have something to clean up.

@@ -143,7 +143,8 @@ impl Table {
         case: &'static str,
         outcome: Result<Outcome, Failure>,
     ) {
-        let place = self.series.iter().position(|old| (old.placement, old.peer, old.case) == (placement, peer, case));
+        let place =
+            self.series.iter().position(|old| (old.placement, old.peer, old.case) == (placement, peer, case));
         let place = place.unwrap_or_else(|| {
             self.series.push(Series { placement, peer, case, outcomes: Vec::new(), note: String::new() });
             self.series.len() - 1
@@ -166,7 +167,8 @@ impl Table {
     fn floor(&self, placement: Option<&str>, case: &str) -> Option<f64> {
         match case {
             "random-read" | "random-rmw" => Some(
-                self.median(placement, "floor-uffd", FAULT_COPY)? + self.median(placement, "floor-tcp", ROUND_TRIP)?,
+                self.median(placement, "floor-uffd", FAULT_COPY)?
+                    + self.median(placement, "floor-tcp", ROUND_TRIP)?,
             ),
             "seq-read" | "seq-write" => self.median(placement, "floor-tcp", STREAM),
             _ => None,
@@ -235,7 +237,11 @@ pub fn run(args: &FaultArgs) -> Result<(), Failure> {
         Plan { local_bytes: args.local.0, size_bytes: args.size.0, repetitions, case, floor: case / 3 }
     };
     if plan.size_bytes <= plan.local_bytes {
-        return Err(format!("--size {} must be larger than --local {}, or nothing faults", args.size, args.local).into());
+        return Err(format!(
+            "--size {} must be larger than --local {}, or nothing faults",
+            args.size, args.local
+        )
+        .into());
     }
     let cpus = allowed_cpus();
     let mut table = Table::default();
@@ -317,13 +323,23 @@ impl Setup {
         // In the floor of the network this thread stands for the pager, in that of the fault for the program.
         let be = |cpu: Option<usize>| cpu.map_or_else(|| unpin_thread(cpus), pin);
         be(self.placement.pager)?;
-        table.add(name, Some("floor-tcp"), ROUND_TRIP, Ok(floors::round_trip(&self.echo_address, plan.floor)?));
+        table.add(
+            name,
+            Some("floor-tcp"),
+            ROUND_TRIP,
+            Ok(floors::round_trip(&self.echo_address, plan.floor)?),
+        );
         table.add(name, Some("floor-tcp"), STREAM, Ok(floors::stream(&self.echo_address, plan.floor)?));
         be(self.placement.program)?;
         let copy = floors::fault(false, self.placement.pager, plan.floor)?;
         table.add(name, Some("floor-uffd"), FAULT_COPY, Ok(copy));
         // Kernels before 6.8 cannot move.
-        table.add(name, Some("floor-uffd"), FAULT_MOVE, floors::fault(true, self.placement.pager, plan.floor));
+        table.add(
+            name,
+            Some("floor-uffd"),
+            FAULT_MOVE,
+            floors::fault(true, self.placement.pager, plan.floor),
+        );
         for case in Case::ALL {
             table.add(name, None, case.name(), Ok(self.worker.ask(case.name())?));
         }
@@ -332,10 +348,18 @@ impl Setup {
 }
 
 fn measure_swap(plan: &Plan, kind: Kind, table: &mut Table) {
-    match swap::measure(kind, plan.local_bytes, plan.size_bytes, plan.case.as_millis() as u64, plan.repetitions) {
+    match swap::measure(
+        kind,
+        plan.local_bytes,
+        plan.size_bytes,
+        plan.case.as_millis() as u64,
+        plan.repetitions,
+    ) {
         Ok(results) => {
             for (case, outcomes) in results {
-                outcomes.into_iter().for_each(|outcome| table.add(None, Some(kind.peer()), case.name(), Ok(outcome)));
+                outcomes
+                    .into_iter()
+                    .for_each(|outcome| table.add(None, Some(kind.peer()), case.name(), Ok(outcome)));
             }
         }
         Err(error) => {

@@ -7,7 +7,6 @@ use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use hdrhistogram::Histogram;
 use netvm_sys::bench_floor::{FaultFloor, FloorFeatures};
 use netvm_sys::thread::pin;
 
@@ -174,11 +173,14 @@ pub fn copy_sequential(time: Duration) -> Result<Outcome, Box<dyn Error>> {
 }
 
 /// Microseconds of `one`, repeated for `time`.
-fn timed(time: Duration, mut one: impl FnMut() -> Result<(), Box<dyn Error>>) -> Result<Outcome, Box<dyn Error>> {
+fn timed(
+    time: Duration,
+    mut one: impl FnMut() -> Result<(), Box<dyn Error>>,
+) -> Result<Outcome, Box<dyn Error>> {
     for _ in 0..200 {
         one()?;
     }
-    let mut histogram = Histogram::<u64>::new(3)?;
+    let mut histogram = super::histogram()?;
     let start = Instant::now();
     let mut now = start;
     while now.duration_since(start) < time {

@@ -72,3 +72,8 @@ fn print(rows: &[report::Row], json: bool) -> Result<(), Box<dyn Error>> {
     out.flush()?;
     Ok(())
 }
+
+/// A histogram of nanoseconds up to a minute, to three digits.
+fn histogram() -> Result<hdrhistogram::Histogram<u64>, hdrhistogram::CreationError> {
+    hdrhistogram::Histogram::new_with_bounds(1, 60_000_000_000, 3)
+}

@@ -89,7 +89,10 @@ where
             area.draw(&Rectangle::new([(LEFT, y), (reach(floor), y + thick)], FLOOR.filled()))?;
         }
         let inset = if bar.floor.is_some() { thick / 4 } else { 0 };
-        area.draw(&Rectangle::new([(LEFT, y + inset), (reach(bar.value), y + thick - inset)], bar.color.filled()))?;
+        area.draw(&Rectangle::new(
+            [(LEFT, y + inset), (reach(bar.value), y + thick - inset)],
+            bar.color.filled(),
+        ))?;
         let end = reach(bar.value.max(bar.floor.unwrap_or(0.0)));
         area.draw(&Text::new(format!("{:.1}", bar.value), (end + 6, y + thick / 5), style))?;
     }

@@ -62,17 +62,20 @@ impl Kind {
 /// # Errors
 /// When the swap cannot be set up. This is reported on standard output as well, as the first outcome.
 pub fn keep(args: &SwapArgs) -> Result<(), Box<dyn Error>> {
-    // Fields drop in order: first the worker goes, then the swap (empty by then), then the cgroup.
-    let (mut worker, _swap, _cgroup) = match set_up(args) {
+    let mut parts = match set_up(args) {
         Ok(parts) => parts,
         Err(error) => {
-            println!("{}", serde_json::to_string(&Outcome { error: error.to_string(), ..Outcome::default() })?);
+            println!(
+                "{}",
+                serde_json::to_string(&Outcome { error: error.to_string(), ..Outcome::default() })?
+            );
             return Ok(());
         }
     };
     for line in std::io::stdin().lock().lines() {
-        let outcome = worker.ask(&line?);
-        let outcome = outcome.unwrap_or_else(|error| Outcome { error: error.to_string(), ..Outcome::default() });
+        let outcome = parts.worker.ask(&line?);
+        let outcome =
+            outcome.unwrap_or_else(|error| Outcome { error: error.to_string(), ..Outcome::default() });
         let mut out = std::io::stdout().lock();
         // The bench may have gone: then the input has ended as well.
         let _ = writeln!(out, "{}", serde_json::to_string(&outcome)?).and_then(|()| out.flush());
@@ -80,7 +83,15 @@ pub fn keep(args: &SwapArgs) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn set_up(args: &SwapArgs) -> Result<(Helper, Swap, Cgroup), Box<dyn Error>> {
+/// What the keeper keeps. Fields drop in order: the worker ends, then the swap is empty, then the cgroup.
+#[derive(Debug)]
+struct Parts {
+    worker: Helper,
+    _swap: Swap,
+    _cgroup: Cgroup,
+}
+
+fn set_up(args: &SwapArgs) -> Result<Parts, Box<dyn Error>> {
     let swap_bytes = args.size_bytes + (32 << 20);
     // Declared first, so that a failure further down takes it down again.
     let swap = match args.kind {
@@ -98,8 +109,9 @@ fn set_up(args: &SwapArgs) -> Result<(Helper, Swap, Cgroup), Box<dyn Error>> {
         command.push("--compressible".into());
     }
     let worker = Helper::start(&command, true)?;
+    // It has not touched its memory yet: that begins with the command to fill it.
     cgroup.add(worker.pid())?;
-    Ok((worker, swap, cgroup))
+    Ok(Parts { worker, _swap: swap, _cgroup: cgroup })
 }
 
 /// Runs a system tool.
@@ -224,7 +236,9 @@ impl Cgroup {
             None => {
                 let root = std::env::temp_dir().join(format!("{name}-mount"));
                 fs::create_dir(&root)?;
-                if let Err(error) = tool("mount", &["-t", "cgroup", "-o", "memory", "netvm-bench", text(&root)]) {
+                if let Err(error) =
+                    tool("mount", &["-t", "cgroup", "-o", "memory", "netvm-bench", text(&root)])
+                {
                     let _ = fs::remove_dir(&root);
                     return Err(format!("no memory cgroup here: {error}").into());
                 }

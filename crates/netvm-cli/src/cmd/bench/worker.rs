@@ -8,7 +8,6 @@ use std::io::{BufRead, Write};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
-use hdrhistogram::Histogram;
 use netvm::pager::{Pager, PagerConfig};
 use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
@@ -129,7 +128,8 @@ pub fn run(args: &WorkerArgs) -> Result<(), Box<dyn Error>> {
                 None => Err(format!("unknown case {name}").into()),
             },
         };
-        let outcome = outcome.unwrap_or_else(|error| Outcome { error: error.to_string(), ..Outcome::default() });
+        let outcome =
+            outcome.unwrap_or_else(|error| Outcome { error: error.to_string(), ..Outcome::default() });
         let mut out = std::io::stdout().lock();
         serde_json::to_writer(&mut out, &outcome)?;
         writeln!(out)?;
@@ -239,7 +239,7 @@ impl Worker {
     }
 
     fn random(&mut self, case: Case) -> Result<Outcome, Box<dyn Error>> {
-        let mut histogram = Histogram::<u64>::new(3)?;
+        let mut histogram = super::histogram()?;
         let faults_before = self.faults();
         let start = Instant::now();
         let mut accesses = 0u64;
@@ -288,7 +288,7 @@ impl Worker {
 
     fn sequential(&mut self, case: Case) -> Result<Outcome, Box<dyn Error>> {
         let chunk_pages = CHUNK_BYTES / PAGE_BYTES;
-        let mut histogram = Histogram::<u64>::new(3)?;
+        let mut histogram = super::histogram()?;
         let mut bytes = [0; PAGE_BYTES];
         let mut walked = 0u64;
         let start = Instant::now();

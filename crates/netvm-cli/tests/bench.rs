@@ -1,0 +1,94 @@
+//! The benches still run, and their JSON has the form that all benches of the project share.
+
+use std::process::Command;
+
+const KEYS: [&str; 13] = [
+    "bench",
+    "case",
+    "floor",
+    "link",
+    "median",
+    "n",
+    "p99",
+    "peer",
+    "per_s",
+    "placement",
+    "ratio",
+    "size_bytes",
+    "unit",
+];
+
+/// Runs `netvm bench ...` and returns its lines, or `None` where the kernel does not let us have a userfaultfd.
+fn bench(arguments: &[&str]) -> Option<Vec<serde_json::Value>> {
+    if let Err(error) = netvm_sys::uffd::probe() {
+        println!("skipped (no userfaultfd here: {error})");
+        return None;
+    }
+    let output = Command::new(env!("CARGO_BIN_EXE_netvm")).arg("bench").args(arguments).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "netvm bench {}: {said}", arguments.join(" "));
+    let rows: Vec<serde_json::Value> = String::from_utf8(output.stdout)
+        .unwrap()
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|error| panic!("{error} in {line}")))
+        .collect();
+    for row in &rows {
+        let mut keys: Vec<&str> = row.as_object().unwrap().keys().map(String::as_str).collect();
+        keys.sort_unstable();
+        assert_eq!(keys, KEYS, "{row}");
+    }
+    Some(rows)
+}
+
+fn number(row: &serde_json::Value, key: &str) -> f64 {
+    row[key].as_f64().unwrap_or_else(|| panic!("no {key} in {row}"))
+}
+
+#[test]
+fn bench_fault_measures_netvm_beside_its_floors() {
+    let svg = std::env::temp_dir().join(format!("netvm-bench-test-{}.svg", std::process::id()));
+    let arguments = ["fault", "--quick", "--json", "--peers", "none", "--placement", "same-cpu", "--svg"];
+    let arguments = [&arguments[..], &[svg.to_str().unwrap()]].concat();
+    let Some(rows) = bench(&arguments) else { return };
+    let find = |peer: Option<&str>, case: &str| {
+        let found = rows.iter().find(|row| row["case"] == case && row["peer"].as_str() == peer);
+        found.unwrap_or_else(|| panic!("no row for {peer:?} {case}"))
+    };
+    for case in ["random-read", "random-rmw", "seq-read", "seq-write"] {
+        let row = find(None, case);
+        assert_eq!((&row["bench"], &row["link"]), (&"fault".into(), &"tcp".into()));
+        for key in ["median", "p99", "per_s", "floor", "ratio", "n"] {
+            assert!(number(row, key) > 0.0, "{key} of {row}");
+        }
+    }
+    for (peer, case) in
+        [("floor-tcp", "round-trip-16-4096"), ("floor-tcp", "stream"), ("floor-uffd", "fault-copy")]
+    {
+        assert!(number(find(Some(peer), case), "median") > 0.0);
+    }
+    // The floor of a random fault is the sum of its two steps.
+    let sum = number(find(Some("floor-tcp"), "round-trip-16-4096"), "median")
+        + number(find(Some("floor-uffd"), "fault-copy"), "median");
+    assert!((number(find(None, "random-read"), "floor") - sum).abs() < 1e-6);
+    let drawn = std::fs::read_to_string(&svg).unwrap();
+    std::fs::remove_file(&svg).unwrap();
+    assert!(drawn.contains("<svg") && drawn.contains("random-read"), "no picture in {drawn}");
+}
+
+#[test]
+fn bench_frames_compares_both_designs() {
+    if let Err(error) = netvm_sys::bench_floor::FaultFloor::new(
+        1,
+        netvm_sys::bench_floor::FloorFeatures { moves: true, ..Default::default() },
+    ) {
+        println!("skipped (no UFFDIO_MOVE here: {error})");
+        return;
+    }
+    let Some(rows) = bench(&["frames", "--quick", "--json"]) else { return };
+    for case in
+        ["a-move-in-1", "a-move-out-64", "a-hash-cold", "b-copy-in-64", "b-protect-64", "b-first-write"]
+    {
+        let row = rows.iter().find(|row| row["case"] == case && row["placement"] == "quiet");
+        assert!(number(row.unwrap_or_else(|| panic!("no {case}")), "median") > 0.0);
+    }
+}
