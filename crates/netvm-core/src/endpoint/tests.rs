@@ -1,0 +1,525 @@
+//! Two endpoints over a simulated network, and one endpoint against nonsense.
+
+use super::*;
+use crate::limits::{PAYLOAD_BYTES_MAX, WINDOW};
+use crate::segment::{ExportTable, ImportTable, SegmentId};
+use crate::sim::{Pipe, Random};
+use alloc::vec;
+
+const KEY: RemoteKey = RemoteKey::from_bytes([9; 16]);
+const BLOCK_BYTES: usize = 600;
+const BLOCKS: usize = 24;
+
+/// One process: an endpoint, a segment it exports, buffers.
+struct Side {
+    endpoint: Endpoint,
+    memory: Memory,
+    locals: Vec<Vec<u8>>,
+}
+
+struct Memory {
+    bytes: Vec<u8>,
+    exports: ExportTable,
+    imports: ImportTable,
+    segment: SegmentId,
+}
+
+impl Exports for Memory {
+    fn check(&mut self, handle: u32, offset: u64, bytes: u32, access: Access) -> Result<(), Status> {
+        self.imports.check(&self.exports, handle, offset, bytes, access).map(|_| ())
+    }
+    fn import(&mut self, name: &str, key: &RemoteKey) -> Result<(u32, u64, Rights), Status> {
+        self.imports.import(&self.exports, name, key)
+    }
+    fn unimport(&mut self, handle: u32) {
+        self.imports.unimport(handle);
+    }
+}
+
+impl Side {
+    fn new(rails: usize) -> Self {
+        let bytes = vec![0; BLOCK_BYTES * BLOCKS];
+        let mut exports = ExportTable::default();
+        let segment = exports.export("memory", KEY, Rights::ReadWrite, bytes.len() as u64).unwrap();
+        let memory = Memory { bytes, exports, imports: ImportTable::default(), segment };
+        Self {
+            endpoint: Endpoint::new(rails, OPS_MAX as u32, WINDOW as u32),
+            memory,
+            locals: vec![Vec::new(); OPS_MAX],
+        }
+    }
+
+    /// The bytes that the rail would send now.
+    fn output(&self, rail: usize, max: usize) -> Vec<u8> {
+        let (sent, frames) = self.endpoint.frames(rail);
+        let mut out = Vec::new();
+        for frame in frames {
+            out.extend_from_slice(&frame.header);
+            match &frame.payload {
+                Payload::None => {}
+                Payload::Local { slot, .. } => out.extend_from_slice(&self.locals[usize::from(*slot)]),
+                Payload::Segment { handle, offset, bytes } => {
+                    let (offset, bytes) = (*offset, *bytes);
+                    assert!(
+                        self.memory
+                            .imports
+                            .check(&self.memory.exports, *handle, offset, bytes, Access::Read)
+                            .is_ok()
+                    );
+                    out.extend_from_slice(&self.memory.bytes[offset as usize..][..bytes as usize]);
+                }
+                Payload::Body(body) => out.extend_from_slice(body),
+            }
+            if out.len() > sent + max {
+                break;
+            }
+        }
+        out.drain(..sent);
+        out.truncate(max);
+        out
+    }
+
+    fn feed(&mut self, rail: usize, mut bytes: &[u8]) -> Result<(), Violation> {
+        while !bytes.is_empty() {
+            match self.endpoint.want(rail) {
+                Want::Header(missing) => {
+                    let (head, tail) = bytes.split_at(missing.min(bytes.len()));
+                    bytes = tail;
+                    self.endpoint.header(rail, head, &mut self.memory)?;
+                }
+                Want::Payload { place, at, bytes: missing } => {
+                    let (head, tail) = bytes.split_at(bytes.len().min(missing as usize));
+                    bytes = tail;
+                    match place {
+                        Place::Segment { handle, offset } => {
+                            let start = offset + u64::from(at);
+                            let len = head.len() as u32;
+                            self.memory
+                                .imports
+                                .check(&self.memory.exports, handle, start, len, Access::Write)
+                                .unwrap();
+                            self.memory.bytes[start as usize..][..head.len()].copy_from_slice(head);
+                        }
+                        Place::Local { slot } => {
+                            let local = &mut self.locals[usize::from(slot)];
+                            local[at as usize..][..head.len()].copy_from_slice(head);
+                        }
+                        Place::Body => self.endpoint.body(rail, head),
+                        Place::Discard => {}
+                    }
+                    self.endpoint.landed(rail, head.len() as u32, &mut self.memory)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Two sides and what connects them. `pipes[rail][direction]`.
+struct World {
+    sides: [Side; 2],
+    pipes: Vec<[Pipe; 2]>,
+    random: Random,
+    now: u64,
+    broken: bool,
+}
+
+impl World {
+    fn new(seed: u64, rails: usize, cut: Option<u64>) -> Self {
+        let mut random = Random::new(seed);
+        let mut pipe = |cut| Pipe::new(random.draw(), 1 + random.below(40), cut);
+        let pipes = (0..rails).map(|rail| [pipe(cut.filter(|_| rail == 0)), pipe(None)]).collect();
+        Self { sides: [Side::new(rails), Side::new(rails)], pipes, random, now: 0, broken: false }
+    }
+
+    fn step(&mut self) {
+        self.now += 1;
+        for rail in 0..self.pipes.len() {
+            for from in 0..2 {
+                if self.broken {
+                    return;
+                }
+                let pipe = &mut self.pipes[rail][from];
+                let side = &mut self.sides[from];
+                let offer = side.output(rail, 1 + self.random.below(5000) as usize);
+                let sent = if offer.is_empty() { 0 } else { pipe.send(self.now, &offer) };
+                side.endpoint.sent(rail, sent);
+                match pipe.receive(self.now, 5000) {
+                    Some(bytes) => self.sides[1 - from].feed(rail, &bytes).unwrap(),
+                    None => {
+                        self.broken = true;
+                        self.sides.iter_mut().for_each(|side| side.endpoint.fail());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Posts an import and returns the handle.
+    fn import(&mut self, from: usize) -> Option<u32> {
+        self.sides[from].endpoint.post_import(0, "memory", &KEY).unwrap();
+        loop {
+            self.step();
+            match self.sides[from].endpoint.event() {
+                Some(Event::Completed { result: Ok(Answer::Imported { handle, len, rights }), .. }) => {
+                    assert_eq!((len, rights), ((BLOCK_BYTES * BLOCKS) as u64, Rights::ReadWrite));
+                    return Some(handle);
+                }
+                Some(_) => return None,
+                None => {}
+            }
+        }
+    }
+}
+
+/// What one side knows of the other's blocks.
+#[derive(Default)]
+struct Client {
+    handle: u32,
+    /// Contents as of all writes posted.
+    model: Vec<u8>,
+    /// Reads under way on each block.
+    reads: Vec<u32>,
+    /// A write to the block has been posted since the last finished flush.
+    written: Vec<bool>,
+    /// Tokens of what is under way: what it was, its slot, and the bytes that a read must return.
+    under_way: Vec<(u64, What, Vec<u8>)>,
+    flushing: bool,
+    finished: u32,
+    next_token: u64,
+    /// As `model` at the time the flush under way was posted.
+    at_flush: Vec<u8>,
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum What {
+    Read(usize, u16),
+    Write,
+    Flush,
+    Call,
+}
+
+fn post_something(side: &mut Side, client: &mut Client, random: &mut Random) {
+    let block = random.below(BLOCKS as u64) as usize;
+    let token = client.next_token;
+    client.next_token += 1;
+    let posted = match random.below(10) {
+        0..=3 if client.reads[block] == 0 && !client.written[block] && !client.flushing => {
+            let start = random.below(100) as usize;
+            let len = 1 + random.below((BLOCK_BYTES - start) as u64) as usize;
+            let data: Vec<u8> = (0..len).map(|_| random.draw() as u8).collect();
+            let offset = block * BLOCK_BYTES + start;
+            side.endpoint.post_write(token, client.handle, offset as u64, len as u32).map(|slot| {
+                client.model[offset..offset + len].copy_from_slice(&data);
+                client.written[block] = true;
+                side.locals[usize::from(slot)] = data;
+                (What::Write, Vec::new())
+            })
+        }
+        4..=7 => {
+            let start = random.below(100) as usize;
+            let len = 1 + random.below((BLOCK_BYTES - start) as u64) as usize;
+            let offset = block * BLOCK_BYTES + start;
+            side.endpoint.post_read(token, client.handle, offset as u64, len as u32).map(|slot| {
+                client.reads[block] += 1;
+                side.locals[usize::from(slot)] = vec![0; len];
+                (What::Read(block, slot), client.model[offset..offset + len].to_vec())
+            })
+        }
+        8 if !client.flushing => side.endpoint.post_flush(token).map(|_| {
+            client.flushing = true;
+            client.at_flush = client.model.clone();
+            (What::Flush, Vec::new())
+        }),
+        9 => {
+            let body: Vec<u8> = (0..random.below(300)).map(|_| random.draw() as u8).collect();
+            let method = body.len() as u32;
+            side.endpoint.post_call(token, method, body.clone()).map(|_| (What::Call, body))
+        }
+        _ => return,
+    };
+    match posted {
+        Ok((what, bytes)) => client.under_way.push((token, what, bytes)),
+        Err(error) => assert_eq!(error, PostError::Full),
+    }
+}
+
+/// Takes the events of one side; false when an operation was lost.
+fn take_events(sides: &mut [Side; 2], who: usize, client: &mut Client) -> bool {
+    let mut whole = true;
+    while let Some(event) = sides[who].endpoint.event() {
+        match event {
+            Event::Called { request, method, body } => {
+                assert_eq!(method as usize, body.len());
+                let answer = body.iter().rev().copied().collect();
+                sides[who].endpoint.reply(request, Ok(answer));
+            }
+            Event::Completed { token, result, .. } => {
+                let index = client.under_way.iter().position(|&(other, ..)| other == token).unwrap();
+                let (_, what, bytes) = client.under_way.swap_remove(index);
+                client.finished += 1;
+                if let What::Read(block, _) = what {
+                    client.reads[block] -= 1;
+                }
+                match (what, result) {
+                    (_, Err(error)) => {
+                        assert_eq!(error, OpError::Lost);
+                        whole = false;
+                    }
+                    (What::Read(_, slot), Ok(_)) => {
+                        assert!(sides[who].locals[usize::from(slot)] == bytes, "stale or wrong bytes");
+                    }
+                    (What::Flush, Ok(_)) => {
+                        assert!(sides[1 - who].memory.bytes == client.at_flush, "flushed, not applied");
+                        client.flushing = false;
+                        client.written.fill(false);
+                    }
+                    (What::Call, Ok(answer)) => {
+                        assert_eq!(answer, Answer::Reply(bytes.into_iter().rev().collect()));
+                    }
+                    (What::Write, Ok(_)) => {}
+                }
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    whole
+}
+
+fn client(handle: u32) -> Client {
+    Client {
+        handle,
+        model: vec![0; BLOCK_BYTES * BLOCKS],
+        reads: vec![0; BLOCKS],
+        written: vec![false; BLOCKS],
+        ..Client::default()
+    }
+}
+
+fn run(seed: u64, rails: usize, operations: u32, cut: Option<u64>) {
+    let mut world = World::new(seed, rails, cut);
+    let mut clients = Vec::new();
+    for who in 0..2 {
+        match world.import(who) {
+            Some(handle) => clients.push(client(handle)),
+            None => {
+                assert!(world.broken);
+                return;
+            }
+        }
+    }
+    let mut random = Random::new(seed ^ 0xABCD);
+    for step in 0.. {
+        assert!(step < 1_000_000, "seed {seed}, {rails} rails: stuck");
+        for who in 0..2 {
+            if clients[who].finished < operations && !world.broken {
+                for _ in 0..random.below(4) {
+                    post_something(&mut world.sides[who], &mut clients[who], &mut random);
+                }
+            }
+        }
+        world.step();
+        for (who, client) in clients.iter_mut().enumerate() {
+            let whole = take_events(&mut world.sides, who, client);
+            assert!(whole || world.broken, "seed {seed}");
+        }
+        if clients.iter().all(|client| client.under_way.is_empty())
+            && (world.broken || clients.iter().all(|client| client.finished >= operations))
+        {
+            break;
+        }
+    }
+    for side in &mut world.sides {
+        assert_eq!(side.endpoint.pending(), 0);
+        assert_eq!(side.endpoint.event(), None);
+    }
+    if world.broken {
+        assert_eq!(world.sides[0].endpoint.post_flush(0), Err(PostError::Closed));
+    } else {
+        assert_eq!(world.sides.each_ref().map(|side| side.endpoint.deferred.len()), [0, 0]);
+        assert_eq!(world.sides.each_ref().map(|side| side.endpoint.serving_calls), [0, 0]);
+    }
+}
+
+#[test]
+fn order_holds_over_one_to_four_rails() {
+    for seed in 0..60 {
+        run(seed, 1 + (seed % 4) as usize, 400, None);
+    }
+}
+
+#[test]
+fn a_disconnect_at_any_byte_fails_what_is_under_way_and_nothing_else() {
+    for cut in 0..1500 {
+        run(cut, 1 + (cut % 3) as usize, 100, Some(cut * 7));
+    }
+}
+
+/// Posts, exchanges everything, and returns the events of side 0.
+fn settle(world: &mut World) -> Vec<Event> {
+    let mut events = Vec::new();
+    for _ in 0..500 {
+        world.step();
+        events.extend(core::iter::from_fn(|| world.sides[0].endpoint.event()));
+    }
+    events
+}
+
+#[test]
+fn refusals_concern_one_operation() {
+    let mut world = World::new(3, 2, None);
+    let handle = world.import(0).unwrap();
+    let len = (BLOCK_BYTES * BLOCKS) as u64;
+    let endpoint = &mut world.sides[0].endpoint;
+    endpoint.post_read(1, handle, len - 3, 4).unwrap();
+    endpoint.post_read(2, handle + 1, 0, 4).unwrap();
+    endpoint.post_import(3, "memory", &RemoteKey::from_bytes([8; 16])).unwrap();
+    let slot = endpoint.post_write(4, handle, len, 2000).unwrap();
+    world.sides[0].locals[usize::from(slot)] = vec![1; 2000];
+    let slot = world.sides[0].endpoint.post_write(5, handle, 0, 4).unwrap();
+    world.sides[0].locals[usize::from(slot)] = vec![2; 4];
+    world.sides[0].endpoint.post_flush(6).unwrap();
+    let events = settle(&mut world);
+    let result = |token: u64| {
+        events.iter().find_map(|event| match event {
+            Event::Completed { token: other, result, .. } if *other == token => Some(result.clone()),
+            _ => None,
+        })
+    };
+    assert_eq!(result(1), Some(Err(OpError::Refused(Status::OutOfBounds))));
+    assert_eq!(result(2), Some(Err(OpError::Refused(Status::NoHandle))));
+    assert_eq!(result(3), Some(Err(OpError::Refused(Status::NoSegment))));
+    assert_eq!(result(5), Some(Ok(Answer::Done)));
+    assert_eq!(result(6), Some(Err(OpError::Refused(Status::OutOfBounds))), "the flush tells");
+    assert_eq!(world.sides[1].memory.bytes[..4], [2; 4]);
+    world.sides[0].endpoint.post_flush(7).unwrap();
+    assert!(matches!(settle(&mut world)[..], [Event::Completed { token: 7, result: Ok(_), .. }]));
+}
+
+#[test]
+fn revoking_takes_effect_at_once_in_the_middle_of_transfers() {
+    for seed in 0..300 {
+        let mut world = World::new(seed, 1, None);
+        let handle = world.import(0).unwrap();
+        let len = (BLOCK_BYTES * BLOCKS) as u32;
+        world.sides[1].memory.bytes.fill(1);
+        for token in 0..3 {
+            let slot = world.sides[0].endpoint.post_read(token, handle, 0, len).unwrap();
+            world.sides[0].locals[usize::from(slot)] = vec![0; len as usize];
+        }
+        let slot = world.sides[0].endpoint.post_write(3, handle, 0, len).unwrap();
+        world.sides[0].locals[usize::from(slot)] = vec![2; len as usize];
+        for _ in 0..seed % 60 {
+            world.step();
+        }
+        let server = &mut world.sides[1];
+        assert!(server.memory.exports.unexport(server.memory.segment));
+        let bytes = server.memory.bytes.clone();
+        server.endpoint.revoke(handle, |offset, len| bytes[offset as usize..][..len as usize].to_vec());
+        // `output` and `feed` check that the memory is not touched from here on.
+        let events = settle(&mut world);
+        let ended = events.iter().filter(|event| matches!(event, Event::Completed { .. })).count();
+        assert!(ended <= 4 && world.sides[0].endpoint.pending() == 0, "seed {seed}: {events:?}");
+        assert!(bytes == world.sides[1].memory.bytes, "seed {seed}: written after the revocation");
+    }
+}
+
+#[test]
+fn a_peer_that_asks_too_much_is_cut_off() {
+    let mut side = Side::new(1);
+    let read = Header::new(Kind::Read).encode();
+    for _ in 0..OPS_MAX {
+        side.feed(0, &read).unwrap();
+    }
+    assert_eq!(side.feed(0, &read), Err(Violation::TooMany));
+    let mut side = Side::new(1);
+    let call = Header::new(Kind::Call).encode();
+    for _ in 0..CALLS_MAX {
+        side.feed(0, &call).unwrap();
+    }
+    assert_eq!(side.feed(0, &call), Err(Violation::TooMany));
+    // Writes without end from a peer that never reads: acknowledgements do not pile up.
+    let mut side = Side::new(1);
+    let mut result = Ok(());
+    for sequence in 0..2_000_000 {
+        result = side.feed(0, &Header { sequence, ..Header::new(Kind::Write) }.encode());
+        if result.is_err() {
+            break;
+        }
+    }
+    assert_eq!(result, Err(Violation::TooMany));
+    assert!(side.endpoint.rails[0].queue.len() < 1000);
+    let mut side = Side::new(1);
+    let far = Header { sequence: WINDOW, ..Header::new(Kind::Write) }.encode();
+    assert_eq!(side.feed(0, &far), Err(Violation::Sequence));
+    let mut side = Side::new(1);
+    let future = Header { applied: 1, ..Header::new(Kind::Acknowledge) }.encode();
+    assert_eq!(side.feed(0, &future), Err(Violation::Sequence));
+    for kind in [Kind::ReadReply, Kind::FlushAck, Kind::ImportAck, Kind::CallReply] {
+        let mut side = Side::new(1);
+        assert_eq!(side.feed(0, &Header::new(kind).encode()), Err(Violation::Unasked(kind)));
+    }
+}
+
+/// A frame that is sometimes meaningful.
+fn random_frame(random: &mut Random, sequence: u64) -> Vec<u8> {
+    let mut bytes = [0u8; HEADER_BYTES];
+    if random.once_in(4) {
+        bytes.fill_with(|| random.draw() as u8);
+        return bytes.to_vec();
+    }
+    let some = [0, 1, 2, 3, 100, 599, 70_000, u64::from(PAYLOAD_BYTES_MAX), u64::MAX];
+    let mut pick = |small: u64| if small > 0 { random.below(small) } else { some[random.below(9) as usize] };
+    bytes[0] = 1 + pick(14) as u8;
+    bytes[2..4].copy_from_slice(&(pick(12) as u16).to_le_bytes());
+    let payload = pick(200) as u32;
+    let header_fields = [if pick(3) > 0 { sequence } else { pick(0) }, pick(2), pick(0)];
+    bytes[4..8].copy_from_slice(&payload.to_le_bytes());
+    for (index, field) in header_fields.into_iter().enumerate() {
+        bytes[8 + index * 8..16 + index * 8].copy_from_slice(&field.to_le_bytes());
+    }
+    bytes[32..36].copy_from_slice(&(pick(3) as u32).to_le_bytes());
+    bytes[36..40].copy_from_slice(&(pick(0) as u32).to_le_bytes());
+    bytes[40..48].copy_from_slice(&pick(0).to_le_bytes());
+    let mut frame = bytes.to_vec();
+    frame.resize(HEADER_BYTES + payload as usize, 7);
+    frame
+}
+
+#[test]
+fn a_million_random_frames_neither_panic_nor_pile_up() {
+    let mut random = Random::new(2003);
+    let mut frames = 0;
+    while frames < 1_000_000 {
+        let rails = 1 + random.below(2) as usize;
+        let mut side = Side::new(rails);
+        side.memory.imports.import(&side.memory.exports, "memory", &KEY).unwrap();
+        for _ in 0..random.below(5) {
+            let slot = side.endpoint.post_read(1, 0, 0, 100).unwrap();
+            side.locals[usize::from(slot)] = vec![0; 100];
+        }
+        for _ in 0..2000 {
+            frames += 1;
+            let rail = random.below(rails as u64) as usize;
+            let sequence = side.endpoint.receive.applied() + random.below(3);
+            let frame = random_frame(&mut random, sequence);
+            let cut =
+                if random.once_in(50) { random.below(frame.len() as u64) as usize } else { frame.len() };
+            if side.feed(rail, &frame[..cut]).is_err() {
+                break;
+            }
+            while let Some(event) = side.endpoint.event() {
+                if let Event::Called { request, .. } = event {
+                    side.endpoint.reply(request, Err(Status::NoMethod));
+                }
+            }
+            if random.once_in(3) {
+                let out = side.output(rail, 10_000).len();
+                side.endpoint.sent(rail, out);
+            }
+            let queued: usize = side.endpoint.rails.iter().map(|rail| rail.queue.len()).sum();
+            assert!(queued <= 3 * OPS_MAX && side.endpoint.deferred.len() <= OPS_MAX);
+            assert!(side.endpoint.rails.iter().all(|rail| rail.body.capacity() <= 2 * BODY_BYTES_MAX));
+        }
+    }
+}
