@@ -16,11 +16,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub const PAGE_BYTES: usize = 4096;
 
 const UFFD_API: u64 = 0xAA;
-const UFFDIO_API: libc::Ioctl = iowr(0x3F, 24);
-const UFFDIO_REGISTER: libc::Ioctl = iowr(0x00, 32);
-const UFFDIO_COPY: libc::Ioctl = iowr(0x03, 40);
-const UFFDIO_MOVE: libc::Ioctl = iowr(0x05, 40);
-const UFFDIO_WRITEPROTECT: libc::Ioctl = iowr(0x06, 24);
+const UFFDIO_API: u64 = iowr(0x3F, 24);
+const UFFDIO_REGISTER: u64 = iowr(0x00, 32);
+const UFFDIO_COPY: u64 = iowr(0x03, 40);
+const UFFDIO_MOVE: u64 = iowr(0x05, 40);
+const UFFDIO_WRITEPROTECT: u64 = iowr(0x06, 24);
 /// `_IO(0xAA, 0)` on `/dev/userfaultfd`.
 const USERFAULTFD_IOC_NEW: libc::Ioctl = 0xAA00;
 
@@ -35,8 +35,8 @@ const EVENT_PAGEFAULT: u8 = 0x12;
 const PAGEFAULT_FLAG_WP: u64 = 1 << 1;
 
 /// `_IOWR(0xAA, number, bytes)`.
-const fn iowr(number: u64, bytes: u64) -> libc::Ioctl {
-    ((3 << 30) | (bytes << 16) | (0xAA << 8) | number) as libc::Ioctl
+const fn iowr(number: u64, bytes: u64) -> u64 {
+    (3 << 30) | (bytes << 16) | (0xAA << 8) | number
 }
 
 /// What a [`FaultFloor`] should be able to do.
@@ -356,11 +356,11 @@ fn ioctl<const WORDS: usize>(
     request: libc::Ioctl,
     argument: &mut [u64; WORDS],
 ) -> io::Result<()> {
-    assert_eq!((request as u64 >> 16) & 0x3FFF, WORDS as u64 * 8, "argument size does not fit the request");
+    assert_eq!((request >> 16) & 0x3FFF, WORDS as u64 * 8, "argument size does not fit the request");
     loop {
         // SAFETY: the argument is as large as the request says (asserted above), and the ranges in it were checked
         // against the mappings by the caller in this file.
-        let result = unsafe { libc::ioctl(uffd.as_raw_fd(), request, argument.as_mut_ptr()) };
+        let result = unsafe { libc::ioctl(uffd.as_raw_fd(), request as libc::Ioctl, argument.as_mut_ptr()) };
         if result >= 0 {
             return Ok(());
         }
@@ -394,23 +394,6 @@ fn map_anonymous(bytes: usize) -> io::Result<NonNull<u8>> {
 fn unmap(start: NonNull<u8>, bytes: usize) {
     // SAFETY: called once for each mapping made by `map_anonymous`, when nothing refers to it any more.
     unsafe { libc::munmap(start.as_ptr().cast(), bytes) };
-}
-
-/// Pins the calling thread to one CPU.
-///
-/// # Errors
-/// `EINVAL` if the CPU does not exist or is not allowed.
-pub fn pin_thread(cpu: usize) -> io::Result<()> {
-    if cpu >= libc::CPU_SETSIZE as usize {
-        return Err(io::Error::from_raw_os_error(libc::EINVAL));
-    }
-    // SAFETY: an all-zero cpu_set_t is an empty set, and cpu is below its capacity (checked above).
-    let result = unsafe {
-        let mut set: libc::cpu_set_t = std::mem::zeroed();
-        libc::CPU_SET(cpu, &mut set);
-        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &set)
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// Lets the calling thread run on the CPUs `cpus` again.

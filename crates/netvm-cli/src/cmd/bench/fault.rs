@@ -156,10 +156,10 @@ impl Table {
     }
 
     fn median(&self, placement: Option<&str>, peer: &str, case: &str) -> Option<f64> {
-        let found = self.series.iter().find(|series| {
-            // The copies in memory are the same in all placements.
-            series.peer == Some(peer) && series.case == case && series.placement == placement
-        });
+        let found = self
+            .series
+            .iter()
+            .find(|series| series.peer == Some(peer) && series.case == case && series.placement == placement);
         Some(found?.median_and_spread()?.0)
     }
 

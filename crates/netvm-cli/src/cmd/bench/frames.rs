@@ -13,7 +13,8 @@ use std::hint::black_box;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use netvm_sys::bench_floor::{FaultFloor, FloorFeatures, PAGE_BYTES, allowed_cpus, pin_thread, unpin_thread};
+use netvm_sys::bench_floor::{FaultFloor, FloorFeatures, PAGE_BYTES, allowed_cpus, unpin_thread};
+use netvm_sys::thread::pin;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::report::{Row, median_and_spread, percentile};
@@ -61,7 +62,7 @@ pub fn run(quick: bool) -> Result<Vec<Row>, Failure> {
     let pages = if quick { 4096 } else { 32_768 };
     let repetitions = if quick { 2 } else { 7 };
     let cpus = allowed_cpus();
-    pin_thread(cpus[0])?;
+    pin(cpus[0])?;
     let mut rows = Vec::new();
     for placement in ["quiet", "busy"] {
         if placement == "busy" && cpus.len() < 2 {
@@ -73,7 +74,7 @@ pub fn run(quick: bool) -> Result<Vec<Row>, Failure> {
         std::thread::scope(|scope| {
             if placement == "busy" {
                 scope.spawn(|| {
-                    if pin_thread(cpus[1]).is_ok() {
+                    if pin(cpus[1]).is_ok() {
                         while !stop.load(Ordering::Relaxed) {
                             std::hint::spin_loop();
                         }

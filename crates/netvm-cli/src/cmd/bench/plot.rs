@@ -94,7 +94,11 @@ where
             bar.color.filled(),
         ))?;
         let end = reach(bar.value.max(bar.floor.unwrap_or(0.0)));
-        area.draw(&Text::new(format!("{:.1}", bar.value), (end + 6, y + thick / 5), style))?;
+        area.draw(&Text::new(
+            if bar.value < 10.0 { format!("{:.2}", bar.value) } else { format!("{:.1}", bar.value) },
+            (end + 6, y + thick / 5),
+            style,
+        ))?;
     }
     Ok(())
 }

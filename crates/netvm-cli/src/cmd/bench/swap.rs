@@ -18,6 +18,9 @@ use super::worker::{Case, Outcome};
 /// Memory that the worker itself needs beside the region, in bytes.
 const OVERHEAD_BYTES: u64 = 4 << 20;
 
+/// The outcomes of each case, one per repetition.
+pub type Outcomes = Vec<(Case, Vec<Outcome>)>;
+
 #[derive(Args, Debug)]
 pub struct SwapArgs {
     #[arg(long)]
@@ -185,11 +188,11 @@ impl Swap {
 
 impl Drop for Swap {
     fn drop(&mut self) {
-        if self.on {
-            if let Err(error) = tool("swapoff", &[text(&self.device)]) {
-                eprintln!("netvm bench: {} is still in use as swap: {error}", self.device.display());
-                return;
-            }
+        if self.on
+            && let Err(error) = tool("swapoff", &[text(&self.device)])
+        {
+            eprintln!("netvm bench: {} is still in use as swap: {error}", self.device.display());
+            return;
         }
         let removed = match self.zram {
             None => fs::remove_file(&self.device),
@@ -287,7 +290,7 @@ pub fn measure(
     size_bytes: u64,
     case_ms: u64,
     repetitions: usize,
-) -> Result<Vec<(Case, Vec<Outcome>)>, Box<dyn Error>> {
+) -> Result<Outcomes, Box<dyn Error>> {
     if !fs::read_to_string("/proc/self/status")?.lines().any(|line| line.starts_with("Uid:\t0\t")) {
         return Err("needs root".into());
     }
@@ -299,9 +302,15 @@ pub fn measure(
     for (name, value) in [("local-bytes", local_bytes), ("size-bytes", size_bytes), ("case-ms", case_ms)] {
         command.extend([format!("--{name}"), value.to_string()]);
     }
-    let mut keeper = Helper::start(&command, true)?;
+    // When every page of the group is in use the kernel may give up too soon and kill the worker: once more, then.
+    relay(&command, repetitions).or_else(|_| relay(&command, repetitions))
+}
+
+/// Has one keeper measure all cases.
+fn relay(command: &[String], repetitions: usize) -> Result<Outcomes, Box<dyn Error>> {
+    let mut keeper = Helper::start(command, true)?;
     keeper.ask("fill")?;
-    let mut results: Vec<(Case, Vec<Outcome>)> = Case::ALL.map(|case| (case, Vec::new())).to_vec();
+    let mut results: Outcomes = Case::ALL.map(|case| (case, Vec::new())).to_vec();
     for _ in 0..repetitions {
         for (case, outcomes) in &mut results {
             outcomes.push(keeper.ask(case.name())?);
