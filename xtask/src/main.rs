@@ -72,7 +72,8 @@ fn run_tests(arguments: &[&str], passed: &mut u64, failed: &mut u64) -> bool {
             if let Some(result) = line.strip_prefix("test result: ") {
                 for part in result.split([';', '.']) {
                     let mut words = part.split_ascii_whitespace();
-                    if let (Some(Ok(count)), Some(what)) = (words.next().map(str::parse::<u64>), words.next()) {
+                    if let (Some(Ok(count)), Some(what)) = (words.next().map(str::parse::<u64>), words.next())
+                    {
                         match what {
                             "passed" => *passed += count,
                             "failed" => *failed += count,

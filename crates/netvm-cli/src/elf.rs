@@ -14,13 +14,20 @@ const PT_INTERP: u32 = 3;
 /// # Errors
 /// A sentence saying that there is none.
 pub fn find(program: &str) -> Result<PathBuf, String> {
-    let is_program = |path: &Path| path.metadata().is_ok_and(|meta| meta.is_file() && meta.mode() & 0o111 != 0);
+    let is_program =
+        |path: &Path| path.metadata().is_ok_and(|meta| meta.is_file() && meta.mode() & 0o111 != 0);
     if program.contains('/') {
         let path = PathBuf::from(program);
-        return if is_program(&path) { Ok(path) } else { Err(format!("{program} is not a program that can be run")) };
+        return if is_program(&path) {
+            Ok(path)
+        } else {
+            Err(format!("{program} is not a program that can be run"))
+        };
     }
     std::env::var_os("PATH")
-        .and_then(|path| std::env::split_paths(&path).map(|dir| dir.join(program)).find(|path| is_program(path)))
+        .and_then(|path| {
+            std::env::split_paths(&path).map(|dir| dir.join(program)).find(|path| is_program(path))
+        })
         .ok_or_else(|| format!("there is no program {program} on the PATH"))
 }
 
@@ -43,9 +50,13 @@ fn check_chain(path: &Path, depth: u32) -> Result<(), String> {
         return Err(format!("{shown} is set-user-ID, so nothing can be preloaded into it; {instead}"));
     }
     let mut head = Vec::new();
-    file.by_ref().take(4096).read_to_end(&mut head).map_err(|error| format!("cannot read {shown}: {error}"))?;
+    file.by_ref()
+        .take(4096)
+        .read_to_end(&mut head)
+        .map_err(|error| format!("cannot read {shown}: {error}"))?;
     if let Some(line) = head.strip_prefix(b"#!") {
-        let line = String::from_utf8_lossy(line.split(|&byte| byte == b'\n').next().unwrap_or_default()).into_owned();
+        let line = String::from_utf8_lossy(line.split(|&byte| byte == b'\n').next().unwrap_or_default())
+            .into_owned();
         let mut words = line.split_ascii_whitespace();
         let Some(interpreter) = words.next() else { return Ok(()) };
         if depth == 0 {
@@ -70,7 +81,9 @@ fn check_chain(path: &Path, depth: u32) -> Result<(), String> {
             Err(format!("{shown} uses musl libc ({loader}), which netvm run does not cover; {instead}"))
         }
         Ok(Some(_)) => Ok(()),
-        Ok(None) => Err(format!("{shown} is statically linked, so nothing can be preloaded into it; {instead}")),
+        Ok(None) => {
+            Err(format!("{shown} is statically linked, so nothing can be preloaded into it; {instead}"))
+        }
         Err(error) => Err(format!("{shown} is not a sound ELF file: {error}")),
     }
 }

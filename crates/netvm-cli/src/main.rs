@@ -11,14 +11,20 @@ use std::process::ExitCode;
 ///
 /// A lender offers memory (netvm lend); a program runs on it, unmodified (netvm run).
 #[derive(Parser, Debug)]
-#[command(name = "netvm", version, propagate_version = true, max_term_width = 100, after_help = "\
+#[command(
+    name = "netvm",
+    version,
+    propagate_version = true,
+    max_term_width = 100,
+    after_help = "\
 Examples:
   netvm demo                                        see it work: sort four times the local memory
   netvm lend --size 8G --listen 0.0.0.0:7070        on the machine with memory to spare
   netvm run --local 256M --lender big:7070 -- sort --buffer-size=4G huge.txt
   netvm run --local 256M -- python3 job.py          without a lender: a private one on this machine
   netvm status big:7070                             what a lender serves
-  netvm doctor                                      what works on this machine")]
+  netvm doctor                                      what works on this machine"
+)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -2,6 +2,8 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::Command;
 
 pub use libc::{SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM};
 
@@ -9,30 +11,70 @@ pub use libc::{SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGTERM};
 #[derive(Debug)]
 pub struct Signals {
     set: libc::sigset_t,
+    /// The mask of the thread before.
+    before: libc::sigset_t,
+}
+
+/// A signal that was waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// Its number.
+    pub number: i32,
+    /// Sent by the kernel (for a terminal, or for a child's end), not by a process.
+    pub from_kernel: bool,
 }
 
 impl Signals {
     /// Blocks `signals`. Call it before any other thread is started.
     pub fn block(signals: &[i32]) -> Self {
-        // SAFETY: `set` is initialised by sigemptyset before it is used; sigaddset ignores numbers that are no signals.
-        let set = unsafe {
+        // SAFETY: `set` is initialised by sigemptyset, `before` by pthread_sigmask; sigaddset ignores numbers that are no
+        // signals.
+        unsafe {
             let mut set = std::mem::zeroed();
+            let mut before = std::mem::zeroed();
             libc::sigemptyset(&mut set);
             for &signal in signals {
                 libc::sigaddset(&mut set, signal);
             }
-            libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut());
-            set
+            libc::pthread_sigmask(libc::SIG_BLOCK, &set, &mut before);
+            Self { set, before }
+        }
+    }
+
+    /// Gives `command` the mask that this thread had before: a program must not find its signals blocked.
+    pub fn restore_in(&self, command: &mut Command) {
+        let before = self.before;
+        // SAFETY: between fork and exec only pthread_sigmask is called, which is async-signal-safe; the mask is a copy.
+        unsafe {
+            command.pre_exec(move || {
+                match libc::pthread_sigmask(libc::SIG_SETMASK, &before, std::ptr::null_mut()) {
+                    0 => Ok(()),
+                    error => Err(io::Error::from_raw_os_error(error)),
+                }
+            });
+        }
+    }
+
+    /// Waits for one of them, and tells where it came from.
+    pub fn wait_from(&self) -> Taken {
+        // SAFETY: an all-zero siginfo_t is valid; it and the set outlive the call, which fills it in.
+        let (number, code) = unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            let mut number;
+            loop {
+                number = libc::sigwaitinfo(&self.set, &mut info);
+                if number > 0 {
+                    break;
+                }
+            }
+            (number, info.si_code)
         };
-        Self { set }
+        Taken { number, from_kernel: code > 0 }
     }
 
     /// Waits for one of them.
     pub fn wait(&self) -> i32 {
-        let mut signal = 0;
-        // SAFETY: both arguments outlive the call.
-        while unsafe { libc::sigwait(&self.set, &mut signal) } != 0 {}
-        signal
+        self.wait_from().number
     }
 
     /// A descriptor that is readable while one of them waits.
@@ -67,4 +109,29 @@ impl AsFd for SignalFd {
 pub fn send(pid: u32, signal: i32) -> io::Result<()> {
     // SAFETY: kill(2) takes numbers only.
     if unsafe { libc::kill(pid as i32, signal) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_child_gets_the_mask_from_before() {
+        let signals = Signals::block(&[SIGTERM, SIGHUP]);
+        let blocked = |command: &mut Command| {
+            let output = command.args(["SigBlk", "/proc/self/status"]).output().unwrap();
+            u64::from_str_radix(
+                String::from_utf8(output.stdout).unwrap().split_whitespace().nth(1).unwrap(),
+                16,
+            )
+            .unwrap()
+        };
+        let bits = 1 << (SIGTERM - 1) | 1 << (SIGHUP - 1);
+        let mut command = Command::new("grep");
+        signals.restore_in(&mut command);
+        assert_eq!(blocked(&mut command) & bits, 0);
+        // SAFETY: a signal to this very thread, which has it blocked.
+        unsafe { libc::pthread_kill(libc::pthread_self(), SIGHUP) };
+        assert_eq!(signals.wait_from(), Taken { number: SIGHUP, from_kernel: false });
+    }
 }

@@ -92,11 +92,17 @@ pub fn run(args: &DemoArgs) -> Outcome {
     println!();
     println!("{:<26} {:>12} {:>14}", "", "in RAM", "on netvm");
     println!("{:<26} {:>10.2} s {:>12.2} s", "sort", seconds(in_ram), seconds(on_netvm));
-    println!("{:<26} {:>8} MiB {:>10} MiB", "peak local memory", in_ram.peak_kib >> 10, on_netvm.peak_kib >> 10);
+    println!(
+        "{:<26} {:>8} MiB {:>10} MiB",
+        "peak local memory",
+        in_ram.peak_kib >> 10,
+        on_netvm.peak_kib >> 10
+    );
     println!("{:<26} {:>12} {:>14}", "page faults served", "-", stats.faults);
     println!("{:<26} {:>12} {:>10} MiB", "read from the lender", "-", stats.bytes_in >> 20);
     println!("{:<26} {:>12} {:>10} MiB", "written to the lender", "-", stats.bytes_out >> 20);
-    println!("Results are equal. {:.1} times the time, {:.0} % of the local memory.",
+    println!(
+        "Results are equal. {:.1} times the time, {:.0} % of the local memory.",
         seconds(on_netvm) / seconds(in_ram).max(0.001),
         on_netvm.peak_kib as f64 / in_ram.peak_kib.max(1) as f64 * 100.0
     );
@@ -142,9 +148,10 @@ fn follow(label: &str, out: impl Read) -> Option<Sorted> {
             }
             (Some("done"), Some(checksum)) => {
                 let mut number = || words.next().and_then(|word| word.parse().ok());
-                sorted = checksum.parse().ok().and_then(|checksum| {
-                    Some(Sorted { checksum, sort_ms: number()?, peak_kib: number()? })
-                });
+                sorted = checksum
+                    .parse()
+                    .ok()
+                    .and_then(|checksum| Some(Sorted { checksum, sort_ms: number()?, peak_kib: number()? }));
             }
             _ => {}
         }
@@ -266,7 +273,8 @@ fn plot(path: &Path, data: Size, results: [Sorted; 2]) -> Result<(), Box<dyn std
         {
             let left = index as f64 + 0.2;
             chart.draw_series([Rectangle::new([(left, 0.0), (left + 0.6, value)], colour.filled())])?;
-            let text = if value < 10.0 { format!("{name}: {value:.2}") } else { format!("{name}: {value:.0}") };
+            let text =
+                if value < 10.0 { format!("{name}: {value:.2}") } else { format!("{name}: {value:.0}") };
             chart.draw_series([Text::new(text, (left + 0.05, value + top * 0.06), ("sans-serif", 14))])?;
         }
     }

@@ -63,7 +63,10 @@ pub fn run(args: &DoctorArgs) -> Outcome {
                 println!("        {:<22} -> {fix}", "");
             }
         }
-        println!("{}", if works { "netvm run and netvm lend work here." } else { "netvm run does not work here." });
+        println!(
+            "{}",
+            if works { "netvm run and netvm lend work here." } else { "netvm run does not work here." }
+        );
     }
     Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -117,9 +120,19 @@ fn userfaultfd() -> Vec<Finding> {
     };
     vec![
         finding("userfaultfd", Verdict::Ok, how, None),
-        feature(uffd::FEATURE_MOVE, "  move pages", "pages travel without a copy", "needs Linux 6.8; pages are copied instead"),
+        feature(
+            uffd::FEATURE_MOVE,
+            "  move pages",
+            "pages travel without a copy",
+            "needs Linux 6.8; pages are copied instead",
+        ),
         feature(uffd::FEATURE_POISON, "  poison pages", "available", "needs Linux 6.6"),
-        feature(uffd::FEATURE_WP_ASYNC, "  async protection", "available (not used by default)", "needs Linux 6.7"),
+        feature(
+            uffd::FEATURE_WP_ASYNC,
+            "  async protection",
+            "available (not used by default)",
+            "needs Linux 6.7",
+        ),
     ]
 }
 
@@ -141,8 +154,7 @@ fn memory() -> Finding {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name));
         line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0)
     };
-    let text =
-        format!("{} of {} available", Size(kib("MemAvailable:") << 10), Size(kib("MemTotal:") << 10));
+    let text = format!("{} of {} available", Size(kib("MemAvailable:") << 10), Size(kib("MemTotal:") << 10));
     finding("memory", Verdict::Ok, text, None)
 }
 
@@ -154,14 +166,22 @@ fn overcommit() -> Finding {
             "vm.overcommit_memory is 2: large reservations are refused",
             Some("sysctl vm.overcommit_memory=0, or give a small --area"),
         ),
-        mode => finding("overcommit", Verdict::Ok, format!("vm.overcommit_memory is {}", mode.unwrap_or("unknown")), None),
+        mode => finding(
+            "overcommit",
+            Verdict::Ok,
+            format!("vm.overcommit_memory is {}", mode.unwrap_or("unknown")),
+            None,
+        ),
     }
 }
 
 fn address_limit() -> Finding {
     let limits = read("/proc/self/limits").unwrap_or_default();
     let line = limits.lines().find(|line| line.starts_with("Max address space")).unwrap_or_default();
-    let soft = line["Max address space".len().min(line.len())..].split_ascii_whitespace().next().unwrap_or("unknown");
+    let soft = line["Max address space".len().min(line.len())..]
+        .split_ascii_whitespace()
+        .next()
+        .unwrap_or("unknown");
     if soft == "unlimited" || soft == "unknown" {
         return finding("address space limit", Verdict::Ok, soft, None);
     }
@@ -192,7 +212,12 @@ fn pressure() -> Finding {
             let some = text.lines().next().unwrap_or_default().to_owned();
             finding("memory pressure", Verdict::Ok, some, None)
         }
-        None => finding("memory pressure", Verdict::Without, "no /proc/pressure/memory (PSI)", Some("boot with psi=1")),
+        None => finding(
+            "memory pressure",
+            Verdict::Without,
+            "no /proc/pressure/memory (PSI)",
+            Some("boot with psi=1"),
+        ),
     }
 }
 

@@ -12,7 +12,7 @@ use serde_json::json;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::DirBuilderExt;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::Arc;
@@ -97,12 +97,15 @@ struct PrivateLender {
 
 impl PrivateLender {
     fn start(socket: &Path, size: Size) -> Result<Self, String> {
-        let program = std::env::current_exe().map_err(|error| format!("cannot find netvm itself: {error}"))?;
+        let program =
+            std::env::current_exe().map_err(|error| format!("cannot find netvm itself: {error}"))?;
         let mut child = Command::new(program)
             .args(["lend", "--private", "--size", &size.0.to_string(), "--listen"])
             .arg(format!("unix:{}", socket.display()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
+            // Ctrl-C is for the program: its memory must stay until it has ended.
+            .process_group(0)
             .spawn()
             .map_err(|error| format!("cannot start a private lender: {error}"))?;
         let mut line = String::new();
@@ -145,7 +148,10 @@ pub fn run(args: RunArgs) -> Outcome {
 }
 
 /// Carries out a run; `prepare` may change how the program is started.
-pub fn execute(args: &RunArgs, prepare: impl FnOnce(&mut Command) -> &mut Command) -> Result<Report, Box<dyn std::error::Error>> {
+pub fn execute(
+    args: &RunArgs,
+    prepare: impl FnOnce(&mut Command) -> &mut Command,
+) -> Result<Report, Box<dyn std::error::Error>> {
     if args.local.0 < LOCAL_BYTES_MIN {
         return Err(format!(
             "--local {} is too little to work with; give at least {}",
@@ -193,14 +199,14 @@ pub fn execute(args: &RunArgs, prepare: impl FnOnce(&mut Command) -> &mut Comman
         },
     )?;
     let mut command = Command::new(&path);
+    signals.restore_in(&mut command);
     command.args(rest).env("LD_PRELOAD", preload_list(&preload)).env("NETVM_RUN", &run_file);
     let started = Instant::now();
     let mut child =
         prepare(&mut command).spawn().map_err(|error| format!("cannot run {}: {error}", path.display()))?;
     let status = supervise(&mut child, &signals)?;
     wait_for_the_rest(&run, &signals);
-    let report =
-        Report { status, elapsed: started.elapsed(), stats: run.summary(), message: run.message() };
+    let report = Report { status, elapsed: started.elapsed(), stats: run.summary(), message: run.message() };
     drop(private);
     Ok(report)
 }
@@ -208,14 +214,16 @@ pub fn execute(args: &RunArgs, prepare: impl FnOnce(&mut Command) -> &mut Comman
 /// Hands signals on until the program has ended.
 fn supervise(child: &mut Child, signals: &Signals) -> Result<ExitStatus, String> {
     loop {
-        if let Some(status) = child.try_wait().map_err(|error| format!("cannot wait for the program: {error}"))? {
+        if let Some(status) =
+            child.try_wait().map_err(|error| format!("cannot wait for the program: {error}"))?
+        {
             return Ok(status);
         }
-        match signals.wait() {
-            // From a terminal the program has got it too.
-            SIGCHLD | SIGINT | SIGQUIT => {}
+        let taken = signals.wait_from();
+        // What a terminal sends, the program has got too: it is in the same process group.
+        if taken.number != SIGCHLD && !taken.from_kernel {
             // It may have ended in this moment.
-            signal => drop(netvm_sys::signal::send(child.id(), signal)),
+            let _ = netvm_sys::signal::send(child.id(), taken.number);
         }
     }
 }
@@ -247,22 +255,33 @@ fn wait_for_the_rest(run: &Arc<RunFile>, signals: &Signals) {
 fn free_memory() -> Size {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(4 << 20);
+    let kib =
+        line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(4 << 20);
     Size(kib * 1024 / 10 * 9)
 }
 
-/// The preloaded library: beside the program, in ../lib/netvm, or where NETVM_PRELOAD says.
+/// The preloaded library: where NETVM_PRELOAD says, beside the program, or in ../lib/netvm.
 pub fn find_preload() -> Result<PathBuf, String> {
     if let Some(path) = std::env::var_os("NETVM_PRELOAD") {
-        return Ok(path.into());
+        let path = PathBuf::from(path);
+        return if path.is_file() {
+            Ok(path)
+        } else {
+            Err(format!("NETVM_PRELOAD names {}, which is not there", path.display()))
+        };
     }
     let program = std::env::current_exe().map_err(|error| format!("cannot find netvm itself: {error}"))?;
     let folder = program.parent().unwrap_or(Path::new("/"));
-    let places = [folder.join(PRELOAD), folder.join("deps").join(PRELOAD), folder.join("../lib/netvm").join(PRELOAD)];
-    let found = places.iter().find(|path| path.is_file());
-    found.cloned().ok_or_else(|| {
+    // Cargo puts it into deps/ when it builds it for the program, and beside the program too when it is asked for it: an
+    // older one may lie in the other place.
+    let built = [folder.join(PRELOAD), folder.join("deps").join(PRELOAD)];
+    let modified = |path: &PathBuf| path.metadata().and_then(|meta| meta.modified()).ok();
+    let newest =
+        built.into_iter().filter_map(|path| Some((modified(&path)?, path))).max().map(|(_, path)| path);
+    let installed = folder.join("../lib/netvm").join(PRELOAD);
+    newest.or_else(|| installed.is_file().then_some(installed)).ok_or_else(|| {
         format!(
-            "{PRELOAD} is not beside {}; build it with `cargo build --release -p netvm-preload`, or name it in NETVM_PRELOAD",
+            "{PRELOAD} is not beside {}; build it with `cargo build --release`, or name it in NETVM_PRELOAD",
             program.display()
         )
     })
