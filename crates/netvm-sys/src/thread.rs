@@ -35,6 +35,56 @@ fn close_range(first: u32, last: u32) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Starts a detached thread that runs `first` before anything else at all.
+///
+/// `std::thread` allocates in the new thread before its closure runs; in a library that owns `malloc` that would be too early.
+///
+/// # Errors
+/// EAGAIN when no thread can be had.
+pub fn start(
+    stack_bytes: usize,
+    first: Option<fn()>,
+    body: Box<dyn FnOnce() + Send>,
+) -> io::Result<()> {
+    struct Start {
+        first: Option<fn()>,
+        body: Box<dyn FnOnce() + Send>,
+    }
+    extern "C" fn enter(start: *mut libc::c_void) -> *mut libc::c_void {
+        // SAFETY: `start` is the box that `start()` gave away; this thread alone has it now.
+        let start = unsafe { Box::from_raw(start.cast::<Start>()) };
+        if let Some(first) = start.first {
+            first();
+        }
+        (start.body)();
+        std::ptr::null_mut()
+    }
+    let start = Box::into_raw(Box::new(Start { first, body }));
+    // SAFETY: the attributes are initialised before use and destroyed after; `enter` takes the box over if it runs.
+    let error = unsafe {
+        let mut attributes = std::mem::zeroed();
+        libc::pthread_attr_init(&mut attributes);
+        libc::pthread_attr_setstacksize(&mut attributes, stack_bytes);
+        libc::pthread_attr_setdetachstate(&mut attributes, libc::PTHREAD_CREATE_DETACHED);
+        let mut thread = std::mem::zeroed();
+        let error = libc::pthread_create(&mut thread, &attributes, enter, start.cast());
+        libc::pthread_attr_destroy(&mut attributes);
+        error
+    };
+    if error == 0 {
+        return Ok(());
+    }
+    // SAFETY: no thread was started, so the box is still ours.
+    drop(unsafe { Box::from_raw(start) });
+    Err(io::Error::from_raw_os_error(error))
+}
+
+/// Names the calling thread (at most 15 bytes are kept).
+pub fn set_name(name: &std::ffi::CStr) {
+    // SAFETY: the name outlives the call.
+    unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr() as usize, 0_usize, 0_usize, 0_usize) };
+}
+
 /// Blocks every signal in the calling thread.
 pub fn block_signals() {
     // SAFETY: `set` is initialised by sigfillset before it is used.

@@ -2,6 +2,7 @@
 //!
 //! - [`lender`]: a lender serves slabs of its memory; a borrower reads and writes them one-sidedly.
 //! - [`pager`]: far memory: addresses whose pages live on lenders, within an exact local budget.
+//! - [`node`], [`region`]: one-sided memory between processes: export, import, read, write.
 //! - [`link`]: the transports below.
 //! - [`runfile`], [`stats`]: what the processes of one run share.
 #![warn(missing_docs)]
@@ -9,7 +10,9 @@
 pub mod error;
 pub mod lender;
 pub mod link;
+pub mod node;
 pub mod pager;
+pub mod region;
 pub mod runfile;
 pub mod stats;
 

@@ -167,11 +167,7 @@ fn slabs_are_refused_beyond_the_size_and_come_back_as_zeros() {
     let other = two.borrow_slab().unwrap();
     assert_eq!(
         one.borrow_slab(),
-        Err(Error::LenderFull {
-            lender: lent.address.clone(),
-            size_bytes: 2 * SLAB,
-            used_bytes: 2 * SLAB
-        })
+        Err(Error::LenderFull { lender: lent.address.clone(), size_bytes: 2 * SLAB, used_bytes: 2 * SLAB })
     );
     local.fill(7);
     one.post_write(0, slab, 8192, local).unwrap();
@@ -258,8 +254,7 @@ fn a_fork_shares_slabs_until_one_lets_go() {
 #[test]
 fn a_status_lists_borrowers() {
     let lent = Lent::new(4);
-    let options =
-        BorrowOptions { name: "sort\x1b[2J".into(), pid: Some(42), ..BorrowOptions::default() };
+    let options = BorrowOptions { name: "sort\x1b[2J".into(), pid: Some(42), ..BorrowOptions::default() };
     let mut borrower = Borrower::connect(&lent.address, &options).unwrap();
     let slab = borrower.borrow_slab().unwrap();
     borrower.post_write(0, slab, 0, memory(4096)).unwrap();
@@ -327,10 +322,7 @@ fn a_killed_lender_is_named_and_nothing_hangs() {
     assert_eq!(done.len(), 10);
     assert_eq!(borrower.pending(), 0);
     assert_eq!(borrower.borrow_slab(), Err(error));
-    assert!(matches!(
-        Borrower::connect(&address, &BorrowOptions::default()),
-        Err(Error::Connect { .. })
-    ));
+    assert!(matches!(Borrower::connect(&address, &BorrowOptions::default()), Err(Error::Connect { .. })));
 }
 
 #[test]
@@ -407,8 +399,7 @@ fn other_versions_and_other_protocols_are_named() {
 #[test]
 fn a_silent_server_times_out() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let options =
-        BorrowOptions { connect_timeout: Duration::from_millis(200), ..BorrowOptions::default() };
+    let options = BorrowOptions { connect_timeout: Duration::from_millis(200), ..BorrowOptions::default() };
     let error = Borrower::connect(&listener.local_addr().unwrap().to_string(), &options).unwrap_err();
     assert!(matches!(error, Error::Timeout { after_ms: 200, .. }), "{error}");
     for (address, part) in [("nonsense", "HOST:PORT"), ("unix:/nowhere/at/all", "No such file")] {

@@ -538,14 +538,11 @@ pub(crate) fn handshake(address: &str, role: Role, timeout: Duration) -> Result<
 }
 
 /// As [`handshake`], with a hello of the caller's.
-pub(crate) fn handshake_with(
-    address: &str,
-    hello: &mut Hello,
-    timeout: Duration,
-) -> Result<(Stream, Hello)> {
+pub(crate) fn handshake_with(address: &str, hello: &mut Hello, timeout: Duration) -> Result<(Stream, Hello)> {
     let lender = || address.to_owned();
-    let parsed: Address =
-        address.parse().map_err(|reason: &str| Error::Address { address: lender(), reason: reason.into() })?;
+    let parsed: Address = address
+        .parse()
+        .map_err(|reason: &str| Error::Address { address: lender(), reason: reason.into() })?;
     let connect = |error: std::io::Error| Error::Connect { lender: lender(), reason: error.to_string() };
     let stream = Stream::connect(&parsed, timeout).map_err(connect)?;
     let bytes = hello.encode();

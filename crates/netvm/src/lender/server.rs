@@ -342,7 +342,8 @@ impl Lender {
     }
 
     fn borrowers(&self) -> usize {
-        let borrows = |peer: &&Option<Peer>| matches!(peer, Some(Peer::Served(served)) if served.lease.is_some());
+        let borrows =
+            |peer: &&Option<Peer>| matches!(peer, Some(Peer::Served(served)) if served.lease.is_some());
         self.peers.iter().filter(borrows).count() + self.tickets.len()
     }
 
@@ -354,8 +355,7 @@ impl Lender {
                 self.peers[index] = None;
             }
         }
-        let fresh =
-            |ticket: &Ticket| now - ticket.since <= Duration::from_millis(TICKET_TIMEOUT_MS);
+        let fresh = |ticket: &Ticket| now - ticket.since <= Duration::from_millis(TICKET_TIMEOUT_MS);
         let stale: Vec<Ticket> = self.tickets.extract_if(.., |ticket| !fresh(ticket)).collect();
         for ticket in stale {
             self.close_lease(ticket.lease);

@@ -41,8 +41,7 @@ impl Loopback {
     /// [`Error::System`] when no descriptor is left.
     pub fn pair() -> Result<(Self, Self)> {
         let pipe = || -> Result<_> {
-            let filled =
-                EventFd::new().map_err(|error| Error::system("make an event descriptor", &error))?;
+            let filled = EventFd::new().map_err(|error| Error::system("make an event descriptor", &error))?;
             Ok(Arc::new(Pipe { bytes: Mutex::new((VecDeque::new(), false)), filled }))
         };
         let (one, two) = (pipe()?, pipe()?);

@@ -118,6 +118,11 @@ impl<L: Link> Session<L> {
         &self.rails[rail].link
     }
 
+    /// Closes the connections; only [`Session::event`] may be called afterwards.
+    pub(crate) fn close_links(&mut self) {
+        self.rails.clear();
+    }
+
     pub(crate) fn into_links(self) -> impl Iterator<Item = L> {
         self.rails.into_iter().map(|rail| rail.link)
     }
@@ -220,11 +225,7 @@ impl<L: Link> Session<L> {
         Ok(received == offered)
     }
 
-    fn receive_once(
-        &mut self,
-        rail: usize,
-        memory: &mut impl Memory,
-    ) -> (Plan, usize, io::Result<usize>) {
+    fn receive_once(&mut self, rail: usize, memory: &mut impl Memory) -> (Plan, usize, io::Result<usize>) {
         let mut plan = Plan { sure: 0, missing: HEADER_BYTES, chain: [(0, 0); CHAIN_MAX], links: 0 };
         let mut into = Incoming::new();
         let mut chained = true;

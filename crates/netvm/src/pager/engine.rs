@@ -130,9 +130,7 @@ impl Engine {
     /// The body of the pager's thread. Never returns while the process lives: an error is the end of the process, since pages
     /// cannot be had any more.
     pub(super) fn run(mut self: Box<Self>, pager: &Pager, ready: &Gate) {
-        if let Some(hook) = pager.config.thread_hook {
-            hook();
-        }
+        netvm_sys::thread::set_name(c"netvm-pager");
         netvm_sys::thread::block_signals();
         // Where unshare(2) is forbidden the program's table is shared: it works, less protected.
         let own_table = netvm_sys::thread::own_descriptors(&self.descriptors()).is_ok();

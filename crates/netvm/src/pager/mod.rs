@@ -34,6 +34,8 @@ pub const LOCAL_BYTES_MIN: u64 = 4 << 20;
 /// What a started pager thread says when its descriptors are in a table of its own.
 const OWN_TABLE: u32 = 1;
 
+const STACK_BYTES: usize = 256 << 10;
+
 /// How a pager is set up.
 #[derive(Clone)]
 pub struct PagerConfig {
@@ -124,10 +126,8 @@ impl Pager {
         let pager = Arc::clone(self);
         let ready = Arc::new(netvm_sys::thread::Gate::new());
         let opened = Arc::clone(&ready);
-        std::thread::Builder::new()
-            .name("netvm-pager".into())
-            .stack_size(256 << 10)
-            .spawn(move || engine.run(&pager, &opened))
+        let body = Box::new(move || engine.run(&pager, &opened));
+        netvm_sys::thread::start(STACK_BYTES, self.config.thread_hook, body)
             .map_err(|source| system("start the pager's thread", source))?;
         if ready.wait() == OWN_TABLE {
             // The thread has its own copies; ours would only be in the program's way.

@@ -1,0 +1,453 @@
+//! One-sided memory between processes: nodes export memory under names and keys, and import each other's.
+//!
+//! ```no_run
+//! # fn main() -> netvm::Result<()> {
+//! use netvm::node::{Node, Rights};
+//! use std::sync::Arc;
+//!
+//! let server = Node::new()?;
+//! let address = server.listen("127.0.0.1:0")?;
+//! let memory = Node::memory(1 << 20)?;
+//! let key = server.export("numbers", Arc::clone(&memory), Rights::ReadWrite)?;
+//!
+//! let client = Node::new()?;
+//! let region = client.connect(&address)?.import("numbers", &key)?;
+//! region.write(4096, b"hello")?;
+//! region.flush()?;
+//! # Ok(()) }
+//! ```
+//!
+//! A node has one thread that serves its peers: the program behind an exported segment need not do anything.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use netvm_core::key::Access;
+pub use netvm_core::key::{RemoteKey, Rights};
+use netvm_core::limits::{HELLO_BYTES, HELLO_TIMEOUT_MS, OPS_MAX, RAILS_MAX, WINDOW};
+use netvm_core::segment::{ExportError, ExportTable, ImportTable, SegmentId};
+use netvm_core::wire::{Hello, Refusal, Role, Status};
+use netvm_sys::epoll::{Epoll, EventFd, Interest, Ready};
+pub use netvm_sys::mapping::Mapping;
+use netvm_sys::net::{Address, Incoming, Listener, Outgoing, Stream};
+use netvm_sys::shared::SharedSlice;
+
+use crate::error::{Error, Result};
+use crate::lender::handshake_with;
+use crate::link::session::Memory;
+use crate::link::{Link, Loopback};
+use crate::region::{Channel, Peer};
+
+const STOP_ID: u64 = u64::MAX;
+const LISTENER_ID: u64 = 1 << 40;
+const GREETING_ID: u64 = 1 << 41;
+const TICK: Duration = Duration::from_millis(500);
+/// Half-open connections and half-connected sessions at once.
+const GREETINGS_MAX: usize = 256;
+
+/// What a node exports.
+#[derive(Default)]
+pub(crate) struct Exports {
+    table: ExportTable,
+    /// By the segment's place in the table.
+    memory: Vec<Option<Arc<Mapping>>>,
+    names: HashMap<String, SegmentId>,
+}
+
+/// What one peer may reach.
+pub(crate) struct View<'a> {
+    pub(crate) exports: &'a Mutex<Exports>,
+    pub(crate) imports: &'a mut ImportTable,
+}
+
+impl netvm_core::endpoint::Exports for View<'_> {
+    fn check(&mut self, handle: u32, offset: u64, bytes: u32, access: Access) -> Result<(), Status> {
+        self.imports.check(&lock(self.exports).table, handle, offset, bytes, access).map(|_| ())
+    }
+
+    fn import(&mut self, name: &str, key: &RemoteKey) -> Result<(u32, u64, Rights), Status> {
+        self.imports.import(&lock(self.exports).table, name, key)
+    }
+
+    fn unimport(&mut self, handle: u32) {
+        self.imports.unimport(handle);
+    }
+}
+
+impl Memory for View<'_> {
+    fn memory(&mut self, handle: u32, offset: u64, bytes: u32) -> Option<SharedSlice> {
+        let exports = lock(self.exports);
+        // The kind of access was checked when the operation began; that the segment is still there is checked each time.
+        let id = self.imports.check(&exports.table, handle, offset, bytes, Access::Read).ok()?;
+        let memory = exports.memory.get(id.index())?.as_ref()?;
+        memory.shared().sub(usize::try_from(offset).ok()?, bytes as usize)
+    }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A connection that has not said hello, or a session whose rails are not complete.
+struct Greeting {
+    stream: Stream,
+    hello: [u8; HELLO_BYTES],
+    have: usize,
+    since: Instant,
+}
+
+struct Forming {
+    session: [u8; 16],
+    rails: Vec<Option<Stream>>,
+    since: Instant,
+}
+
+/// What a node's thread and its users share.
+pub(crate) struct Shared {
+    pub(crate) exports: Mutex<Exports>,
+    pub(crate) epoll: Epoll,
+    channels: Mutex<Vec<Option<Arc<Channel>>>>,
+    listeners: Mutex<Vec<Listener>>,
+    stop: EventFd,
+    /// Unexporting takes the locks of all channels: one at a time.
+    unexporting: Mutex<()>,
+}
+
+/// See the module.
+pub struct Node {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").finish_non_exhaustive()
+    }
+}
+
+impl Node {
+    /// A node that exports nothing and listens nowhere.
+    ///
+    /// # Errors
+    /// [`Error::System`] when no descriptor or thread is to be had.
+    pub fn new() -> Result<Self> {
+        let system = |error: std::io::Error| Error::system("start a node", &error);
+        let shared = Arc::new(Shared {
+            exports: Mutex::default(),
+            epoll: Epoll::new().map_err(system)?,
+            channels: Mutex::default(),
+            listeners: Mutex::default(),
+            stop: EventFd::new().map_err(system)?,
+            unexporting: Mutex::default(),
+        });
+        watch(&shared.epoll, shared.stop.as_fd(), STOP_ID)?;
+        let server = Server { shared: Arc::clone(&shared), greetings: Vec::new(), forming: Vec::new() };
+        let thread = std::thread::Builder::new().name("netvm-node".to_owned());
+        let thread = thread.spawn(move || server.run()).map_err(system)?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// `bytes` of zero memory that can be exported.
+    ///
+    /// # Errors
+    /// [`Error::System`] when there is not so much.
+    pub fn memory(bytes: usize) -> Result<Arc<Mapping>> {
+        Mapping::anonymous(bytes).map(Arc::new).map_err(|error| Error::system("map memory", &error))
+    }
+
+    /// Listens at `address`; returns it with the real port.
+    ///
+    /// # Errors
+    /// [`Error::Address`], [`Error::Listen`].
+    pub fn listen(&self, address: &str) -> Result<String> {
+        let parsed: Address = address.parse().map_err(|reason: &str| Error::Address {
+            address: address.to_owned(),
+            reason: reason.to_owned(),
+        })?;
+        let listener = Listener::bind(&parsed)
+            .map_err(|error| Error::Listen { address: address.to_owned(), reason: error.to_string() })?;
+        let mut listeners = lock(&self.shared.listeners);
+        watch(&self.shared.epoll, listener.as_fd(), LISTENER_ID + listeners.len() as u64)?;
+        let address = listener.address().to_string();
+        listeners.push(listener);
+        Ok(address)
+    }
+
+    /// Lets whoever has the returned key reach `memory` under `name`.
+    ///
+    /// # Errors
+    /// [`Error::Other`] when the name is empty, too long or taken, or too much is exported.
+    pub fn export(&self, name: &str, memory: Arc<Mapping>, rights: Rights) -> Result<RemoteKey> {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes)
+            .map_err(|error| Error::Other(format!("cannot get random numbers: {error}")))?;
+        let key = RemoteKey::from_bytes(bytes);
+        let mut exports = lock(&self.shared.exports);
+        let len = memory.shared().len() as u64;
+        let id = exports.table.export(name, key, rights, len).map_err(|error| {
+            Error::Other(match error {
+                ExportError::Name => "a segment's name has 1 to 255 bytes".to_owned(),
+                ExportError::Taken => format!("a segment named {name:?} is exported already"),
+                ExportError::Full => "too many segments are exported".to_owned(),
+            })
+        })?;
+        if exports.memory.len() <= id.index() {
+            exports.memory.resize(id.index() + 1, None);
+        }
+        exports.memory[id.index()] = Some(memory);
+        exports.names.insert(name.to_owned(), id);
+        Ok(key)
+    }
+
+    /// Takes a segment back; when this returns no peer reaches it any more, not even in a transfer that had begun.
+    ///
+    /// False when no segment of that name is exported.
+    pub fn unexport(&self, name: &str) -> bool {
+        let _one_at_a_time = lock(&self.shared.unexporting);
+        let channels: Vec<Arc<Channel>> = lock(&self.shared.channels).iter().flatten().cloned().collect();
+        // Everybody else takes one channel's lock and then the exports'; nobody waits while holding a channel's.
+        let mut guards: Vec<_> = channels.iter().map(|channel| channel.lock()).collect();
+        let mut exports = lock(&self.shared.exports);
+        let Some(id) = exports.names.remove(name) else { return false };
+        exports.table.unexport(id);
+        let memory = exports.memory[id.index()].take();
+        drop(exports);
+        for state in &mut guards {
+            let handles: Vec<u32> = state.imports.handles_of(id).collect();
+            for handle in handles {
+                state.session.endpoint.revoke(handle, |offset, bytes| {
+                    let part = memory.as_ref().and_then(|memory| {
+                        memory.shared().sub(usize::try_from(offset).ok()?, bytes as usize)
+                    });
+                    part.map_or_else(|| vec![0; bytes as usize], |part| part.to_vec())
+                });
+            }
+        }
+        true
+    }
+
+    /// Connects to the node that listens at `address`.
+    ///
+    /// # Errors
+    /// [`Error::Address`], [`Error::Connect`], [`Error::NotNetvm`], [`Error::Version`], [`Error::Refused`], [`Error::Timeout`].
+    pub fn connect(&self, address: &str) -> Result<Peer> {
+        self.connect_rails(address, 1)
+    }
+
+    /// As [`Node::connect`], over several connections at once: more bandwidth for large transfers.
+    ///
+    /// Two writes to the same bytes keep their order only with a flush between them.
+    ///
+    /// # Errors
+    /// As [`Node::connect`]; [`Error::Other`] for other than 1 to 16 rails.
+    pub fn connect_rails(&self, address: &str, rails: usize) -> Result<Peer> {
+        if !(1..=RAILS_MAX).contains(&rails) {
+            return Err(Error::Other(format!("a session has 1 to {RAILS_MAX} rails, not {rails}")));
+        }
+        let mut hello = Hello::new(Role::Node);
+        getrandom::fill(&mut hello.session)
+            .map_err(|error| Error::Other(format!("cannot get random numbers: {error}")))?;
+        let mut links: Vec<Box<dyn Link>> = Vec::new();
+        let mut limits = (OPS_MAX as u32, WINDOW as u32);
+        for rail in 0..rails {
+            (hello.rail, hello.rails) = (rail as u8, rails as u8);
+            let (stream, theirs) = handshake_with(address, &mut hello, Duration::from_secs(4))?;
+            limits = (limits.0.min(theirs.ops_max), limits.1.min(theirs.window));
+            links.push(Box::new(stream));
+        }
+        self.connect_links(links, limits, address)
+    }
+
+    /// Connects to another node of this process.
+    ///
+    /// # Errors
+    /// [`Error::System`] when no descriptor is to be had.
+    pub fn connect_local(&self, other: &Node) -> Result<Peer> {
+        let (here, there) = Loopback::pair()?;
+        let limits = (OPS_MAX as u32, WINDOW as u32);
+        add_channel(&other.shared, vec![Box::new(there)], limits, "a node of this process")?;
+        self.connect_links(vec![Box::new(here)], limits, "a node of this process")
+    }
+
+    pub(crate) fn connect_links(
+        &self,
+        links: Vec<Box<dyn Link>>,
+        limits: (u32, u32),
+        address: &str,
+    ) -> Result<Peer> {
+        add_channel(&self.shared, links, limits, address).map(Peer::new)
+    }
+
+    /// Serves a peer behind `links`, whose hellos are done.
+    #[cfg(test)]
+    pub(crate) fn serve_links(&self, links: Vec<Box<dyn Link>>) -> Result<()> {
+        add_channel(&self.shared, links, (OPS_MAX as u32, WINDOW as u32), "a tested peer").map(drop)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.shared.stop.signal();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        for channel in std::mem::take(&mut *lock(&self.shared.channels)).into_iter().flatten() {
+            channel.close("the node has gone");
+        }
+    }
+}
+
+fn watch(epoll: &Epoll, fd: BorrowedFd<'_>, id: u64) -> Result<()> {
+    let added = epoll.add(fd, id, Interest { readable: true, writable: false });
+    added.map_err(|error| Error::system("watch a descriptor", &error))
+}
+
+fn add_channel(
+    shared: &Arc<Shared>,
+    links: Vec<Box<dyn Link>>,
+    limits: (u32, u32),
+    address: &str,
+) -> Result<Arc<Channel>> {
+    let mut channels = lock(&shared.channels);
+    let free = channels.iter().position(Option::is_none);
+    let index = free.unwrap_or(channels.len());
+    let channel = Arc::new(Channel::new(Arc::clone(shared), links, limits, address, index as u64 * 256));
+    channel.watch()?;
+    match channels.get_mut(index) {
+        Some(place) => *place = Some(Arc::clone(&channel)),
+        None => channels.push(Some(Arc::clone(&channel))),
+    }
+    Ok(channel)
+}
+
+/// The thread that serves a node's peers.
+struct Server {
+    shared: Arc<Shared>,
+    greetings: Vec<Option<Greeting>>,
+    forming: Vec<Forming>,
+}
+
+impl Server {
+    fn run(mut self) {
+        let mut ready = Vec::new();
+        loop {
+            if self.shared.epoll.wait(&mut ready, Some(TICK)).is_err() {
+                return;
+            }
+            for Ready { id, .. } in ready.drain(..) {
+                match id {
+                    STOP_ID => return,
+                    GREETING_ID.. => self.greet((id - GREETING_ID) as usize),
+                    LISTENER_ID.. => self.accept((id - LISTENER_ID) as usize),
+                    _ => {
+                        let channels = lock(&self.shared.channels);
+                        let channel = channels.get((id / 256) as usize).cloned().flatten();
+                        drop(channels);
+                        if let Some(channel) = channel {
+                            channel.serve();
+                        }
+                    }
+                }
+            }
+            self.tidy();
+        }
+    }
+
+    /// Closes what has been half open for too long, and forgets channels that have ended.
+    fn tidy(&mut self) {
+        let late = |since: Instant| since.elapsed() > Duration::from_millis(HELLO_TIMEOUT_MS);
+        for greeting in &mut self.greetings {
+            greeting.take_if(|greeting| late(greeting.since));
+        }
+        self.forming.retain(|forming| !late(forming.since));
+        for place in lock(&self.shared.channels).iter_mut() {
+            place.take_if(|channel| channel.is_closed());
+        }
+    }
+
+    fn accept(&mut self, listener: usize) {
+        for _ in 0..8 {
+            let accepted = match lock(&self.shared.listeners).get(listener) {
+                Some(listener) => listener.accept(),
+                None => return,
+            };
+            let Ok(Some(stream)) = accepted else { return };
+            let index = match self.greetings.iter().position(Option::is_none) {
+                Some(index) => index,
+                None if self.greetings.len() < GREETINGS_MAX => {
+                    self.greetings.push(None);
+                    self.greetings.len() - 1
+                }
+                None => {
+                    answer(&stream, Refusal::Busy);
+                    continue;
+                }
+            };
+            if watch(&self.shared.epoll, stream.as_fd(), GREETING_ID + index as u64).is_ok() {
+                let since = Instant::now();
+                self.greetings[index] = Some(Greeting { stream, hello: [0; HELLO_BYTES], have: 0, since });
+            }
+        }
+    }
+
+    fn greet(&mut self, index: usize) {
+        let Some(mut greeting) = self.greetings.get_mut(index).and_then(Option::take) else { return };
+        let Greeting { stream, hello, have, .. } = &mut greeting;
+        let mut into = Incoming::new();
+        into.bytes(&mut hello[*have..]);
+        match stream.receive(&mut into) {
+            Ok(received) if received > 0 => *have += received,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+            _ => return,
+        }
+        if !Hello::may_start_with(&hello[..*have]) {
+            return;
+        }
+        if *have < HELLO_BYTES {
+            self.greetings[index] = Some(greeting);
+            return;
+        }
+        let theirs = match Hello::decode(hello) {
+            Ok(theirs) if theirs.role == Role::Node => theirs,
+            unfit => {
+                answer(stream, if unfit.is_ok() { Refusal::Role } else { Refusal::Version });
+                return;
+            }
+        };
+        if self.forming.len() >= GREETINGS_MAX {
+            answer(stream, Refusal::Busy);
+            return;
+        }
+        let _ = self.shared.epoll.remove(stream.as_fd());
+        let Greeting { stream, since, .. } = greeting;
+        let known = self.forming.iter().position(|forming| forming.session == theirs.session);
+        let index = known.unwrap_or_else(|| {
+            let rails = (0..theirs.rails).map(|_| None).collect();
+            self.forming.push(Forming { session: theirs.session, rails, since });
+            self.forming.len() - 1
+        });
+        let rails = &mut self.forming[index].rails;
+        let expected = rails.len() == usize::from(theirs.rails) && rails[usize::from(theirs.rail)].is_none();
+        if !expected || !answer(&stream, Refusal::None) {
+            self.forming.swap_remove(index);
+            return;
+        }
+        rails[usize::from(theirs.rail)] = Some(stream);
+        if rails.iter().all(Option::is_some) {
+            let rails = self.forming.swap_remove(index).rails;
+            let links = rails.into_iter().flatten().map(|rail| Box::new(rail) as Box<dyn Link>).collect();
+            let _ = add_channel(&self.shared, links, (theirs.ops_max, theirs.window), "a peer");
+        }
+    }
+}
+
+/// Answers a hello; false when the peer has gone.
+fn answer(stream: &Stream, refusal: Refusal) -> bool {
+    let hello = Hello { refusal, ..Hello::new(Role::Node) }.encode();
+    let mut out = Outgoing::new();
+    out.bytes(&hello);
+    matches!(stream.send(&out), Ok(HELLO_BYTES))
+}
