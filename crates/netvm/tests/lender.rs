@@ -494,3 +494,45 @@ fn pages_are_fast() {
     );
     assert!(page_us < 1000.0 && gb_per_s > 0.05);
 }
+
+/// Refusals among pipelined reads: what was laid out for a page turns out to be something else, and must be moved.
+#[test]
+fn refused_reads_among_others_do_not_disturb_them() {
+    let lent = Lent::new(1);
+    let mut borrower = lent.connect();
+    let slab = borrower.borrow_slab().unwrap();
+    let local = memory(1 << 20);
+    for page in 0..256 {
+        local.sub(page * 4096, 4096).unwrap().fill(page as u8);
+    }
+    borrower.post_write(0, slab, 0, local).unwrap();
+    ok(&settle(&mut borrower));
+    let mut random = Random::new(3);
+    for _ in 0..200 {
+        local.fill(0xAA);
+        let count = 1 + random.next() % 60;
+        let mut expected = Vec::new();
+        for token in 0..count {
+            let bytes = 1 + (random.next() % 9000) as usize;
+            let slice = local.sub(token as usize * 9000, bytes).unwrap();
+            let page = (random.next() % 200) as usize;
+            let bad = random.next().is_multiple_of(3);
+            borrower.post_read(token, if bad { 77 } else { slab }, page as u64 * 4096, slice).unwrap();
+            expected.push((slice, page, bad));
+        }
+        let done = settle(&mut borrower);
+        assert_eq!(done.len() as u64, count);
+        for Completion { token, result } in done {
+            let (slice, page, bad) = expected[token as usize];
+            assert_eq!(result.is_err(), bad);
+            let good = |(index, byte): (usize, &u8)| *byte == (page + index / 4096) as u8;
+            assert!(bad || slice.to_vec().iter().enumerate().all(good), "token {token}");
+        }
+        // What follows a refused read's buffer was not touched.
+        for pair in expected.windows(2) {
+            let gap = 9000 - pair[0].0.len();
+            let end = pair[0].0.as_ptr() as usize - local.as_ptr() as usize + pair[0].0.len();
+            assert_eq!(local.sub(end, gap).unwrap().to_vec(), vec![0xAA; gap]);
+        }
+    }
+}

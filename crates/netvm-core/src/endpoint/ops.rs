@@ -69,8 +69,7 @@ impl OpTable {
         let slot = self.free.pop()?;
         let op = &mut self.slots[usize::from(slot)];
         let generation = op.generation.wrapping_add(1);
-        *op =
-            Op { kind, bytes, token, rail: rail as u8, receiving: false, failed: None, generation };
+        *op = Op { kind, bytes, token, rail: rail as u8, receiving: false, failed: None, generation };
         self.calls += usize::from(matches!(kind, OpKind::Call | OpKind::Import));
         Some(slot)
     }

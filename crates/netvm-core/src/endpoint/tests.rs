@@ -311,10 +311,10 @@ fn run(seed: u64, rails: usize, operations: u32, cut: Option<u64>) {
     let mut random = Random::new(seed ^ 0xABCD);
     for step in 0.. {
         assert!(step < 1_000_000, "seed {seed}, {rails} rails: stuck");
-        for who in 0..2 {
-            if clients[who].finished < operations && !world.broken {
+        for (side, client) in world.sides.iter_mut().zip(&mut clients) {
+            if client.finished < operations && !world.broken {
                 for _ in 0..random.below(4) {
-                    post_something(&mut world.sides[who], &mut clients[who], &mut random);
+                    post_something(side, client, &mut random);
                 }
             }
         }

@@ -66,9 +66,7 @@ impl ReceiveWindow {
     /// Whether a write may have this number.
     pub(super) fn accepts(&self, sequence: u64) -> bool {
         let (word, bit) = Self::bit(sequence);
-        sequence >= self.applied
-            && sequence - self.applied < WINDOW
-            && self.bits[word] & bit == 0
+        sequence >= self.applied && sequence - self.applied < WINDOW && self.bits[word] & bit == 0
     }
 
     /// The write with this number has been applied; false when it cannot be (done already, or out of the window).
