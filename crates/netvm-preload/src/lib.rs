@@ -18,6 +18,7 @@ mod run;
 mod small;
 mod space;
 mod sys;
+mod threads;
 mod tls;
 
 use std::alloc::{GlobalAlloc, Layout};
