@@ -30,6 +30,9 @@ const FAR_THRESHOLD: usize = 6;
 const VERBOSE: usize = 7;
 const STARVING: usize = 8;
 const PROCESSES: usize = 9;
+const SUPERVISOR: usize = 10;
+const SUPERVISOR_STARTED: usize = 11;
+const MESSAGE_CLAIMED: usize = 12;
 const LENDERS: usize = 16;
 const TEXT_WORDS: usize = 512;
 const MESSAGE: usize = LENDERS + TEXT_WORDS;
@@ -88,6 +91,8 @@ impl RunFile {
             (SMALL_LOCAL, params.small_local_bytes),
             (FAR_THRESHOLD, params.far_threshold_bytes),
             (VERBOSE, params.verbose.into()),
+            (SUPERVISOR, std::process::id().into()),
+            (SUPERVISOR_STARTED, start_time(std::process::id()).unwrap_or(0)),
         ] {
             run.word(index).store(value, Relaxed);
         }
@@ -200,6 +205,12 @@ impl RunFile {
         self.word(PROCESSES).load(Relaxed)
     }
 
+    /// Whether the process that made the run file lives.
+    pub fn is_supervised(&self) -> bool {
+        let pid = self.word(SUPERVISOR).load(Relaxed);
+        start_time(pid as u32) == Some(self.word(SUPERVISOR_STARTED).load(Relaxed))
+    }
+
     /// Why a process of the run could not go on, if one could not.
     pub fn message(&self) -> Option<String> {
         Some(self.text(MESSAGE)).filter(|text| !text.is_empty())
@@ -301,10 +312,14 @@ impl Slot {
         }
     }
 
-    /// Leaves the reason for this process's end.
-    pub fn set_message(&self, message: &str) {
-        let end = message.floor_char_boundary((TEXT_WORDS - 1) * 8);
-        self.run.set_text(MESSAGE, &message[..end]);
+    /// Leaves the reason for this process's end; the first of a run stays. Whether the supervisor lives and will show one.
+    pub fn set_message(&self, message: &str) -> bool {
+        if self.run.word(MESSAGE_CLAIMED).swap(1, AcqRel) == 0 {
+            let longest = message.len().min((TEXT_WORDS - 1) * 8);
+            let end = (0..=longest).rev().find(|&end| message.is_char_boundary(end)).unwrap_or(0);
+            self.run.set_text(MESSAGE, &message[..end]);
+        }
+        self.run.is_supervised()
     }
 
     fn word(&self, index: usize) -> &AtomicU64 {
@@ -369,6 +384,8 @@ mod tests {
         other.set_starving(true);
         other.set_starving(true);
         assert!(mine.others_starve() && !other.others_starve());
+        assert!(mine.set_message("the first") && other.set_message("the second"));
+        assert_eq!(run.message().as_deref(), Some("the first"));
         mine.release(30);
         assert_eq!(other.grow(64), 30);
         other.publish(&PagerStats { faults: 5, far_pages: 9, ..PagerStats::default() });

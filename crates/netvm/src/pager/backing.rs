@@ -39,7 +39,9 @@ impl Backing {
         let slab_bytes = borrowers.iter().map(Borrower::slab_bytes).min().unwrap_or(first.slab_bytes());
         let slots_per_slab = (slab_bytes / PAGE_BYTES as u64 / 64 * 64) as u32;
         if slots_per_slab == 0 {
-            return Err(PagerError::SlabTooSmall { lender: first.lender().to_owned(), bytes: slab_bytes }.into());
+            return Err(
+                PagerError::SlabTooSmall { lender: first.lender().to_owned(), bytes: slab_bytes }.into()
+            );
         }
         Ok(Self {
             borrowers,
@@ -139,7 +141,11 @@ impl Backing {
     }
 
     /// The queue of a connection is full: wait until it is not. Completions are kept for the next [`Backing::poll`].
-    fn make_room(borrower: &mut Borrower, completions: &mut Vec<Completion>, timeout: Duration) -> Result<()> {
+    fn make_room(
+        borrower: &mut Borrower,
+        completions: &mut Vec<Completion>,
+        timeout: Duration,
+    ) -> Result<()> {
         let before = completions.len();
         borrower.poll(completions)?;
         if completions.len() == before {

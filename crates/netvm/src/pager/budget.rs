@@ -85,10 +85,9 @@ impl Budget {
         }
     }
 
-    pub(super) fn set_message(&self, message: &str) {
-        if let Some(slot) = &self.slot {
-            slot.set_message(message);
-        }
+    /// Leaves a message for the supervisor of the run; whether there is one to show it.
+    pub(super) fn set_message(&self, message: &str) -> bool {
+        self.slot.as_ref().is_some_and(|slot| slot.set_message(message))
     }
 
     /// After fork(2), in the child: the parent keeps its slot.

@@ -11,12 +11,33 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 /// What the pager's thread can be asked to do. Ranges are bytes at addresses.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Call {
-    Map { address: usize, bytes: usize, protection: i32 },
-    Unmap { address: usize, bytes: usize },
-    Discard { address: usize, bytes: usize },
-    Relocate { old: usize, new: usize, bytes: usize },
-    Protect { address: usize, bytes: usize, protection: i32 },
-    WillNeed { address: usize, bytes: usize },
+    Map {
+        address: usize,
+        bytes: usize,
+        protection: i32,
+    },
+    Unmap {
+        address: usize,
+        bytes: usize,
+    },
+    Discard {
+        address: usize,
+        bytes: usize,
+    },
+    Relocate {
+        old: usize,
+        new: usize,
+        bytes: usize,
+    },
+    Protect {
+        address: usize,
+        bytes: usize,
+        protection: i32,
+    },
+    WillNeed {
+        address: usize,
+        bytes: usize,
+    },
     Publish,
     /// Finish all I/O, hand the engine over and stand still.
     Park,

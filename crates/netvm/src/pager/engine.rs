@@ -3,9 +3,9 @@
 use super::backing::Backing;
 use super::budget::Budget;
 use super::calls::Call;
+use super::error::{PagerError, system};
 use super::table::PageTable;
 use super::{Pager, PagerConfig};
-use super::error::{PagerError, system};
 use crate::error::Result;
 use crate::lender::{BorrowOptions, Completion};
 use crate::runfile::Slot as RunSlot;
@@ -75,10 +75,14 @@ impl Engine {
     pub(super) fn new(config: &PagerConfig, slot: Option<RunSlot>) -> Result<Self> {
         let frames = (config.local_bytes / PAGE_BYTES as u64).min(u64::from(FRAME_MAX)) as usize;
         let area_bytes = usize::try_from(config.area_bytes).map_err(|_| PagerError::SlotsExhausted)?;
-        let paged = PagedArea::new(area_bytes & !(PAGE_BYTES - 1), frames, config.design)
-            .map_err(|source| match source.raw_os_error() {
-                Some(libc::ENOMEM) => PagerError::Reserve { bytes: config.area_bytes, errno: (&source).into() },
-                _ => PagerError::Userfaultfd((&source).into()),
+        let paged =
+            PagedArea::new(area_bytes & !(PAGE_BYTES - 1), frames, config.design).map_err(|source| {
+                match source.raw_os_error() {
+                    Some(libc::ENOMEM) => {
+                        PagerError::Reserve { bytes: config.area_bytes, errno: (&source).into() }
+                    }
+                    _ => PagerError::Userfaultfd((&source).into()),
+                }
             })?;
         let options = BorrowOptions { name: config.name.clone(), ..BorrowOptions::default() };
         let backing = Backing::connect(&config.lenders, &options, config.lender_timeout)?;
@@ -88,7 +92,8 @@ impl Engine {
         getrandom::fill(&mut secret).map_err(|_| system("getrandom", std::io::Error::last_os_error()))?;
         let area = paged.area();
         Ok(Self {
-            table: PageTable::new(area.len() / PAGE_BYTES).map_err(|e| system("reserve the page table", e))?,
+            table: PageTable::new(area.len() / PAGE_BYTES)
+                .map_err(|e| system("reserve the page table", e))?,
             paged,
             free: FrameSet::new(frames),
             empty,
@@ -147,7 +152,10 @@ impl Engine {
                 Ok(()) => self = Self::park(self, pager),
                 Err(error) => {
                     let message = format!("{error}; far memory is lost and the program cannot go on");
-                    self.budget.set_message(&message);
+                    // The supervisor of the run says it once, wherever the program's standard error goes.
+                    if self.budget.set_message(&message) {
+                        netvm_sys::thread::die_silently();
+                    }
                     netvm_sys::thread::die(&message);
                 }
             }
@@ -321,7 +329,9 @@ impl Engine {
                 self.forget(pages)?;
                 self.paged.drop_pages(address, bytes).map_err(|e| system("discard far memory", e))
             }
-            Call::Relocate { old, new, bytes } => self.relocate(self.pages(old, bytes)?, self.pages(new, bytes)?),
+            Call::Relocate { old, new, bytes } => {
+                self.relocate(self.pages(old, bytes)?, self.pages(new, bytes)?)
+            }
             Call::Protect { address, bytes, protection } => {
                 self.pages(address, bytes)?;
                 self.paged.protect_range(address, bytes, protection).map_err(|e| system("mprotect", e))

@@ -79,12 +79,16 @@ impl fmt::Display for PagerError {
                 bytes >> 10,
                 min_bytes >> 20
             ),
-            Self::NoLocalMemory(errno) => write!(f, "this machine has no memory left for local pages ({errno})"),
+            Self::NoLocalMemory(errno) => {
+                write!(f, "this machine has no memory left for local pages ({errno})")
+            }
             Self::NoLender => f.write_str("no lender is given; name one with --lender ADDR"),
             Self::SlabTooSmall { lender, bytes } => {
                 write!(f, "lender {lender} lends slabs of only {bytes} bytes; start it with a larger --slab")
             }
-            Self::SlotsExhausted => f.write_str("more than 16 TiB of far memory are in use; that is the limit of one process"),
+            Self::SlotsExhausted => {
+                f.write_str("more than 16 TiB of far memory are in use; that is the limit of one process")
+            }
             Self::OutsideFarMemory { address, bytes } => {
                 write!(f, "{bytes:#x} bytes at {address:#x} are not a range of far memory")
             }

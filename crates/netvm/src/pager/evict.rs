@@ -207,10 +207,10 @@ impl Engine {
             } else {
                 while index + run < changed.len()
                     && contiguous(&changed[index + run], run)
-                    && self.backing.slots.adjacent(
-                        slot + run as u32 - 1,
-                        self.table.get(changed[index + run].page).slot(),
-                    )
+                    && self
+                        .backing
+                        .slots
+                        .adjacent(slot + run as u32 - 1, self.table.get(changed[index + run].page).slot())
                 {
                     run += 1;
                 }

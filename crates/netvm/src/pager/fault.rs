@@ -371,9 +371,7 @@ impl Engine {
         };
         let (moved, stopped) = self.paged.extract(self.address_of(page), frame, 1);
         if moved == 1 {
-            self.paged
-                .install(self.address_of(to), frame, 1)
-                .map_err(|e| system("move a page", e))?;
+            self.paged.install(self.address_of(to), frame, 1).map_err(|e| system("move a page", e))?;
             self.empty.put(frame, 1);
             self.move_entry(page, to);
             return Ok(());

@@ -7,8 +7,8 @@
 
 use super::calls::Call;
 use super::engine::Engine;
-use super::{Pager, join_run};
 use super::error::{PagerError, system};
+use super::{Pager, join_run};
 use crate::error::Result;
 use crate::lender::{BorrowOptions, Borrower};
 use netvm_core::residency::{FrameSet, PageQueue, PageState};
@@ -37,7 +37,8 @@ impl Pager {
         // These connections are made in this thread's descriptor table, which the child inherits.
         let options = BorrowOptions { name: self.config.name.clone(), ..BorrowOptions::default() };
         let tickets = std::mem::take(&mut *self.doorbell.tickets());
-        let borrowers = tickets.iter().map(|ticket| Borrower::adopt(ticket, &options)).collect::<Result<_>>()?;
+        let borrowers =
+            tickets.iter().map(|ticket| Borrower::adopt(ticket, &options)).collect::<Result<_>>()?;
         engine.backing.slots.freeze();
         engine.paged.set_fork(true).map_err(|e| system("share far memory with a child", e))?;
         *self.forking() = Some(ForkState { borrowers });
@@ -76,7 +77,11 @@ impl Pager {
 }
 
 impl Engine {
-    fn adopt_after_fork(&mut self, borrowers: Vec<Borrower>, slot: Option<crate::runfile::Slot>) -> Result<()> {
+    fn adopt_after_fork(
+        &mut self,
+        borrowers: Vec<Borrower>,
+        slot: Option<crate::runfile::Slot>,
+    ) -> Result<()> {
         self.backing.adopt(borrowers);
         let ranges: Vec<_> = self.ranges.iter().map(|(&address, &bytes)| (address, bytes)).collect();
         self.paged

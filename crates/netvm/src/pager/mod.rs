@@ -18,11 +18,11 @@ pub use error::PagerError;
 pub use netvm_sys::paged::FrameDesign;
 
 use crate::error::Result;
-use error::system;
 use crate::runfile::{RunFile, Slot};
 use crate::stats::PagerStats;
 use calls::{Call, Doorbell};
 use engine::Engine;
+use error::system;
 use netvm_sys::shared::SharedSlice;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -105,7 +105,9 @@ impl Pager {
     /// cannot be reached, [`PagerError::LocalTooSmall`] below [`LOCAL_BYTES_MIN`].
     pub fn start(config: PagerConfig) -> Result<Arc<Self>> {
         if config.local_bytes < LOCAL_BYTES_MIN {
-            return Err(PagerError::LocalTooSmall { bytes: config.local_bytes, min_bytes: LOCAL_BYTES_MIN }.into());
+            return Err(
+                PagerError::LocalTooSmall { bytes: config.local_bytes, min_bytes: LOCAL_BYTES_MIN }.into()
+            );
         }
         let slot = join_run(&config)?;
         let engine = Box::new(Engine::new(&config, slot)?);
