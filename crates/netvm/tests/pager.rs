@@ -45,7 +45,7 @@ fn churn(memory: SharedSlice, seed: u64, steps: usize) {
     for _ in 0..steps {
         let index = (random.next() as usize % pages) * 512 + random.next() as usize % 512;
         assert_eq!(word(memory, index), model[index], "word {index}");
-        if random.next() % 3 != 0 {
+        if !random.next().is_multiple_of(3) {
             model[index] = random.next();
             set_word(memory, index, model[index]);
         }
@@ -223,9 +223,13 @@ fn bad_ranges_and_budgets_are_refused() {
     let lent = lend(64 << 20);
     let pager = start(&lent, LOCAL_BYTES_MIN, |_| {});
     let area = pager.area();
-    for (address, bytes) in
-        [(area.start - PAGE, PAGE), (area.end, PAGE), (area.start + 1, PAGE), (area.start, usize::MAX & !4095), (area.start, 0)]
-    {
+    for (address, bytes) in [
+        (area.start - PAGE, PAGE),
+        (area.end, PAGE),
+        (area.start + 1, PAGE),
+        (area.start, usize::MAX & !4095),
+        (area.start, 0),
+    ] {
         assert!(pager.map(address, bytes, READ_WRITE).is_err(), "{address:#x}+{bytes:#x}");
         assert!(pager.discard(address, bytes).is_err());
     }
