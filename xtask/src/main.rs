@@ -103,7 +103,8 @@ fn install() {
     let mut arguments = vec!["install", "-y", "--no-install-recommends"];
     arguments.extend(&missing);
     // The package lists may be old or absent.
-    if !apt(&arguments) && !(apt(&["update"]) && apt(&arguments)) {
+    let installed = apt(&arguments) || (apt(&["update"]) && apt(&arguments));
+    if !installed {
         println!("could not install {}: tests that need them will say skipped", missing.join(" "));
     }
 }
