@@ -2,6 +2,8 @@
 
 mod cmd;
 mod elf;
+mod folder;
+mod machine;
 mod size;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -66,6 +68,6 @@ fn main() -> ExitCode {
     };
     result.unwrap_or_else(|error| {
         eprintln!("netvm: {error}");
-        ExitCode::from(125)
+        ExitCode::from(cmd::run::EXIT_NETVM)
     })
 }

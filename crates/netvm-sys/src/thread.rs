@@ -41,11 +41,7 @@ fn close_range(first: u32, last: u32) -> io::Result<()> {
 ///
 /// # Errors
 /// EAGAIN when no thread can be had.
-pub fn start(
-    stack_bytes: usize,
-    first: Option<fn()>,
-    body: Box<dyn FnOnce() + Send>,
-) -> io::Result<()> {
+pub fn start(stack_bytes: usize, first: Option<fn()>, body: Box<dyn FnOnce() + Send>) -> io::Result<()> {
     struct Start {
         first: Option<fn()>,
         body: Box<dyn FnOnce() + Send>,
@@ -107,6 +103,11 @@ pub fn die(message: &str) -> ! {
     if shown.is_err() {
         let _ = io::stderr().write_all(line.as_bytes());
     }
+    die_silently()
+}
+
+/// Ends the process with SIGBUS: to the program its memory is broken.
+pub fn die_silently() -> ! {
     // SAFETY: plain system calls on this process; a core dump would read far memory that nobody serves any more.
     unsafe {
         let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

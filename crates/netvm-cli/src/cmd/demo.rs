@@ -84,6 +84,7 @@ pub fn run(args: &DemoArgs) -> Outcome {
         report
     })?;
     let sorted = reader.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+    report.show_message();
     let on_netvm = check_worker(report.status, sorted)?;
     if in_ram.checksum != on_netvm.checksum {
         return Err("the two results differ: this is a bug in netvm, please report it".into());

@@ -1,6 +1,7 @@
 //! `netvm doctor`: what works on this machine, why the rest does not, and what would help.
 
 use super::Outcome;
+use crate::machine::meminfo;
 use crate::size::Size;
 use clap::Args;
 use netvm_sys::uffd;
@@ -149,12 +150,8 @@ fn preload() -> Finding {
 }
 
 fn memory() -> Finding {
-    let meminfo = read("/proc/meminfo").unwrap_or_default();
-    let kib = |name: &str| {
-        let line = meminfo.lines().find_map(|line| line.strip_prefix(name));
-        line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0)
-    };
-    let text = format!("{} of {} available", Size(kib("MemAvailable:") << 10), Size(kib("MemTotal:") << 10));
+    let size = |name: &str| Size(meminfo(name).unwrap_or(0));
+    let text = format!("{} of {} available", size("MemAvailable"), size("MemTotal"));
     finding("memory", Verdict::Ok, text, None)
 }
 

@@ -1,6 +1,7 @@
 //! `netvm lend`: a lender.
 
 use super::Outcome;
+use crate::machine::meminfo;
 use crate::size::Size;
 use clap::Args;
 use netvm::lender::{Lender, LenderConfig, StopFlag};
@@ -43,6 +44,7 @@ pub struct LendArgs {
 }
 
 pub fn run(args: LendArgs) -> Outcome {
+    check_size(args.size)?;
     let signals = Signals::block(&[SIGTERM, SIGINT]);
     if let Some(cpu) = args.cpu {
         netvm_sys::thread::pin(cpu).map_err(|error| format!("cannot run on CPU {cpu}: {error}"))?;
@@ -73,4 +75,24 @@ pub fn run(args: LendArgs) -> Outcome {
     });
     lender.run(&stop)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Memory that this machine does not have cannot be lent; what others use now may come free.
+fn check_size(size: Size) -> Result<(), String> {
+    let all = meminfo("MemTotal").and_then(|ram| Some(ram + meminfo("SwapTotal")?));
+    let available = meminfo("MemAvailable");
+    match (all, available) {
+        (Some(all), _) if size.0 > all => Err(format!(
+            "cannot lend {size}: this machine has {} of memory in all; give a smaller --size",
+            Size(all)
+        )),
+        (_, Some(available)) if size.0 > available => {
+            eprintln!(
+                "netvm: only {} of the {size} to lend are free now; borrowers fail if it stays so",
+                Size(available)
+            );
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }

@@ -2,6 +2,8 @@
 
 use super::Outcome;
 use crate::elf;
+use crate::folder::Folder;
+use crate::machine::meminfo;
 use crate::size::Size;
 use clap::Args;
 use netvm::pager::LOCAL_BYTES_MIN;
@@ -11,13 +13,14 @@ use netvm_sys::signal::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, Signals};
 use serde_json::json;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
-use std::os::unix::fs::DirBuilderExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+/// Exit code when netvm itself could not go on, as of other tools that run a program (env, timeout).
+pub const EXIT_NETVM: u8 = 125;
 const PRELOAD: &str = "libnetvm_preload.so";
 
 /// Arguments of `netvm run`.
@@ -64,32 +67,6 @@ pub struct RunArgs {
     pub program: Vec<OsString>,
 }
 
-/// The folder of one run: run file and socket. Removed at the end.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn create() -> Result<Self, String> {
-        let base = ["/dev/shm", "/tmp"].into_iter().map(Path::new).find(|path| path.is_dir());
-        let base = base.ok_or("neither /dev/shm nor /tmp is there to keep the run's state in")?;
-        for attempt in 0..100 {
-            let path = base.join(format!("netvm-{}-{attempt}", std::process::id()));
-            match std::fs::DirBuilder::new().mode(0o700).create(&path) {
-                Ok(()) => return Ok(Self(path)),
-                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(format!("cannot create {}: {error}", path.display())),
-            }
-        }
-        Err(format!("{} is full of old runs; remove {}/netvm-*", base.display(), base.display()))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        // Left behind at worst: a small file.
-        let _ = std::fs::remove_dir_all(&self.0);
-    }
-}
-
 /// A lender for this run alone. It ends when its standard input does and no borrower is left.
 struct PrivateLender {
     child: Child,
@@ -115,7 +92,9 @@ impl PrivateLender {
         }
         if line.is_empty() {
             let _ = child.wait();
-            return Err("the private lender did not start".into());
+            return Err(format!(
+                "the private lender of {size} did not start; give a smaller --lend-size, or a --lender"
+            ));
         }
         Ok(Self { child })
     }
@@ -134,17 +113,36 @@ pub struct Report {
     pub status: ExitStatus,
     pub elapsed: Duration,
     pub stats: PagerStats,
+    /// Why a process of the run lost its far memory.
     pub message: Option<String>,
+}
+
+impl Report {
+    /// Says why a process of the run lost its far memory, if one did.
+    pub fn show_message(&self) {
+        if let Some(message) = &self.message {
+            eprintln!("netvm: {message}");
+        }
+    }
+
+    /// The program's exit code as a shell would give it, or 125 when netvm was the reason for its end.
+    fn exit_code(&self) -> u8 {
+        if self.message.is_some() && !self.status.success() {
+            return EXIT_NETVM;
+        }
+        self.status.code().unwrap_or_else(|| 128 + self.status.signal().unwrap_or(0)) as u8
+    }
 }
 
 pub fn run(args: RunArgs) -> Outcome {
     let report = execute(&args, |command| command)?;
+    report.show_message();
     if args.json {
         eprintln!("{}", to_json(&args, &report));
     } else if args.stats {
         eprintln!("{}", to_line(&report));
     }
-    Ok(ExitCode::from(exit_code(report.status)))
+    Ok(ExitCode::from(report.exit_code()))
 }
 
 /// Carries out a run; `prepare` may change how the program is started.
@@ -170,7 +168,7 @@ pub fn execute(
     let mut lenders = args.lender.clone();
     let mut private = None;
     if lenders.is_empty() {
-        let socket = folder.0.join("lender");
+        let socket = folder.socket();
         private = Some(PrivateLender::start(&socket, args.lend_size.unwrap_or_else(free_memory))?);
         lenders.push(format!("unix:{}", socket.display()));
     } else {
@@ -186,7 +184,7 @@ pub fn execute(
             }
         }
     }
-    let run_file = folder.0.join("run");
+    let run_file = folder.run_file();
     let run = RunFile::create(
         &run_file,
         &RunParams {
@@ -253,11 +251,7 @@ fn wait_for_the_rest(run: &Arc<RunFile>, signals: &Signals) {
 
 /// Most of the memory that is free now.
 fn free_memory() -> Size {
-    let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
-    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"));
-    let kib =
-        line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(4 << 20);
-    Size(kib * 1024 / 10 * 9)
+    Size(meminfo("MemAvailable").unwrap_or(4 << 30) / 10 * 9)
 }
 
 /// The preloaded library: where NETVM_PRELOAD says, beside the program, or in ../lib/netvm.
@@ -296,10 +290,6 @@ fn preload_list(preload: &Path) -> OsString {
     list
 }
 
-fn exit_code(status: ExitStatus) -> u8 {
-    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0)) as u8
-}
-
 fn to_line(report: &Report) -> String {
     let stats = &report.stats;
     let mib = |bytes: u64| bytes >> 20;
@@ -320,7 +310,7 @@ fn to_line(report: &Report) -> String {
 fn to_json(args: &RunArgs, report: &Report) -> serde_json::Value {
     let mut object = json!({
         "elapsed_s": report.elapsed.as_secs_f64(),
-        "exit_code": exit_code(report.status),
+        "exit_code": report.exit_code(),
         "local_bytes": args.local.0,
         "local_bytes_peak": report.stats.local_frames_peak * 4096,
         "message": report.message,

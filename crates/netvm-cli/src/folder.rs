@@ -1,0 +1,113 @@
+//! The folder that one run keeps its run file and its private lender's socket in.
+
+use netvm::runfile::RunFile;
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+const PREFIX: &str = "netvm-";
+
+/// The folder of one run, removed on drop. Only this user can look into it.
+#[derive(Debug)]
+pub struct Folder(PathBuf);
+
+impl Folder {
+    /// Makes the folder, in memory where possible, and removes those of runs whose supervisor was killed.
+    ///
+    /// # Errors
+    /// A sentence, when there is no place for it.
+    pub fn create() -> Result<Self, String> {
+        let base = ["/dev/shm", "/tmp"].into_iter().map(Path::new).find(|path| path.is_dir());
+        let base = base.ok_or("neither /dev/shm nor /tmp is there to keep the run's state in")?;
+        sweep(base);
+        for attempt in 0..100 {
+            let path = base.join(format!("{PREFIX}{}-{attempt}", std::process::id()));
+            match fs::DirBuilder::new().mode(0o700).create(&path) {
+                Ok(()) => return Ok(Self(path)),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(format!("cannot create {}: {error}", path.display())),
+            }
+        }
+        Err(format!("{0} is full of old runs; remove {0}/{PREFIX}*", base.display()))
+    }
+
+    /// Where the run file goes.
+    pub fn run_file(&self) -> PathBuf {
+        self.0.join("run")
+    }
+
+    /// Where the private lender listens.
+    pub fn socket(&self) -> PathBuf {
+        self.0.join("lender")
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // Left behind at worst: a small file, until the next run sweeps.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Removes folders of this user's runs that are over but could not clean up: the supervisor was killed.
+fn sweep(base: &Path) {
+    let Ok(me) = fs::metadata("/proc/self").map(|meta| meta.uid()) else { return };
+    for entry in fs::read_dir(base).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let pid =
+            name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('-').next()?.parse::<u32>().ok());
+        let mine = entry.metadata().is_ok_and(|meta| meta.is_dir() && meta.uid() == me);
+        if pid.is_some() && mine && is_over(&Folder::at(entry.path())) {
+            // Somebody else may be sweeping too.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+impl Folder {
+    /// A folder that is not ours to remove on drop.
+    fn at(path: PathBuf) -> std::mem::ManuallyDrop<Self> {
+        std::mem::ManuallyDrop::new(Self(path))
+    }
+}
+
+/// Whether nothing of a run is left. Processes that have not used far memory yet are not in the run file: a lender that still
+/// listens is there for them.
+fn is_over(folder: &Folder) -> bool {
+    let Ok(run) = RunFile::open(&folder.run_file()) else { return false };
+    run.reap();
+    !run.is_supervised()
+        && run.processes() == 0
+        && folder.socket().exists()
+        && UnixStream::connect(folder.socket()).is_err()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use netvm::runfile::RunParams;
+
+    #[test]
+    fn the_folder_is_private_and_goes() {
+        let folder = Folder::create().unwrap();
+        let path = folder.0.clone();
+        assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o700);
+        let params = RunParams {
+            budget_bytes: 4 << 20,
+            area_bytes: 1 << 30,
+            small_local_bytes: 0,
+            far_threshold_bytes: 0,
+            lenders: String::new(),
+            verbose: false,
+        };
+        RunFile::create(&folder.run_file(), &params).unwrap();
+        // Supervised by this process.
+        assert!(!is_over(&folder));
+        let other = Folder::create().unwrap();
+        assert!(path.exists() && other.0 != path);
+        drop(folder);
+        assert!(!path.exists());
+    }
+}
