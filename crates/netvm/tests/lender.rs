@@ -384,6 +384,11 @@ fn other_versions_and_other_protocols_are_named() {
     let address = answering(b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec());
     let error = Borrower::connect(&address, &BorrowOptions::default()).unwrap_err();
     assert_eq!(error, Error::NotNetvm { lender: address });
+    // A good hello and then nonsense.
+    let mut nonsense = Hello::new(Role::Lender).encode().to_vec();
+    nonsense.extend_from_slice(&[0xEE; 500]);
+    let error = Borrower::connect(&answering(nonsense), &BorrowOptions::default()).unwrap_err();
+    assert!(matches!(&error, Error::Protocol { reason, .. } if reason.contains("238")), "{error}");
     // And the other way round: a borrower of another version at our lender gets our versions.
     let lent = Lent::new(1);
     let mut stream = TcpStream::connect(&lent.address).unwrap();
@@ -394,6 +399,23 @@ fn other_versions_and_other_protocols_are_named() {
     let hello = Hello::decode(&answer).unwrap();
     assert_eq!((hello.version, hello.refusal), (1, netvm_core::wire::Refusal::Version));
     assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0, "closed");
+}
+
+#[test]
+fn sizes_that_make_no_sense_are_refused() {
+    let with = |size_bytes, slab_bytes, hugepages| {
+        Lender::bind(LenderConfig { size_bytes, slab_bytes, hugepages, ..LenderConfig::default() })
+    };
+    assert!(with(1 << 30, 2 << 20, true).is_ok());
+    for (size, slab) in [(1 << 20, 2 << 20), (1 << 30, 0), (1 << 30, 1000), (u64::MAX, 4096)] {
+        let error = with(size, slab, false).unwrap_err().to_string();
+        assert!(error.contains("slab"), "{error}");
+    }
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let listen = vec![address.clone()];
+    let error = Lender::bind(LenderConfig { listen, ..LenderConfig::default() }).unwrap_err().to_string();
+    assert!(error.contains(&address) && error.contains("in use"), "{error}");
 }
 
 #[test]

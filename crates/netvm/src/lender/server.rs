@@ -187,6 +187,8 @@ pub struct Lender {
     rate: (Instant, u64, u64),
     draining: bool,
     parent_gone: bool,
+    /// Listeners that could not accept.
+    paused: Vec<usize>,
 }
 
 impl std::fmt::Debug for Lender {
@@ -248,6 +250,7 @@ impl Lender {
             rate: (now, 0, 0),
             draining: false,
             parent_gone: false,
+            paused: Vec::new(),
         })
     }
 
@@ -349,6 +352,9 @@ impl Lender {
 
     fn tick(&mut self) {
         let now = Instant::now();
+        for listener in std::mem::take(&mut self.paused) {
+            let _ = watch(&self.epoll, self.listeners[listener].as_fd(), LISTENER_ID + listener as u64);
+        }
         for index in 0..self.peers.len() {
             let late = |since: &Instant| now - *since > Duration::from_millis(HELLO_TIMEOUT_MS);
             if matches!(&self.peers[index], Some(Peer::Greeting { since, .. }) if late(since)) {
@@ -379,7 +385,18 @@ impl Lender {
     fn accept(&mut self, listener: usize) {
         // A few at a time; the rest stays in the kernel's queue. Out of descriptors: those waiting wait on.
         for _ in 0..ROUNDS_MAX {
-            let Ok(Some(stream)) = self.listeners[listener].accept() else { return };
+            let stream = match self.listeners[listener].accept() {
+                Ok(Some(stream)) => stream,
+                Ok(None) => return,
+                Err(error) => {
+                    // Out of descriptors: who waits is accepted at a later tick, and until then does not keep us awake.
+                    self.say(format_args!("cannot accept a connection: {error}"));
+                    if self.epoll.remove(self.listeners[listener].as_fd()).is_ok() {
+                        self.paused.push(listener);
+                    }
+                    return;
+                }
+            };
             let index = match self.peers.iter().position(Option::is_none) {
                 Some(index) => index,
                 None if self.peers.len() < CONNECTIONS_MAX => {
