@@ -120,6 +120,7 @@ impl PagerFar {
                 .map(str::to_owned)
                 .collect(),
             area_bytes: params.area_bytes,
+            private_lender: (params.private_lender != 0).then_some(params.private_lender),
             run: Some(Arc::clone(run)),
             name: name.trim_end().to_owned(),
             // Nothing that the pager's thread allocates may be far memory.

@@ -1,5 +1,7 @@
 //! Unmodified C programs under the preloaded library: with far memory that is really local (always), and with the pager and a lender.
 
+use netvm::lender::{Lender, LenderConfig, StopFlag};
+use netvm::runfile::{RunFile, RunParams};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -15,7 +17,10 @@ fn library() -> PathBuf {
 
 fn compile(name: &str) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
-    let program = folder.join(format!("{name}-{}", std::process::id()));
+    // Tests compile the same program at the same time.
+    static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    let number = COUNT.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+    let program = folder.join(format!("{name}-{}-{number}", std::process::id()));
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/c").join(format!("{name}.c"));
     let status = Command::new("cc")
         .args(["-O1", "-g", "-Wall", "-Wno-unused-function", "-fno-builtin-malloc", "-pthread", "-o"])
@@ -86,5 +91,89 @@ fn a_small_area_is_out_of_memory_not_local() {
         .unwrap();
     // memset(NULL): the allocation failed as it should.
     assert!(!output.status.success());
+    let _ = std::fs::remove_file(program);
+}
+
+/// With the pager, a lender in this process, and far less local memory than the program uses.
+fn run_with_pager(name: &str, small_local_bytes: u64, far_threshold_bytes: u64) {
+    if let Err(error) = netvm_sys::uffd::probe() {
+        println!("skipped ({name} with the pager): userfaultfd: {error}");
+        return;
+    }
+    let program = compile(name);
+    let folder = program.with_extension(format!("{small_local_bytes}-run"));
+    std::fs::create_dir_all(&folder).unwrap();
+    let lender = format!("unix:{}", folder.join("lender").display());
+    let config =
+        LenderConfig { listen: vec![lender.clone()], size_bytes: 1 << 30, ..LenderConfig::default() };
+    let stop = StopFlag::new().unwrap();
+    let mut server = Lender::bind(config).unwrap();
+    let stopped = stop.clone();
+    let serving = std::thread::spawn(move || server.run(&stopped).map_err(|error| error.to_string()));
+    let run = RunFile::create(
+        &folder.join("run"),
+        &RunParams {
+            budget_bytes: 8 << 20,
+            area_bytes: 1 << 40,
+            small_local_bytes,
+            far_threshold_bytes,
+            lenders: lender,
+            verbose: false,
+        },
+    )
+    .unwrap();
+    let output = preloaded(&program).env("NETVM_RUN", folder.join("run")).output().unwrap();
+    run.reap();
+    let stats = run.summary();
+    stop.stop();
+    serving.join().unwrap().unwrap();
+    let _ = std::fs::remove_dir_all(folder);
+    let _ = std::fs::remove_file(program);
+    must_succeed(&format!("{name} with the pager"), &output);
+    assert!(stats.remote_writes > 0 && stats.remote_reads > 0, "no page travelled: {stats:?}");
+    assert!(stats.local_frames_peak <= (8 << 20) / 4096, "over the budget: {stats:?}");
+}
+
+#[test]
+fn allocations_with_the_pager() {
+    run_with_pager("alloc", 1_000_000, 131_072);
+}
+
+#[test]
+fn mappings_with_the_pager() {
+    run_with_pager("maps", 0, 4096);
+}
+
+#[test]
+fn forks_with_the_pager() {
+    run_with_pager("forks", 0, 4096);
+}
+
+#[test]
+fn a_run_without_a_lender_says_so_and_ends_with_125() {
+    if netvm_sys::uffd::probe().is_err() {
+        println!("skipped (no lender): userfaultfd may not be used");
+        return;
+    }
+    let program = compile("tiny");
+    let folder = program.with_extension("no-lender");
+    std::fs::create_dir_all(&folder).unwrap();
+    let params = RunParams {
+        budget_bytes: 8 << 20,
+        area_bytes: 1 << 40,
+        small_local_bytes: 1 << 20,
+        far_threshold_bytes: 128 << 10,
+        lenders: format!("unix:{}", folder.join("nobody").display()),
+        verbose: false,
+    };
+    let _run = RunFile::create(&folder.join("run"), &params).unwrap();
+    // A program that needs no far memory does not even look for the lender.
+    let output = preloaded(&program).env("NETVM_RUN", folder.join("run")).output().unwrap();
+    assert!(output.status.success() && output.stdout == b"Threads:\t1\n", "{output:?}");
+    let output = preloaded(&program).arg("1000000").env("NETVM_RUN", folder.join("run")).output().unwrap();
+    assert_eq!(output.status.code(), Some(125), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(said.starts_with("netvm: ") && said.contains("nobody") && said.lines().count() == 1, "{said}");
+    let _ = std::fs::remove_dir_all(folder);
     let _ = std::fs::remove_file(program);
 }
