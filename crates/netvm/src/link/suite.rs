@@ -245,3 +245,42 @@ fn a_session_runs_over_several_rails() {
     region.flush().unwrap();
     assert!(memory.shared().to_vec() == data);
 }
+
+#[test]
+fn unexporting_among_readers_and_writers_takes_effect_at_once() {
+    let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
+    let address = server.listen("127.0.0.1:0").unwrap();
+    for round in 0..20u8 {
+        let memory = Node::memory(1 << 20).unwrap();
+        memory.shared().fill(round);
+        let key = server.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap();
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let region = client.connect(&address).unwrap().import("memory", &key).unwrap();
+                scope.spawn(move || {
+                    let mut data = vec![0; 1 << 19];
+                    loop {
+                        let result = if thread == 0 {
+                            region.write(0, &vec![round; 1 << 19]).and_then(|()| region.flush())
+                        } else {
+                            data.fill(0xFF);
+                            let result = region.read(0, &mut data);
+                            assert!(result.is_err() || data.iter().all(|&byte| byte == round));
+                            result
+                        };
+                        match result {
+                            Ok(()) => {}
+                            Err(Error::Op { .. }) => return,
+                            Err(error) => panic!("{error}"),
+                        }
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(5));
+            assert!(server.unexport("memory"));
+            memory.shared().fill(0xEE);
+            std::thread::sleep(Duration::from_millis(2));
+            assert!(memory.shared().to_vec().iter().all(|&byte| byte == 0xEE), "written after unexport");
+        });
+    }
+}
