@@ -18,7 +18,6 @@ mod run;
 mod small;
 mod space;
 mod sys;
-mod threads;
 mod tls;
 
 use std::alloc::{GlobalAlloc, Layout};
