@@ -94,14 +94,7 @@ mod tests {
         let folder = Folder::create().unwrap();
         let path = folder.0.clone();
         assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o700);
-        let params = RunParams {
-            budget_bytes: 4 << 20,
-            area_bytes: 1 << 30,
-            small_local_bytes: 0,
-            far_threshold_bytes: 0,
-            lenders: String::new(),
-            verbose: false,
-        };
+        let params = RunParams { budget_bytes: 4 << 20, ..RunParams::default() };
         RunFile::create(&folder.run_file(), &params).unwrap();
         // Supervised by this process.
         assert!(!is_over(&folder));

@@ -11,12 +11,16 @@
 
 use crate::raw;
 use crate::shared::SharedSlice;
-use crate::uffd::{FEATURE_MOVE, FEATURE_PAGEFAULT_FLAG_WP, FEATURE_POISON, Fault, PAGE_BYTES, Userfault};
+use crate::uffd::{
+    FEATURE_MOVE, FEATURE_PAGEFAULT_FLAG_WP, FEATURE_POISON, FEATURE_THREAD_ID, Fault, PAGE_BYTES, Userfault,
+};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
+
+const FEATURES: u64 = FEATURE_MOVE | FEATURE_POISON | FEATURE_PAGEFAULT_FLAG_WP | FEATURE_THREAD_ID;
 
 /// How pages travel between the far area and the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -107,7 +111,7 @@ impl PagedArea {
     /// # Errors
     /// EPERM when userfaultfd may not be used, ENOMEM when the addresses cannot be had (RLIMIT_AS, overcommit).
     pub fn new(area_bytes: usize, frames: usize, design: Option<FrameDesign>) -> io::Result<Self> {
-        let uffd = Userfault::open(FEATURE_MOVE | FEATURE_POISON | FEATURE_PAGEFAULT_FLAG_WP)?;
+        let uffd = Userfault::open(FEATURES)?;
         let design = match design {
             None if uffd.features() & FEATURE_MOVE != 0 => FrameDesign::Move,
             None => FrameDesign::Copy,
@@ -156,7 +160,7 @@ impl PagedArea {
     /// As [`PagedArea::new`].
     pub fn adopt_after_fork(&mut self, ranges: impl Iterator<Item = (usize, usize)>) -> io::Result<()> {
         // The inherited number names the parent's context only in the parent's descriptor table, never here.
-        let new = Userfault::open(FEATURE_MOVE | FEATURE_POISON | FEATURE_PAGEFAULT_FLAG_WP)?;
+        let new = Userfault::open(FEATURES)?;
         std::mem::forget(std::mem::replace(&mut self.uffd, new));
         std::mem::forget(self.memory.take());
         self.set_up_pool()?;

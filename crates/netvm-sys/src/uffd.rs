@@ -88,7 +88,7 @@ struct Message {
 }
 
 /// One page fault reported by the kernel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fault {
     /// Faulting address, rounded down to the page.
     pub address: usize,
@@ -96,6 +96,8 @@ pub struct Fault {
     pub write: bool,
     /// The page is present but write-protected.
     pub protected: bool,
+    /// Thread that faulted, 0 when the kernel does not tell.
+    pub thread: u32,
 }
 
 /// How [`Userfault::open`] got its descriptor.
@@ -201,6 +203,7 @@ impl Userfault {
                     address: message.address as usize & !(PAGE_BYTES - 1),
                     write: message.flags & FAULT_WRITE != 0,
                     protected: message.flags & FAULT_WP != 0,
+                    thread: if self.features & FEATURE_THREAD_ID != 0 { message.rest as u32 } else { 0 },
                 };
                 count += 1;
             }

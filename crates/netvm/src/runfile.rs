@@ -33,6 +33,7 @@ const PROCESSES: usize = 9;
 const SUPERVISOR: usize = 10;
 const SUPERVISOR_STARTED: usize = 11;
 const MESSAGE_CLAIMED: usize = 12;
+const PRIVATE_LENDER: usize = 13;
 const LENDERS: usize = 16;
 const TEXT_WORDS: usize = 512;
 const MESSAGE: usize = LENDERS + TEXT_WORDS;
@@ -52,7 +53,7 @@ const SLOT_STATS: usize = 4;
 const RETIRING: u64 = u64::MAX;
 
 /// What a run is given.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RunParams {
     /// Local memory for far pages of all processes together, in bytes.
     pub budget_bytes: u64,
@@ -64,6 +65,8 @@ pub struct RunParams {
     pub far_threshold_bytes: u64,
     /// Lender addresses, separated by commas.
     pub lenders: String,
+    /// Process of the lender that serves this run alone, 0 for none.
+    pub private_lender: u32,
     /// Say more on standard error.
     pub verbose: bool,
 }
@@ -91,6 +94,7 @@ impl RunFile {
             (SMALL_LOCAL, params.small_local_bytes),
             (FAR_THRESHOLD, params.far_threshold_bytes),
             (VERBOSE, params.verbose.into()),
+            (PRIVATE_LENDER, params.private_lender.into()),
             (SUPERVISOR, std::process::id().into()),
             (SUPERVISOR_STARTED, start_time(std::process::id()).unwrap_or(0)),
         ] {
@@ -124,6 +128,7 @@ impl RunFile {
             small_local_bytes: self.word(SMALL_LOCAL).load(Relaxed),
             far_threshold_bytes: self.word(FAR_THRESHOLD).load(Relaxed),
             lenders: self.text(LENDERS),
+            private_lender: self.word(PRIVATE_LENDER).load(Relaxed) as u32,
             verbose: self.word(VERBOSE).load(Relaxed) != 0,
         }
     }
@@ -350,6 +355,7 @@ mod tests {
             small_local_bytes: 16 << 20,
             far_threshold_bytes: 128 << 10,
             lenders: "unix:/tmp/a socket,ünïcode:1".into(),
+            private_lender: 77,
             verbose: true,
         }
     }

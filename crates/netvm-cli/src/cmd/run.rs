@@ -193,6 +193,7 @@ pub fn execute(
             small_local_bytes: args.small_local.0,
             far_threshold_bytes: args.threshold.0,
             lenders: lenders.join(","),
+            private_lender: private.as_ref().map_or(0, |lender| lender.child.id()),
             verbose: args.stats,
         },
     )?;

@@ -4,6 +4,7 @@ use super::backing::Backing;
 use super::budget::Budget;
 use super::calls::Call;
 use super::error::{PagerError, system};
+use super::placement::Placement;
 use super::table::PageTable;
 use super::{Pager, PagerConfig};
 use crate::error::Result;
@@ -63,6 +64,7 @@ pub(super) struct Engine {
     pub(super) writing_frames: usize,
     /// Installed pages that the kernel did not let go when last asked.
     pub(super) busy_streak: usize,
+    pub(super) placement: Placement,
     area: Range<usize>,
     secret: [u8; 192],
     spin: Duration,
@@ -111,6 +113,7 @@ impl Engine {
             cached_frames: 0,
             writing_frames: 0,
             busy_streak: 0,
+            placement: Placement::new(config.private_lender),
             area,
             secret,
             spin: Duration::from_micros(config.spin_us.into()),
@@ -139,9 +142,10 @@ impl Engine {
         netvm_sys::thread::block_signals();
         // Where unshare(2) is forbidden the program's table is shared: it works, less protected.
         let own_table = netvm_sys::thread::own_descriptors(&self.descriptors()).is_ok();
-        if let Some(cpu) = pager.config.cpu {
+        match pager.config.cpu {
             // A CPU that went away leaves the thread unpinned.
-            let _ = netvm_sys::thread::pin(cpu);
+            Some(cpu) => drop(netvm_sys::thread::pin(cpu)),
+            None => self.placement.start(),
         }
         if let Err(error) = self.paged.open_memory() {
             netvm_sys::thread::die(&format!("cannot open /proc/self/mem: {error}"));
@@ -177,7 +181,7 @@ impl Engine {
 
     /// Serves faults and calls until asked to park.
     fn serve(&mut self, pager: &Pager) -> Result<()> {
-        let mut faults = [Fault { address: 0, write: false, protected: false }; 32];
+        let mut faults = [Fault::default(); 32];
         let bell = self.paged.bell();
         let mut spin_until = Instant::now();
         loop {
@@ -199,6 +203,7 @@ impl Engine {
                     pager.doorbell.set_result(result);
                     self.answer()?;
                 } else {
+                    self.placement.note(fault);
                     self.fault(fault)?;
                 }
             }

@@ -12,6 +12,7 @@ mod error;
 mod evict;
 mod fault;
 mod fork;
+mod placement;
 mod table;
 
 pub use error::PagerError;
@@ -55,8 +56,10 @@ pub struct PagerConfig {
     pub prefetch_pages_max: u32,
     /// How long the pager spins for the next event before it sleeps, in microseconds.
     pub spin_us: u32,
-    /// CPU to pin the pager's thread to.
+    /// CPU to pin the pager's thread to; `None` lets it follow the program's faulting thread.
     pub cpu: Option<usize>,
+    /// Process of a lender that serves this run alone and may be moved between CPUs with the pager.
+    pub private_lender: Option<u32>,
     /// How long a lender may take to answer before it is given up.
     pub lender_timeout: Duration,
     /// Called on the pager's thread before anything else.
@@ -75,6 +78,7 @@ impl Default for PagerConfig {
             prefetch_pages_max: 64,
             spin_us: 0,
             cpu: None,
+            private_lender: None,
             lender_timeout: Duration::from_secs(4),
             thread_hook: None,
         }

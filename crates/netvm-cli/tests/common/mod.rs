@@ -1,0 +1,225 @@
+//! What the tests of the program share.
+#![allow(dead_code, reason = "each test binary uses a part of it")]
+
+use serde_json::Value;
+use std::ffi::OsStr;
+use std::io::{Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+/// Nothing here takes so long; a hang is a failure.
+pub const PATIENCE: Duration = Duration::from_secs(240);
+
+/// The program under test.
+pub fn netvm() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_netvm"))
+}
+
+/// `netvm run --local LOCAL --json -- PROGRAM`, ready for more arguments.
+pub fn run_on(local: &str, program: impl AsRef<OsStr>) -> Command {
+    let mut command = netvm();
+    command.args(["run", "--local", local, "--lend-size", "1G", "--json", "--"]).arg(program);
+    command
+}
+
+/// What a program left behind.
+#[derive(Debug)]
+pub struct Done {
+    pub status: ExitStatus,
+    pub out: Vec<u8>,
+    pub err: String,
+    pub elapsed: Duration,
+}
+
+impl Done {
+    /// The summary of `--json`: the last line on standard error.
+    pub fn summary(&self) -> Value {
+        let line = self.err.lines().last().unwrap_or_default();
+        serde_json::from_str(line).unwrap_or_else(|error| panic!("no summary ({error}) in:\n{}", self.err))
+    }
+
+    pub fn out(&self) -> String {
+        String::from_utf8_lossy(&self.out).into_owned()
+    }
+
+    #[track_caller]
+    pub fn must_succeed(self) -> Self {
+        assert!(self.status.success(), "{}\n{}\n{}", self.status, self.out(), self.err);
+        self
+    }
+}
+
+/// Runs a command to its end, or kills it after [`PATIENCE`].
+#[track_caller]
+pub fn finish(command: &mut Command) -> Done {
+    finish_with(command, b"")
+}
+
+/// The same with something on standard input.
+#[track_caller]
+pub fn finish_with(command: &mut Command, input: &[u8]) -> Done {
+    let started = Instant::now();
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap_or_else(|error| panic!("cannot run {command:?}: {error}"));
+    let (mut stdin, mut stdout, mut stderr) =
+        (child.stdin.take().unwrap(), child.stdout.take().unwrap(), child.stderr.take().unwrap());
+    std::thread::scope(|scope| {
+        // A program need not read its input to the end.
+        scope.spawn(move || drop(stdin.write_all(input)));
+        let out = scope.spawn(move || {
+            let mut bytes = Vec::new();
+            stdout.read_to_end(&mut bytes).map(|_| bytes)
+        });
+        let err = scope.spawn(move || {
+            let mut bytes = Vec::new();
+            stderr.read_to_end(&mut bytes).map(|_| bytes)
+        });
+        let status = wait(&mut child, PATIENCE);
+        let elapsed = started.elapsed();
+        let status = status.unwrap_or_else(|| {
+            let _ = child.kill();
+            child.wait().unwrap()
+        });
+        let err = String::from_utf8_lossy(&err.join().unwrap().unwrap()).into_owned();
+        assert!(elapsed < PATIENCE, "{command:?} did not end:\n{err}");
+        Done { status, out: out.join().unwrap().unwrap(), err, elapsed }
+    })
+}
+
+/// Waits up to `patience` for a process.
+pub fn wait(child: &mut Child, patience: Duration) -> Option<ExitStatus> {
+    let end = Instant::now() + patience;
+    while Instant::now() < end {
+        if let Some(status) = child.try_wait().unwrap() {
+            return Some(status);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    None
+}
+
+/// Waits until something is so.
+#[track_caller]
+pub fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(60);
+    while !so() {
+        assert!(Instant::now() < end, "waited too long until {what}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A child that does not outlive its test.
+#[derive(Debug)]
+pub struct Guard(pub Child);
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A lender on a unix socket in `folder`.
+#[derive(Debug)]
+pub struct Lender {
+    pub process: Guard,
+    pub address: String,
+}
+
+impl Lender {
+    pub fn start(folder: &Folder, size: &str) -> Self {
+        let address = format!("unix:{}", folder.path("lender").display());
+        let mut child = netvm()
+            .args(["lend", "--size", size, "--listen", &address])
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        // It says where it listens when it does.
+        let mut first = [0];
+        child.stdout.as_mut().unwrap().read_exact(&mut first).expect("the lender did not start");
+        Self { process: Guard(child), address }
+    }
+
+    pub fn status(&self) -> Value {
+        let done = finish(netvm().args(["status", "--json", &self.address])).must_succeed();
+        serde_json::from_slice(&done.out).unwrap()
+    }
+
+    pub fn used_bytes(&self) -> u64 {
+        self.status()["used_bytes"].as_u64().unwrap()
+    }
+
+    pub fn signal(&self, name: &str) {
+        signal(self.process.0.id(), name);
+    }
+}
+
+/// kill(1).
+pub fn signal(pid: u32, name: &str) {
+    let status = Command::new("kill").args([&format!("-{name}"), &pid.to_string()]).status().unwrap();
+    assert!(status.success(), "kill -{name} {pid}");
+}
+
+/// A folder for one test.
+#[derive(Debug)]
+pub struct Folder(PathBuf);
+
+impl Folder {
+    pub fn new(name: &str) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        // Not CARGO_TARGET_TMPDIR: paths of unix sockets must be short.
+        let path = std::env::temp_dir().join(format!("netvm-test-{name}-{}-{count}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Whether a test can run here. Says why not, past the capture of the test harness.
+pub fn can_run(test: &str, programs: &[&str]) -> bool {
+    let doctor = finish(netvm().args(["doctor", "--json"]));
+    let findings: Value = serde_json::from_slice(&doctor.out).unwrap();
+    let missing =
+        findings["findings"].as_array().unwrap().iter().find(|finding| finding["verdict"] == "missing");
+    let reason = match missing {
+        Some(finding) => Some(format!("{}: {}", finding["what"], finding["found"])),
+        None => {
+            programs.iter().find(|path| !Path::new(path).exists()).map(|path| format!("there is no {path}"))
+        }
+    };
+    if let Some(reason) = &reason {
+        let _ = writeln!(std::io::stderr(), "{test}: skipped ({reason})");
+    }
+    reason.is_none()
+}
+
+/// Random numbers that are the same every time (splitmix64).
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+}
