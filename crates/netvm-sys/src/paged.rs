@@ -367,6 +367,12 @@ impl PagedArea {
             if let Err(error) = result {
                 match error.raw_os_error() {
                     Some(libc::EAGAIN) => {}
+                    Some(libc::EEXIST) => {
+                        let moved =
+                            self.moved_all_the_same(address + done, from + done, left - step, error)?;
+                        self.uffd.wake(address + done, moved)?;
+                        done += moved;
+                    }
                     // Protections differ (the program made it read-only): a copy does not mind.
                     Some(libc::EINVAL) if self.design == FrameDesign::Move && step == 0 => {
                         // SAFETY: as above.
@@ -419,6 +425,12 @@ impl PagedArea {
             let Err(error) = result else { continue };
             match error.raw_os_error() {
                 Some(libc::EAGAIN) => {}
+                Some(libc::EEXIST) => {
+                    match self.moved_all_the_same(to + done, address + done, bytes - done, error) {
+                        Ok(moved) => done += moved,
+                        Err(error) => return (done / PAGE_BYTES, Err(ExtractError::Os(error))),
+                    }
+                }
                 Some(libc::ENOENT) => return (done / PAGE_BYTES, Err(ExtractError::Missing)),
                 // Shared with a forked process: make it ours by a write fault that changes nothing, then move.
                 Some(libc::EBUSY) if unshared != done => {
@@ -489,6 +501,13 @@ impl PagedArea {
             match result {
                 Ok(()) => {}
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
+                Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
+                    let moved = self.moved_all_the_same(new + done, old + done, bytes - done, error);
+                    match moved.and_then(|moved| self.uffd.wake(new + done, moved).map(|()| moved)) {
+                        Ok(moved) => done += moved,
+                        Err(error) => return (done / PAGE_BYTES, Err(ExtractError::Os(error))),
+                    }
+                }
                 Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
                     return (done / PAGE_BYTES, Err(ExtractError::Missing));
                 }
@@ -496,6 +515,35 @@ impl PagedArea {
             }
         }
         (pages, Ok(()))
+    }
+
+    /// After EEXIST from a move to a range that was empty: how many bytes were moved nevertheless.
+    ///
+    /// Linux 6.18 forgets to reset the error of a move that it had to try again (a page was used in that moment, EAGAIN), so
+    /// it tries once more what it has just moved, and finds it moved. The page tables tell: a page that is at its
+    /// destination and no longer at its source has been moved, as nobody else fills the destination.
+    ///
+    /// # Errors
+    /// `error` when nothing was moved; when /proc is not mounted.
+    fn moved_all_the_same(
+        &self,
+        to: usize,
+        from: usize,
+        bytes: usize,
+        error: io::Error,
+    ) -> io::Result<usize> {
+        const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;
+        let pagemap = File::open("/proc/self/pagemap")?;
+        let is_there = |address: usize| {
+            let mut word = [0; 8];
+            pagemap.read_exact_at(&mut word, (address / PAGE_BYTES * size_of::<u64>()) as u64)?;
+            io::Result::Ok(u64::from_ne_bytes(word) & PRESENT_OR_SWAPPED != 0)
+        };
+        let mut moved = 0;
+        while moved < bytes && is_there(to + moved)? && !is_there(from + moved)? {
+            moved += PAGE_BYTES;
+        }
+        if moved == 0 { Err(error) } else { Ok(moved) }
     }
 
     /// A page that the pager believes installed faulted as missing: either it is there (a stale event), or the program
@@ -564,5 +612,78 @@ impl Bell {
     /// Whether a fault at `address` is this bell.
     pub fn is_at(&self, address: usize) -> bool {
         address == self.address
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn what_was_moved_is_found_in_the_page_tables() {
+        const PAGES: usize = 16;
+        let Ok(mut paged) = PagedArea::new(PAGES * PAGE_BYTES, PAGES, Some(FrameDesign::Move)) else {
+            eprintln!("what_was_moved_is_found_in_the_page_tables: skipped (no UFFDIO_MOVE here)");
+            return;
+        };
+        let area = paged.area().start;
+        paged.map_range(area, PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE).unwrap();
+        paged.fill_frames(0, PAGES).unwrap();
+        let pool = paged.frame_address(0, PAGES);
+        let exists = || io::Error::from_raw_os_error(libc::EEXIST);
+        let moved = |bytes| paged.moved_all_the_same(area, pool, bytes, exists());
+        assert_eq!(moved(PAGES * PAGE_BYTES).unwrap_err().raw_os_error(), Some(libc::EEXIST));
+        // SAFETY: both ranges are this test's own.
+        let (bytes, result) = unsafe { paged.uffd.move_pages(area, pool, 5 * PAGE_BYTES, false) };
+        assert!(bytes == 5 * PAGE_BYTES && result.is_ok());
+        assert_eq!(moved(PAGES * PAGE_BYTES).unwrap(), 5 * PAGE_BYTES);
+        assert_eq!(moved(2 * PAGE_BYTES).unwrap(), 2 * PAGE_BYTES);
+    }
+
+    #[test]
+    fn pages_that_are_in_use_move_and_keep_their_contents() {
+        const PAGES: usize = 64;
+        let Ok(mut paged) = PagedArea::new(PAGES * PAGE_BYTES, PAGES, Some(FrameDesign::Move)) else {
+            eprintln!("pages_that_are_in_use_move_and_keep_their_contents: skipped (no UFFDIO_MOVE here)");
+            return;
+        };
+        let address = paged.area().start;
+        paged.map_range(address, PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE).unwrap();
+        paged.fill_frames(0, PAGES).unwrap();
+        let memory = paged.area_memory();
+        let end = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let user = scope.spawn(|| {
+                let mut rounds = 0_u64;
+                while !end.load(Ordering::Relaxed) {
+                    rounds += 1;
+                    for page in 0..PAGES {
+                        memory.write_from(page * PAGE_BYTES, &rounds.to_ne_bytes()).unwrap();
+                    }
+                    for page in 0..PAGES {
+                        let mut word = [0; 8];
+                        memory.read_into(page * PAGE_BYTES, &mut word).unwrap();
+                        assert_eq!(u64::from_ne_bytes(word), rounds, "page {page}");
+                    }
+                }
+                rounds
+            });
+            // Clears the accessed bits, so that the use changes page table entries in the middle of moves.
+            scope.spawn(|| {
+                while !end.load(Ordering::Relaxed) && std::fs::write("/proc/self/clear_refs", "1").is_ok() {}
+            });
+            paged.install(address, 0, PAGES).unwrap();
+            let until = std::time::Instant::now() + std::time::Duration::from_millis(500);
+            let mut moves = 0;
+            while std::time::Instant::now() < until {
+                let (moved, result) = paged.extract(address, 0, PAGES);
+                assert!(moved == PAGES && result.is_ok(), "{moved} {result:?}");
+                paged.install(address, 0, PAGES).unwrap();
+                moves += 1;
+            }
+            end.store(true, Ordering::Relaxed);
+            assert!(user.join().unwrap() > 0 && moves > 0);
+        });
     }
 }

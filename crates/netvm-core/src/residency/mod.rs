@@ -1,12 +1,14 @@
 //! Which pages are local, where the others are, which to fetch next and which to give up: the pager's policies, without
 //! memory, clock or network. `netvm::pager` carries out what they decide.
 
+mod chain;
 mod entry;
 mod frames;
 mod queue;
 mod slots;
 mod stream;
 
+pub use chain::FrameChain;
 pub use entry::{Entry, FRAME_MAX, PageState, SLOT_MAX};
 pub use frames::FrameSet;
 pub use queue::PageQueue;

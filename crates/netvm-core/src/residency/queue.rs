@@ -1,12 +1,12 @@
-//! First-in-first-out queues of pages, with lazy removal.
+//! The first-in-first-out queue of mapped pages, with lazy removal.
 
 use alloc::collections::VecDeque;
 
 /// A queue of page numbers. A page that has left its state is not looked for in the queue: whoever pops it checks.
 ///
-/// Two of them make the *segmented FIFO* of Turner and Levy (SIGMETRICS 1981): pages leave the queue of mapped pages in
-/// order of arrival, stay cached for a while, and a fault on a cached page puts it back at the end: the second chance,
-/// without any reference bit, which user space cannot read.
+/// With a [`FrameChain`](super::FrameChain) of cached pages it makes the *segmented FIFO* of Turner and Levy (SIGMETRICS
+/// 1981): pages leave the queue of mapped pages in order of arrival, stay cached for a while, and a fault on a cached page
+/// puts it back at the end: the second chance, without any reference bit, which user space cannot read.
 #[derive(Clone, Debug, Default)]
 pub struct PageQueue {
     pages: VecDeque<u32>,
@@ -43,10 +43,8 @@ impl PageQueue {
         self.pages.front().copied()
     }
 
-    /// Drops stale entries once there are more than `limit` entries.
-    pub fn compact(&mut self, limit: usize, mut is_live: impl FnMut(u32) -> bool) {
-        if self.pages.len() > limit {
-            self.pages.retain(|&page| is_live(page));
-        }
+    /// Keeps the entries for which `keep` says so. Costs time in proportion to all of them: call it when most are stale.
+    pub fn retain(&mut self, mut keep: impl FnMut(u32) -> bool) {
+        self.pages.retain(|&page| keep(page));
     }
 }

@@ -177,6 +177,11 @@ impl Backing {
         Ok(())
     }
 
+    /// Sends what is queued.
+    pub(super) fn push(&mut self) -> Result<()> {
+        self.borrowers.iter_mut().filter(|borrower| borrower.wants_write()).try_for_each(Borrower::push)
+    }
+
     /// An error when a lender has not answered in time.
     pub(super) fn check_answers(&self) -> Result<()> {
         self.borrowers.iter().try_for_each(|borrower| Self::check_answer(borrower, self.timeout))

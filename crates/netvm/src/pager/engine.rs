@@ -11,7 +11,7 @@ use crate::error::Result;
 use crate::lender::{BorrowOptions, Completion};
 use crate::runfile::Slot as RunSlot;
 use crate::stats::PagerStats;
-use netvm_core::residency::{Entry, FRAME_MAX, FrameSet, PageQueue, PageState, Streams};
+use netvm_core::residency::{Entry, FRAME_MAX, FrameChain, FrameSet, PageQueue, PageState, Streams};
 use netvm_sys::paged::{Bell, PagedArea};
 use netvm_sys::thread::Gate;
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
@@ -27,6 +27,18 @@ pub(super) const EVICT_PAGES: usize = 32;
 const GROW_FRAMES: u64 = 64;
 /// How often an idle pager looks whether others need its frames.
 const TICK: Duration = Duration::from_millis(50);
+
+/// Faults taken at a time.
+const FAULTS_MAX: usize = 32;
+/// Faults after which the counters are published again.
+const PUBLISH_FAULTS: u64 = 64;
+
+/// What there is to do.
+#[derive(Clone, Copy, Debug)]
+struct Ready {
+    faults: bool,
+    links: bool,
+}
 
 /// One transfer on its way: neighbouring pages, frames and slots.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +58,7 @@ pub(super) struct Engine {
     /// Frames without memory.
     pub(super) empty: FrameSet,
     pub(super) mapped: PageQueue,
-    pub(super) cached: PageQueue,
+    pub(super) cached: FrameChain,
     pub(super) backing: Backing,
     pub(super) streams: Streams,
     pub(super) budget: Budget,
@@ -59,8 +71,7 @@ pub(super) struct Engine {
     pub(super) transfers_free: Vec<u32>,
     /// Full frames and installed pages together: the local memory in use.
     pub(super) local_frames: usize,
-    /// Frames in state Cached and Writing.
-    pub(super) cached_frames: usize,
+    /// Frames in state Writing.
     pub(super) writing_frames: usize,
     /// Installed pages that the kernel did not let go when last asked.
     pub(super) busy_streak: usize,
@@ -100,7 +111,7 @@ impl Engine {
             free: FrameSet::new(frames),
             empty,
             mapped: PageQueue::new(),
-            cached: PageQueue::new(),
+            cached: FrameChain::new(frames),
             backing,
             streams: Streams::new(config.prefetch_pages_max),
             budget: Budget::new(frames as u64, slot),
@@ -110,7 +121,6 @@ impl Engine {
             transfers: Vec::with_capacity(1024),
             transfers_free: Vec::with_capacity(1024),
             local_frames: 0,
-            cached_frames: 0,
             writing_frames: 0,
             busy_streak: 0,
             placement: Placement::new(config.private_lender),
@@ -181,18 +191,23 @@ impl Engine {
 
     /// Serves faults and calls until asked to park.
     fn serve(&mut self, pager: &Pager) -> Result<()> {
-        let mut faults = [Fault::default(); 32];
+        let mut faults = [Fault::default(); FAULTS_MAX];
         let bell = self.paged.bell();
         let mut spin_until = Instant::now();
+        let mut ready = Ready { faults: true, links: true };
+        let mut published = 0;
         loop {
-            let count = self.paged.read_faults(&mut faults).map_err(|e| system("read userfaultfd", e))?;
-            let mut busy = count > 0;
+            let mut count = 0;
+            if ready.faults {
+                count = self.paged.read_faults(&mut faults).map_err(|e| system("read userfaultfd", e))?;
+            }
             for &fault in &faults[..count] {
-                if bell.is_at(fault.address) {
-                    let Some(call) = pager.doorbell.take_call() else {
-                        self.answer()?;
-                        continue;
-                    };
+                if !bell.is_at(fault.address) {
+                    self.placement.note(fault);
+                    self.fault(fault)?;
+                    continue;
+                }
+                if let Some(call) = pager.doorbell.take_call() {
                     if matches!(call, Call::Park) {
                         self.finish_all()?;
                         // After the writes on the same connections, so the copies of the leases have them.
@@ -201,34 +216,36 @@ impl Engine {
                     }
                     let result = self.carry_out(call, pager);
                     pager.doorbell.set_result(result);
-                    self.answer()?;
-                } else {
-                    self.placement.note(fault);
-                    self.fault(fault)?;
                 }
+                self.answer()?;
             }
-            busy |= self.progress()?;
+            self.backing.push()?;
+            // A write has completed once it is sent, which no descriptor tells.
+            let moved = (ready.links || self.writing_frames > 0) && self.progress()?;
             if !self.deferred.is_empty() && self.in_flight() == 0 {
                 self.retry_deferred()?;
-                busy = true;
             }
-            if !busy {
-                busy |= self.evict_ahead()?;
-            }
+            // Usually while an answer is on its way.
+            let evicted = self.evict_ahead()?;
+            self.backing.push()?;
+            let mut block = !evicted && count < FAULTS_MAX && self.deferred.is_empty();
             if !self.spin.is_zero() {
                 let now = Instant::now();
-                if busy {
+                if count > 0 || moved {
                     spin_until = now + self.spin;
                 }
                 if now < spin_until {
                     std::hint::spin_loop();
+                    ready = Ready { faults: true, links: true };
                     continue;
                 }
             }
-            if !busy {
+            if block && self.stats.faults.wrapping_sub(published) >= PUBLISH_FAULTS {
+                published = self.stats.faults;
                 self.publish(pager);
-                self.sleep()?;
             }
+            block |= self.in_flight() > 0 && !evicted && count == 0;
+            ready = self.wait(block)?;
         }
     }
 
@@ -270,16 +287,15 @@ impl Engine {
         self.transfers.len() - self.transfers_free.len()
     }
 
-    fn sleep(&mut self) -> Result<()> {
+    /// Looks what there is to do; if `block`, until there is something.
+    fn wait(&mut self, block: bool) -> Result<Ready> {
         self.poll_fds.clear();
-        self.poll_fds.push(libc::pollfd {
-            fd: self.paged.as_fd().as_raw_fd(),
-            events: libc::POLLIN,
-            revents: 0,
-        });
+        self.poll_fds.push(netvm_sys::thread::readable(&self.paged.as_fd()));
         self.backing.poll_fds(&mut self.poll_fds);
         let waiting = self.backing.pending() > 0;
-        let timeout = if waiting {
+        let timeout = if !block {
+            Some(Duration::ZERO)
+        } else if waiting {
             Some(self.lender_timeout / 8)
         } else if self.budget.is_shared() {
             Some(TICK)
@@ -287,13 +303,19 @@ impl Engine {
             None
         };
         let ready = netvm_sys::thread::poll(&mut self.poll_fds, timeout).map_err(|e| system("poll", e))?;
-        if ready == 0 && waiting {
-            self.backing.check_answers()?;
+        if ready == 0 && block {
+            if waiting {
+                self.backing.check_answers()?;
+            } else {
+                self.tick()?;
+            }
         }
-        if ready == 0 && !waiting {
-            self.tick()?;
-        }
-        Ok(())
+        let (faults, links) = self.poll_fds.split_at(1);
+        Ok(Ready {
+            faults: faults.iter().any(|fd| fd.revents != 0),
+            // A blocking call may have left completions behind.
+            links: links.iter().any(|fd| fd.revents != 0) || (waiting && ready == 0),
+        })
     }
 
     /// Idle work: give frames to other processes of the run, take frozen slabs back into use.

@@ -26,7 +26,7 @@ impl Engine {
     }
 
     fn available(&self) -> usize {
-        self.free.len() + self.cached_frames + self.writing_frames
+        self.free.len() + self.cached.len() + self.writing_frames
     }
 
     /// While nobody waits: evicts a batch if the reserve is low. True when it did.
@@ -42,7 +42,7 @@ impl Engine {
 
     /// There is no frame at all: evicts a batch, and waits for writes only if nothing clean came out.
     pub(super) fn evict_now(&mut self) -> Result<()> {
-        if self.cached_frames > 0 || self.writing_frames >= EVICT_PAGES {
+        if !self.cached.is_empty() || self.writing_frames >= EVICT_PAGES {
             return Ok(());
         }
         let taken = self.evict(EVICT_PAGES)?;
@@ -128,9 +128,6 @@ impl Engine {
             }
         }
         self.write_back(&changed[..changes])?;
-        let frames = self.paged.frames();
-        let table = &self.table;
-        self.cached.compact(2 * frames + 1024, |page| table.get(page).state() == PageState::Cached);
         Ok(taken)
     }
 
@@ -162,8 +159,7 @@ impl Engine {
         let hash = self.content_hash(frame);
         if entry.slot() != 0 && hash == self.table.hash(page) {
             self.table.set(page, entry.with_state(PageState::Cached).with_frame(frame));
-            self.cached.push(page);
-            self.cached_frames += 1;
+            self.cached.push(frame, page);
             self.stats.clean_drops += 1;
             return Ok(false);
         }
@@ -232,9 +228,8 @@ impl Engine {
                 continue;
             }
             self.writing_frames -= 1;
-            self.cached_frames += 1;
             self.table.set(page, entry.with_state(PageState::Cached).with_wanted(false));
-            self.cached.push(page);
+            self.cached.push(frame, page);
             if entry.wanted() {
                 self.map_cached(page, 1)?;
             }

@@ -98,16 +98,10 @@ impl Engine {
 
     /// Turns up to `frames` of the longest cached pages into remote ones.
     pub(super) fn give_up_cached(&mut self, frames: usize) {
-        let mut left = frames;
-        while left > 0 {
-            let Some(page) = self.cached.pop() else { return };
-            let entry = self.table.get(page);
-            if entry.state() == PageState::Cached {
-                self.free.put(entry.frame() as usize, 1);
-                self.cached_frames -= 1;
-                self.table.set(page, entry.with_state(PageState::Remote).with_frame(0));
-                left -= 1;
-            }
+        for _ in 0..frames {
+            let Some((frame, page)) = self.cached.pop() else { return };
+            self.free.put(frame as usize, 1);
+            self.table.set(page, self.table.get(page).with_state(PageState::Remote).with_frame(0));
         }
     }
 
@@ -125,7 +119,7 @@ impl Engine {
         }
         self.stats.rescues += 1;
         self.stats.prefetch_hits += u64::from(run - 1);
-        self.cached_frames -= run as usize;
+        (first..first + run).for_each(|frame| self.cached.remove(frame));
         self.install(page, first, run)?;
         Ok(run)
     }
@@ -224,13 +218,13 @@ impl Engine {
         }
         let start = page.saturating_add(ahead.map);
         // Never at the expense of pages in use: only as far as frames can be had without evicting.
-        let room = self.free.len() + self.cached_frames;
+        let room = self.free.len() + self.cached.len();
         let pages = ahead.fetch.min(room as u32 / 2);
         self.fetch_ahead(start..start.saturating_add(pages))
     }
 
     pub(super) fn will_need(&mut self, pages: Range<u32>) -> Result<()> {
-        let room = (self.free.len() + self.cached_frames) as u32 / 2;
+        let room = (self.free.len() + self.cached.len()) as u32 / 2;
         let end = pages.end.min(pages.start.saturating_add(room));
         self.fetch_ahead(pages.start..end)
     }
@@ -249,8 +243,7 @@ impl Engine {
             if !self.table.get(page).wanted() {
                 let entry = self.table.get(page).with_state(PageState::Cached);
                 self.table.set(page, entry);
-                self.cached.push(page);
-                self.cached_frames += 1;
+                self.cached.push(frame, page);
                 index += 1;
                 continue;
             }
@@ -288,8 +281,8 @@ impl Engine {
             match entry.state() {
                 PageState::Mapped => dropped += 1,
                 PageState::Cached => {
+                    self.cached.remove(entry.frame());
                     self.free.put(entry.frame() as usize, 1);
-                    self.cached_frames -= 1;
                 }
                 PageState::Writing => self.writing_frames -= 1,
                 PageState::Untouched | PageState::Remote | PageState::Fetching => {}
@@ -301,9 +294,16 @@ impl Engine {
         // The caller drops these pages' memory.
         self.local_frames -= dropped;
         self.budget.release(dropped as u64);
-        let frames = self.paged.frames();
-        let table = &self.table;
-        self.mapped.compact(2 * frames + 1024, |page| table.get(page).state() == PageState::Mapped);
+        if self.mapped.len() > 2 * self.paged.frames() + 1024 {
+            // Each mapped page is in it once, so more than half of it is stale.
+            let table = &mut self.table;
+            self.mapped.retain(|page| {
+                let entry = table.get(page);
+                let live = entry.state() == PageState::Mapped;
+                table.set(page, entry.with_queued(live));
+                live
+            });
+        }
         Ok(())
     }
 
@@ -330,7 +330,7 @@ impl Engine {
                 self.table.set(to, entry.with_queued(queued));
                 self.table.set_hash(to, self.table.hash(page));
                 if entry.state() == PageState::Cached {
-                    self.cached.push(to);
+                    self.cached.rename(entry.frame(), to);
                 }
                 from = page + 1;
             }

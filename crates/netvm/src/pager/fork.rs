@@ -11,7 +11,7 @@ use super::error::{PagerError, system};
 use super::{Pager, join_run};
 use crate::error::Result;
 use crate::lender::{BorrowOptions, Borrower};
-use netvm_core::residency::{FrameSet, PageQueue, PageState};
+use netvm_core::residency::{FrameSet, PageState};
 use std::sync::Arc;
 
 /// What the forking thread holds between prepare and the end.
@@ -88,16 +88,11 @@ impl Engine {
             .adopt_after_fork(ranges.into_iter())
             .map_err(|source| PagerError::Userfaultfd((&source).into()))?;
         // The pool stayed with the parent: cached pages are on their lender, nothing was on its way.
-        while let Some(page) = self.cached.pop() {
-            let entry = self.table.get(page);
-            if entry.state() == PageState::Cached {
-                self.table.set(page, entry.with_state(PageState::Remote).with_frame(0));
-            }
+        self.local_frames -= self.free.len() + self.cached.len();
+        while let Some((_, page)) = self.cached.pop() {
+            self.table.set(page, self.table.get(page).with_state(PageState::Remote).with_frame(0));
         }
         let frames = self.paged.frames();
-        self.local_frames -= self.free.len() + self.cached_frames;
-        self.cached = PageQueue::new();
-        self.cached_frames = 0;
         self.free = FrameSet::new(frames);
         self.empty = FrameSet::new(frames);
         self.empty.put(0, frames);
