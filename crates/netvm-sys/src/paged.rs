@@ -671,7 +671,9 @@ mod tests {
             });
             // Clears the accessed bits, so that the use changes page table entries in the middle of moves.
             scope.spawn(|| {
-                while !end.load(Ordering::Relaxed) && std::fs::write("/proc/self/clear_refs", "1").is_ok() {}
+                while !end.load(Ordering::Relaxed) && std::fs::write("/proc/self/clear_refs", "1").is_ok() {
+                    std::hint::spin_loop();
+                }
             });
             paged.install(address, 0, PAGES).unwrap();
             let until = std::time::Instant::now() + std::time::Duration::from_millis(500);
