@@ -5,6 +5,7 @@ use crate::tls::words;
 use netvm::Error;
 use netvm::pager::{Pager, PagerConfig, PagerError};
 use netvm::runfile::RunFile;
+use netvm_sys::cpu::Hold;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -26,6 +27,8 @@ pub(crate) trait Far: Send + Sync {
     fn protect(&self, address: usize, bytes: usize, protection: i32) -> Result<(), i32>;
     /// A hint that the range will be used.
     fn will_need(&self, address: usize, bytes: usize);
+    /// The thread that is held on a CPU while it faults.
+    fn hold(&self) -> Option<&Hold>;
     /// The process is about to end: leave the counters where the supervisor finds them.
     fn finish(&self);
     /// pthread_atfork, prepare.
@@ -95,6 +98,9 @@ impl Far for LocalArea {
     }
 
     fn will_need(&self, _: usize, _: usize) {}
+    fn hold(&self) -> Option<&Hold> {
+        None
+    }
     fn finish(&self) {}
     fn fork_prepare(&self) {}
     fn fork_parent(&self) {}
@@ -166,6 +172,10 @@ impl Far for PagerFar {
 
     fn will_need(&self, address: usize, bytes: usize) {
         self.pager.will_need(address, bytes);
+    }
+
+    fn hold(&self) -> Option<&Hold> {
+        Some(self.pager.hold())
     }
 
     fn finish(&self) {

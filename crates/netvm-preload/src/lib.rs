@@ -17,6 +17,7 @@ mod range;
 mod run;
 mod small;
 mod space;
+mod spawn;
 mod sys;
 mod tls;
 

@@ -5,6 +5,7 @@ use crate::fork;
 use crate::heap;
 use crate::small;
 use crate::space::SPACE;
+use crate::spawn;
 use crate::sys::{self, Locked};
 use crate::tls::{Internal, words};
 use netvm::runfile::RunFile;
@@ -149,6 +150,7 @@ extern "C" fn begin() {
     AREA_BYTES.store(params.area_bytes & !(sys::PAGE_BYTES - 1), Ordering::Relaxed);
     SMALL_LOCAL_BYTES.store(params.small_local_bytes, Ordering::Relaxed);
     FAR_THRESHOLD_BYTES.store(params.far_threshold_bytes.max(heap::THRESHOLD_BYTES_MIN), Ordering::Relaxed);
+    spawn::set_up();
     if let Err(message) = fork::set_up().and_then(|()| small::set_up_threads()) {
         sys::give_up(&message);
     }

@@ -2,6 +2,7 @@
 #![warn(missing_docs)]
 
 pub mod bench_floor;
+pub mod cpu;
 pub mod epoll;
 pub mod filemap;
 pub mod mapping;

@@ -81,6 +81,12 @@ pub fn set_name(name: &std::ffi::CStr) {
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr() as usize, 0_usize, 0_usize, 0_usize) };
 }
 
+/// Number of the calling thread, as in /proc.
+pub fn number() -> u32 {
+    // SAFETY: gettid takes nothing and cannot fail.
+    unsafe { libc::gettid() as u32 }
+}
+
 /// Blocks every signal in the calling thread.
 pub fn block_signals() {
     // SAFETY: `set` is initialised by sigfillset before it is used.
@@ -166,82 +172,6 @@ pub fn poll(fds: &mut [libc::pollfd], timeout: Option<Duration>) -> io::Result<u
     }
     let error = io::Error::last_os_error();
     if error.raw_os_error() == Some(libc::EINTR) { Ok(0) } else { Err(error) }
-}
-
-/// A set of CPUs.
-#[derive(Clone, Copy)]
-pub struct CpuSet(libc::cpu_set_t);
-
-impl std::fmt::Debug for CpuSet {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("CpuSet").field(&self.len()).finish()
-    }
-}
-
-impl CpuSet {
-    /// One CPU.
-    pub fn one(cpu: usize) -> Self {
-        // SAFETY: an all-zero set is the empty set; CPU_SET ignores numbers beyond its size.
-        unsafe {
-            let mut set = std::mem::zeroed();
-            libc::CPU_SET(cpu.min(libc::CPU_SETSIZE as usize - 1), &mut set);
-            Self(set)
-        }
-    }
-
-    /// CPUs on which the calling thread may run.
-    ///
-    /// # Errors
-    /// EINVAL on machines with more CPUs than the set holds.
-    pub fn of_this_thread() -> io::Result<Self> {
-        // SAFETY: the set is a local of the size given.
-        unsafe {
-            let mut set = std::mem::zeroed();
-            match libc::sched_getaffinity(0, size_of::<libc::cpu_set_t>(), &mut set) {
-                0 => Ok(Self(set)),
-                _ => Err(io::Error::last_os_error()),
-            }
-        }
-    }
-
-    /// How many they are.
-    pub fn len(&self) -> usize {
-        // SAFETY: reads the set only.
-        unsafe { libc::CPU_COUNT(&self.0) as usize }
-    }
-
-    /// Whether there is none.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Lets a thread (0: the calling one) run on these CPUs only.
-    ///
-    /// # Errors
-    /// EINVAL when it may use none of them; ESRCH, EPERM.
-    pub fn apply(&self, thread: u32) -> io::Result<()> {
-        // SAFETY: the set outlives the call.
-        let result = unsafe { libc::sched_setaffinity(thread as i32, size_of::<libc::cpu_set_t>(), &self.0) };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
-    }
-}
-
-/// Pins the calling thread to one CPU.
-///
-/// # Errors
-/// EINVAL when this process may not use that CPU.
-pub fn pin(cpu: usize) -> io::Result<()> {
-    CpuSet::one(cpu).apply(0)
-}
-
-/// CPU on which a thread of this process ran last.
-pub fn cpu_of(thread: u32) -> Option<usize> {
-    let mut buffer = [0; 1024];
-    let mut file = std::fs::File::open(format!("/proc/self/task/{thread}/stat")).ok()?;
-    let length = io::Read::read(&mut file, &mut buffer).ok()?;
-    let stat = std::str::from_utf8(&buffer[..length]).ok()?;
-    // The name may contain anything; fields are counted from the last parenthesis.
-    stat[stat.rfind(')')? + 1..].split_ascii_whitespace().nth(36)?.parse().ok()
 }
 
 /// A gate that one thread opens for another, handing a small number over.

@@ -260,6 +260,11 @@ pub struct Slot {
 }
 
 impl Slot {
+    /// The run it is part of.
+    pub fn run(&self) -> &RunFile {
+        &self.run
+    }
+
     /// Takes up to `frames` frames from the run's budget; returns how many there were.
     pub fn grow(&self, frames: u64) -> u64 {
         let mut granted = 0;

@@ -47,7 +47,7 @@ pub fn run(args: LendArgs) -> Outcome {
     check_size(args.size)?;
     let signals = Signals::block(&[SIGTERM, SIGINT]);
     if let Some(cpu) = args.cpu {
-        netvm_sys::thread::pin(cpu).map_err(|error| format!("cannot run on CPU {cpu}: {error}"))?;
+        netvm_sys::cpu::pin(cpu).map_err(|error| format!("cannot run on CPU {cpu}: {error}"))?;
     }
     let mut lender = Lender::bind(LenderConfig {
         listen: args.listen,

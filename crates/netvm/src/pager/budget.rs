@@ -79,6 +79,11 @@ impl Budget {
         self.slot.is_some()
     }
 
+    /// Whether no other process of the run has far memory.
+    pub(super) fn is_alone(&self) -> bool {
+        self.slot.as_ref().is_none_or(|slot| slot.run().processes() <= 1)
+    }
+
     pub(super) fn publish(&self, stats: &PagerStats) {
         if let Some(slot) = &self.slot {
             slot.publish(stats);

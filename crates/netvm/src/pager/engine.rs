@@ -4,7 +4,7 @@ use super::backing::Backing;
 use super::budget::Budget;
 use super::calls::Call;
 use super::error::{PagerError, system};
-use super::placement::Placement;
+use super::placement::{self, Placement};
 use super::table::PageTable;
 use super::{Pager, PagerConfig};
 use crate::error::Result;
@@ -12,6 +12,7 @@ use crate::lender::{BorrowOptions, Completion};
 use crate::runfile::Slot as RunSlot;
 use crate::stats::PagerStats;
 use netvm_core::residency::{Entry, FRAME_MAX, FrameChain, FrameSet, PageQueue, PageState, Streams};
+use netvm_sys::cpu::Hold;
 use netvm_sys::paged::{Bell, PagedArea};
 use netvm_sys::thread::Gate;
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
@@ -154,7 +155,7 @@ impl Engine {
         let own_table = netvm_sys::thread::own_descriptors(&self.descriptors()).is_ok();
         match pager.config.cpu {
             // A CPU that went away leaves the thread unpinned.
-            Some(cpu) => drop(netvm_sys::thread::pin(cpu)),
+            Some(cpu) => drop(netvm_sys::cpu::pin(cpu)),
             None => self.placement.start(),
         }
         if let Err(error) = self.paged.open_memory() {
@@ -203,12 +204,13 @@ impl Engine {
             }
             for &fault in &faults[..count] {
                 if !bell.is_at(fault.address) {
-                    self.placement.note(fault);
+                    self.placement.note(fault, &pager.hold, || self.budget.is_alone());
                     self.fault(fault)?;
                     continue;
                 }
                 if let Some(call) = pager.doorbell.take_call() {
                     if matches!(call, Call::Park) {
+                        self.placement.let_go(&pager.hold);
                         self.finish_all()?;
                         // After the writes on the same connections, so the copies of the leases have them.
                         *pager.doorbell.tickets() = self.backing.fork_tickets()?;
@@ -245,7 +247,7 @@ impl Engine {
                 self.publish(pager);
             }
             block |= self.in_flight() > 0 && !evicted && count == 0;
-            ready = self.wait(block)?;
+            ready = self.wait(block, &pager.hold)?;
         }
     }
 
@@ -288,7 +290,7 @@ impl Engine {
     }
 
     /// Looks what there is to do; if `block`, until there is something.
-    fn wait(&mut self, block: bool) -> Result<Ready> {
+    fn wait(&mut self, block: bool, hold: &Hold) -> Result<Ready> {
         self.poll_fds.clear();
         self.poll_fds.push(netvm_sys::thread::readable(&self.paged.as_fd()));
         self.backing.poll_fds(&mut self.poll_fds);
@@ -297,6 +299,8 @@ impl Engine {
             Some(Duration::ZERO)
         } else if waiting {
             Some(self.lender_timeout / 8)
+        } else if self.placement.is_holding() {
+            Some(placement::PATIENCE)
         } else if self.budget.is_shared() {
             Some(TICK)
         } else {
@@ -307,6 +311,7 @@ impl Engine {
             if waiting {
                 self.backing.check_answers()?;
             } else {
+                self.placement.let_go(hold);
                 self.tick()?;
             }
         }

@@ -24,6 +24,7 @@ use crate::stats::PagerStats;
 use calls::{Call, Doorbell};
 use engine::Engine;
 use error::system;
+use netvm_sys::cpu::Hold;
 use netvm_sys::shared::SharedSlice;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -91,6 +92,7 @@ pub struct Pager {
     memory: SharedSlice,
     doorbell: Doorbell,
     config: PagerConfig,
+    hold: Hold,
     /// Held by the thread that forks, from prepare to the end.
     forking: Mutex<Option<fork::ForkState>>,
 }
@@ -120,6 +122,7 @@ impl Pager {
             memory: engine.paged.area_memory(),
             doorbell: Doorbell::new(engine.bell()),
             config,
+            hold: Hold::new(),
             forking: Mutex::new(None),
         });
         pager.spawn(engine)?;
@@ -201,6 +204,11 @@ impl Pager {
     pub fn will_need(&self, address: usize, bytes: usize) {
         // A hint that cannot be followed changes nothing.
         let _ = self.call(Call::WillNeed { address, bytes });
+    }
+
+    /// The thread that the pager holds on its own CPU: who starts threads or programs suspends it meanwhile.
+    pub fn hold(&self) -> &Hold {
+        &self.hold
     }
 
     /// Counters of this process as of now.

@@ -1,71 +1,182 @@
 //! On which CPU the pager's thread runs.
 //!
-//! Waking a thread on another CPU costs more than all the work of a fault. While one thread of the program does nearly all the
-//! faulting, the pager (and a lender that serves this run alone) moves to that thread's CPU: the three take turns there. When
-//! several threads fault, the scheduler decides.
+//! Waking a thread on another CPU costs more than all the work of a fault, and the scheduler, which sees the pager's CPU busy in
+//! that moment, moves the woken thread to another. So while one thread of the program does nearly all the faulting, often,
+//! that thread, the pager and a lender that serves this process alone take turns on one CPU. When several threads fault,
+//! when faults are rare, or when others want that CPU too, the scheduler decides.
 
-use netvm_sys::thread::{CpuSet, cpu_of};
+use netvm_sys::cpu::{CpuSet, Hold, cpu_of, idle_ns_of, run_ns_of};
 use netvm_sys::uffd::Fault;
+use std::time::{Duration, Instant};
 
 /// Faults between two looks.
 const PERIOD: u32 = 128;
+/// Faults in a period that must come from one thread.
+const SAME_MIN: u32 = PERIOD / 8 * 7;
+/// A period that takes longer than this is not worth it.
+const PERIOD_MAX: Duration = Duration::from_millis(50);
+/// How long the pager waits for a fault before it lets go.
+pub(super) const PATIENCE: Duration = Duration::from_millis(50);
+/// Time between two looks at who else uses the CPU.
+const SHARE_INTERVAL: Duration = Duration::from_millis(100);
+/// One part in this many of the CPU's time may go to others.
+const FOREIGN_PART: u64 = 4;
+/// How long to leave it to the scheduler when they take more.
+const REST: Duration = Duration::from_secs(1);
 
 /// Where the pager runs, and why.
 #[derive(Debug)]
 pub(super) struct Placement {
-    /// All CPUs that this thread may use; `None` when it is not to move.
+    /// All CPUs that the pager's thread may use; `None` when it is not to move.
     allowed: Option<CpuSet>,
+    /// The pager's thread.
+    this_thread: u32,
     /// Lender that serves nobody else.
     private_lender: Option<u32>,
-    pinned: Option<usize>,
+    together: Option<Together>,
+    /// The thread that faults most, by the majority vote of Boyer and Moore.
     thread: u32,
+    votes: u32,
     same: u32,
     seen: u32,
+    since: Instant,
+    rest_until: Instant,
+}
+
+/// Everybody is on one CPU.
+#[derive(Debug)]
+struct Together {
+    cpu: usize,
+    thread: u32,
+    looked: Instant,
+    run_ns: u64,
+    idle_ns: u64,
 }
 
 impl Placement {
     pub(super) fn new(private_lender: Option<u32>) -> Self {
-        Self { allowed: None, private_lender, pinned: None, thread: 0, same: 0, seen: 0 }
+        let now = Instant::now();
+        Self {
+            allowed: None,
+            this_thread: 0,
+            private_lender,
+            together: None,
+            thread: 0,
+            votes: 0,
+            same: 0,
+            seen: 0,
+            since: now,
+            rest_until: now,
+        }
     }
 
     /// On the pager's thread: from now on it may move among the CPUs it has now.
     pub(super) fn start(&mut self) {
-        self.allowed = CpuSet::of_this_thread().ok().filter(|set| set.len() > 1);
+        self.allowed = CpuSet::of(0).ok().filter(|set| set.len() > 1);
+        self.this_thread = netvm_sys::thread::number();
+        self.together = None;
+    }
+
+    /// Whether the pager must not sleep for longer than [`PATIENCE`].
+    pub(super) fn is_holding(&self) -> bool {
+        self.together.is_some()
     }
 
     /// Notes a fault; now and then, moves.
-    pub(super) fn note(&mut self, fault: Fault) {
+    pub(super) fn note(&mut self, fault: Fault, hold: &Hold, alone_in_run: impl FnOnce() -> bool) {
         if self.allowed.is_none() || fault.thread == 0 {
             return;
         }
         if fault.thread == self.thread {
+            self.votes += 1;
             self.same += 1;
-        } else if self.same == 0 {
-            self.thread = fault.thread;
+        } else if self.votes == 0 {
+            (self.thread, self.votes, self.same) = (fault.thread, 1, 1);
         } else {
-            self.same -= 1;
+            self.votes -= 1;
         }
         self.seen += 1;
         if self.seen >= PERIOD {
-            self.look();
-            (self.seen, self.same) = (0, 0);
+            self.look(hold, alone_in_run);
+            (self.seen, self.same, self.votes) = (0, 0, 0);
         }
     }
 
-    fn look(&mut self) {
-        let Some(allowed) = self.allowed else { return };
-        let alone = self.same >= PERIOD / 8 * 7;
-        let wanted = if alone { cpu_of(self.thread) } else { None };
-        if wanted == self.pinned {
+    fn look(&mut self, hold: &Hold, alone_in_run: impl FnOnce() -> bool) {
+        let now = Instant::now();
+        let often = now - std::mem::replace(&mut self.since, now) < PERIOD_MAX;
+        if self.same < SAME_MIN || !often {
+            return self.let_go(hold);
+        }
+        match &self.together {
+            Some(together) if together.thread == self.thread && hold.cpus_of(self.thread).is_some() => {
+                if now - together.looked > SHARE_INTERVAL && !self.is_cpu_ours(now) {
+                    self.rest_until = now + REST;
+                    self.let_go(hold);
+                }
+            }
+            _ if now < self.rest_until => {}
+            _ => self.gather(now, hold, alone_in_run()),
+        }
+    }
+
+    /// Brings everybody to the thread's CPU.
+    fn gather(&mut self, now: Instant, hold: &Hold, alone_in_run: bool) {
+        self.let_go(hold);
+        let Some(cpu) = cpu_of(self.thread) else { return };
+        if !hold.hold(self.thread, cpu) {
             return;
         }
-        let set = wanted.map_or(allowed, CpuSet::one);
+        let one = CpuSet::one(cpu);
         // A CPU that went away leaves things as they are.
-        if set.apply(0).is_ok() {
-            self.pinned = wanted;
+        if one.apply(0).is_err() {
+            return hold.release();
+        }
+        // Several processes would pull the lender to and fro.
+        if let Some(lender) = self.private_lender.filter(|_| alone_in_run) {
+            let _ = one.apply(lender);
+        }
+        let idle_ns = idle_ns_of(cpu).unwrap_or(0);
+        self.together = Some(Together {
+            cpu,
+            thread: self.thread,
+            looked: now,
+            run_ns: self.run_ns(self.thread),
+            idle_ns,
+        });
+    }
+
+    /// Leaves it to the scheduler.
+    pub(super) fn let_go(&mut self, hold: &Hold) {
+        if self.together.take().is_none() {
+            return;
+        }
+        hold.release();
+        if let Some(allowed) = self.allowed {
+            let _ = allowed.apply(0);
             if let Some(lender) = self.private_lender {
-                let _ = set.apply(lender);
+                let _ = allowed.apply(lender);
             }
         }
+    }
+
+    /// Time that those on the CPU have run, in nanoseconds.
+    fn run_ns(&self, thread: u32) -> u64 {
+        let threads = [Some(thread), Some(self.this_thread), self.private_lender];
+        threads.into_iter().flatten().filter_map(run_ns_of).sum()
+    }
+
+    /// Whether others leave us most of the CPU.
+    fn is_cpu_ours(&mut self, now: Instant) -> bool {
+        let Some(together) = &self.together else { return true };
+        let elapsed_ns = (now - together.looked).as_nanos() as u64;
+        let run_ns = self.run_ns(together.thread);
+        let idle_ns = idle_ns_of(together.cpu).unwrap_or(0);
+        let used_ns = run_ns.saturating_sub(together.run_ns) + idle_ns.saturating_sub(together.idle_ns);
+        let foreign_ns = elapsed_ns.saturating_sub(used_ns);
+        if let Some(together) = &mut self.together {
+            (together.looked, together.run_ns, together.idle_ns) = (now, run_ns, idle_ns);
+        }
+        foreign_ns <= elapsed_ns / FOREIGN_PART
     }
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use netvm_sys::bench_floor::{allowed_cpus, unpin_thread};
-use netvm_sys::thread::pin;
+use netvm_sys::cpu::pin;
 
 use crate::size::Size;
 

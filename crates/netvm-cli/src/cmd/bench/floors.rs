@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 use netvm_sys::bench_floor::{FaultFloor, FloorFeatures};
-use netvm_sys::thread::pin;
+use netvm_sys::cpu::pin;
 
 use super::PAGE_BYTES;
 use super::worker::Outcome;

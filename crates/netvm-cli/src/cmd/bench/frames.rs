@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use netvm_sys::bench_floor::{FaultFloor, FloorFeatures, PAGE_BYTES, allowed_cpus, unpin_thread};
-use netvm_sys::thread::pin;
+use netvm_sys::cpu::pin;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::report::{Row, median_and_spread, percentile};

@@ -117,7 +117,7 @@ enum Owner {
 /// When the memory cannot be had.
 pub fn run(args: &WorkerArgs) -> Result<(), Box<dyn Error>> {
     if let Some(cpu) = args.cpu {
-        netvm_sys::thread::pin(cpu)?;
+        netvm_sys::cpu::pin(cpu)?;
     }
     let mut worker = Worker::new(args)?;
     for line in std::io::stdin().lock().lines() {

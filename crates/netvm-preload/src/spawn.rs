@@ -1,0 +1,219 @@
+//! Threads and programs that the program starts, and its questions about CPUs.
+//!
+//! The pager holds a thread that faults all the time on its own CPU. New threads and programs must not inherit that, and the
+//! program must not see it.
+
+use crate::run;
+use crate::tls::{Internal, words};
+use netvm_sys::cpu::Hold;
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// A function of the C library behind the one of the same name here.
+struct Real {
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+}
+
+impl Real {
+    const fn new(name: &'static CStr) -> Self {
+        Self { name, address: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    fn address(&self) -> *mut c_void {
+        let known = self.address.load(Ordering::Relaxed);
+        if !known.is_null() {
+            return known;
+        }
+        let _internal = Internal::enter();
+        // SAFETY: the name is a C string; dlsym returns null or the next definition of the symbol.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        if found.is_null() {
+            crate::sys::give_up(&format!("the C library has no {}", self.name.to_string_lossy()));
+        }
+        self.address.store(found, Ordering::Relaxed);
+        found
+    }
+}
+
+/// The functions defined here.
+#[allow(non_upper_case_globals, reason = "named as the functions are")]
+mod real {
+    use super::Real;
+
+    macro_rules! reals {
+        ($($name:ident = $symbol:literal),* $(,)?) => {
+            $(pub(super) static $name: Real = Real::new($symbol);)*
+            pub(super) static ALL: &[&Real] = &[$(&$name),*];
+        };
+    }
+
+    reals! {
+        pthread_create = c"pthread_create",
+        posix_spawn = c"posix_spawn",
+        posix_spawnp = c"posix_spawnp",
+        system = c"system",
+        popen = c"popen",
+        execve = c"execve",
+        execv = c"execv",
+        execvp = c"execvp",
+        execvpe = c"execvpe",
+        fexecve = c"fexecve",
+        sched_setaffinity = c"sched_setaffinity",
+        pthread_setaffinity_np = c"pthread_setaffinity_np",
+        sched_getaffinity = c"sched_getaffinity",
+        pthread_getaffinity_np = c"pthread_getaffinity_np",
+    }
+}
+
+/// Finds all of them: a child of vfork(2) must not look for them itself.
+pub(crate) fn set_up() {
+    for real in real::ALL {
+        real.address();
+    }
+}
+
+/// Defines a function of the C library that does something first and afterwards.
+macro_rules! around {
+    ($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) -> $result:ty, $guard:expr) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As the C library's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+            let _guard = $guard;
+            // SAFETY: this is the C library's function of that name, whose type POSIX and the manual give.
+            let real: unsafe extern "C" fn($($type),*) -> $result = unsafe { std::mem::transmute(real::$name.address()) };
+            // SAFETY: forwarded from the caller.
+            unsafe { real($($argument),*) }
+        }
+    };
+}
+
+/// No thread is held while it lives.
+struct Suspended(Option<&'static Hold>);
+
+impl Suspended {
+    fn new() -> Self {
+        let hold = hold();
+        if let Some(hold) = hold {
+            hold.suspend();
+        }
+        Self(hold)
+    }
+}
+
+impl Drop for Suspended {
+    fn drop(&mut self) {
+        if let Some(hold) = self.0 {
+            hold.resume();
+        }
+    }
+}
+
+/// What holds threads, once far memory has started, for the program's own threads.
+fn hold() -> Option<&'static Hold> {
+    if words().internal.get() != 0 { None } else { run::started()?.hold() }
+}
+
+/// The calling thread is about to become another program.
+fn free_this_thread() {
+    if let Some(hold) = hold() {
+        hold.free_this_thread();
+    }
+}
+
+type Start = extern "C" fn(*mut c_void) -> *mut c_void;
+type Strings = *const *const c_char;
+
+around!(
+    /// pthread_create(3).
+    pthread_create(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t, start: Start, argument: *mut c_void) -> c_int,
+    Suspended::new()
+);
+around!(
+    /// posix_spawn(3).
+    posix_spawn(
+        pid: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void,
+        arguments: Strings, environment: Strings
+    ) -> c_int,
+    Suspended::new()
+);
+around!(
+    /// posix_spawnp(3).
+    posix_spawnp(
+        pid: *mut libc::pid_t, file: *const c_char, actions: *const c_void, attributes: *const c_void,
+        arguments: Strings, environment: Strings
+    ) -> c_int,
+    Suspended::new()
+);
+around!(
+    /// system(3).
+    system(command: *const c_char) -> c_int,
+    Suspended::new()
+);
+around!(
+    /// popen(3).
+    popen(command: *const c_char, mode: *const c_char) -> *mut libc::FILE,
+    Suspended::new()
+);
+around!(
+    /// execve(2).
+    execve(path: *const c_char, arguments: Strings, environment: Strings) -> c_int,
+    free_this_thread()
+);
+around!(
+    /// execv(3).
+    execv(path: *const c_char, arguments: Strings) -> c_int,
+    free_this_thread()
+);
+around!(
+    /// execvp(3).
+    execvp(file: *const c_char, arguments: Strings) -> c_int,
+    free_this_thread()
+);
+around!(
+    /// execvpe(3).
+    execvpe(file: *const c_char, arguments: Strings, environment: Strings) -> c_int,
+    free_this_thread()
+);
+around!(
+    /// fexecve(3).
+    fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int,
+    free_this_thread()
+);
+around!(
+    /// sched_setaffinity(2): the program places its threads itself.
+    sched_setaffinity(thread: libc::pid_t, bytes: usize, set: *const c_void) -> c_int,
+    give_up()
+);
+around!(
+    /// pthread_setaffinity_np(3): the program places its threads itself.
+    pthread_setaffinity_np(thread: libc::pthread_t, bytes: usize, set: *const c_void) -> c_int,
+    give_up()
+);
+
+fn give_up() {
+    if let Some(hold) = hold() {
+        hold.give_up();
+    }
+}
+
+/// Lets go before the question, since a held thread would see one CPU.
+fn release() {
+    if let Some(hold) = hold() {
+        hold.release();
+    }
+}
+
+around!(
+    /// sched_getaffinity(2).
+    sched_getaffinity(thread: libc::pid_t, bytes: usize, set: *mut c_void) -> c_int,
+    release()
+);
+around!(
+    /// pthread_getaffinity_np(3).
+    pthread_getaffinity_np(thread: libc::pthread_t, bytes: usize, set: *mut c_void) -> c_int,
+    release()
+);
