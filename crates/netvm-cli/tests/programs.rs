@@ -34,16 +34,16 @@ fn gnu_sort() {
         return;
     }
     let folder = Folder::new("sort");
-    write_lines(&folder.path("lines"), 1, 32 << 20);
+    write_lines(&folder.path("lines"), 1, 8 << 20);
     let arguments = ["--buffer-size=512M", "--parallel=2", "--output"];
     let plain = folder.path("plain");
     finish(Command::new("sort").env("LC_ALL", "C").args(arguments).arg(&plain).arg(folder.path("lines")))
         .must_succeed();
     let far = folder.path("far");
-    let mut command = run_on("16M", "sort");
+    let mut command = run_on("8M", "sort");
     let done =
         finish(command.env("LC_ALL", "C").args(arguments).arg(&far).arg(folder.path("lines"))).must_succeed();
-    must_have_used_far_memory(&done, 16 * MIB);
+    must_have_used_far_memory(&done, 8 * MIB);
     assert!(std::fs::read(plain).unwrap() == std::fs::read(far).unwrap(), "the sorted files differ");
 }
 
@@ -103,7 +103,7 @@ fn gcc_on_a_large_file() {
     let folder = Folder::new("gcc");
     let mut random = Random(3);
     let mut source = String::new();
-    for function in 0..1200 {
+    for function in 0..300 {
         let mut number = || random.next() % 1000 + 1;
         writeln!(source, "int f{function}(int *a, int n) {{ int s = {};", number()).unwrap();
         for _ in 0..6 {
@@ -142,8 +142,8 @@ cd \"$1\"
 sort --buffer-size=256M -o a.$2 a & first=$!
 sort --buffer-size=256M -r -o b.$2 b & second=$!
 wait $first && wait $second && cat a.$2 b.$2 | cksum";
-    write_lines(&folder.path("a"), 4, 12 << 20);
-    write_lines(&folder.path("b"), 5, 12 << 20);
+    write_lines(&folder.path("a"), 4, 5 << 20);
+    write_lines(&folder.path("b"), 5, 5 << 20);
     let arguments = |name| ["-c".into(), script.into(), "sh".into(), folder.path("").into_os_string(), name];
     let plain = finish(Command::new("sh").env("LC_ALL", "C").args(arguments("plain".into()))).must_succeed();
     let done = finish(run_on("16M", "sh").env("LC_ALL", "C").args(arguments("far".into()))).must_succeed();

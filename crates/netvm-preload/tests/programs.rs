@@ -95,10 +95,10 @@ fn a_small_area_is_out_of_memory_not_local() {
 }
 
 /// With the pager, a lender in this process, and far less local memory than the program uses.
-fn run_with_pager(name: &str, small_local_bytes: u64, far_threshold_bytes: u64) {
+fn run_with_pager(name: &str, small_local_bytes: u64, far_threshold_bytes: u64) -> Option<Output> {
     if let Err(error) = netvm_sys::uffd::probe() {
         println!("skipped ({name} with the pager): userfaultfd: {error}");
-        return;
+        return None;
     }
     let program = compile(name);
     let folder = program.with_extension(format!("{small_local_bytes}-run"));
@@ -133,6 +133,7 @@ fn run_with_pager(name: &str, small_local_bytes: u64, far_threshold_bytes: u64) 
     must_succeed(&format!("{name} with the pager"), &output);
     assert!(stats.remote_writes > 0 && stats.remote_reads > 0, "no page travelled: {stats:?}");
     assert!(stats.local_frames_peak <= (8 << 20) / 4096, "over the budget: {stats:?}");
+    Some(output)
 }
 
 #[test]
@@ -148,6 +149,15 @@ fn mappings_with_the_pager() {
 #[test]
 fn forks_with_the_pager() {
     run_with_pager("forks", 0, 4096);
+}
+
+#[test]
+fn a_held_thread_hands_nothing_on() {
+    let Some(output) = run_with_pager("spawn", 1_000_000, 131_072) else { return };
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    // Other tests may take the CPU, and the hold ends; with one CPU there is nothing to hold.
+    println!("{}", said.trim());
+    assert!(said.contains("CPUs: "), "{said}");
 }
 
 #[test]
