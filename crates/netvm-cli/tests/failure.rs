@@ -1,0 +1,236 @@
+//! What users see when something is wrong: one sentence that says what, soon, and never wrong data.
+
+mod common;
+
+use common::{Done, Folder, Guard, Lender, can_run, finish, netvm, wait};
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+const PYTHON: &str = "/usr/bin/python3";
+
+/// Longest time from the failure to the end of the program.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Fills far memory, says so, and then reads and checks it for ever.
+const WORK: &str = "\
+import os, sys
+pages = 12288
+block = os.urandom(4096)
+memory = bytearray(block * pages)
+print('filled', flush=True)
+while True:
+    for page in range(0, pages, 7):
+        if memory[page * 4096:page * 4096 + 4096] != block:
+            print('WRONG DATA', flush=True)
+            sys.exit(3)
+";
+
+/// `netvm run` on this lender with a program that goes on for ever, when it has filled its memory.
+fn start_work(lender: &str) -> Guard {
+    let mut child = netvm()
+        .args(["run", "--local", "8M", "--lender", lender, "--", PYTHON, "-c", WORK])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut said = [0; 7];
+    child.stdout.as_mut().unwrap().read_exact(&mut said).expect("the program did not start");
+    assert_eq!(&said, b"filled\n");
+    Guard(child)
+}
+
+/// Waits for the end; the status and what was said.
+#[track_caller]
+fn ends_soon(mut run: Guard) -> Done {
+    let started = Instant::now();
+    let status = wait(&mut run.0, PATIENCE + Duration::from_secs(5)).expect("the program hangs");
+    let elapsed = started.elapsed();
+    assert!(elapsed < PATIENCE, "{elapsed:?}");
+    let (mut out, mut err) = (Vec::new(), String::new());
+    run.0.stdout.take().unwrap().read_to_end(&mut out).unwrap();
+    run.0.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    Done { status, out, err, elapsed }
+}
+
+/// One line, of netvm, that has all these words.
+#[track_caller]
+fn must_say(done: &Done, words: &[&str]) {
+    assert!(!done.status.success(), "{}", done.err);
+    let lines: Vec<_> = done.err.lines().filter(|line| line.starts_with("netvm: ")).collect();
+    assert_eq!(lines.len(), 1, "{}", done.err);
+    for word in words {
+        assert!(lines[0].contains(word), "no {word:?} in: {}", done.err);
+    }
+    assert!(!done.out().contains("WRONG"), "{}", done.out());
+}
+
+#[test]
+fn a_killed_lender_ends_the_program_with_one_sentence_that_names_it() {
+    const TEST: &str = "a_killed_lender_ends_the_program_with_one_sentence_that_names_it";
+    if !can_run(TEST, &[PYTHON]) {
+        return;
+    }
+    let folder = Folder::new("killed");
+    let lender = Lender::start(&folder, "256M");
+    let run = start_work(&lender.address);
+    assert!(lender.used_bytes() > 16 << 20);
+    lender.signal("KILL");
+    let done = ends_soon(run);
+    must_say(&done, &[&lender.address]);
+    assert_eq!(done.status.code(), Some(125));
+}
+
+#[test]
+fn a_lender_that_stands_still_is_given_up() {
+    if !can_run("a_lender_that_stands_still_is_given_up", &[PYTHON]) {
+        return;
+    }
+    let folder = Folder::new("stopped");
+    let lender = Lender::start(&folder, "256M");
+    let run = start_work(&lender.address);
+    lender.signal("STOP");
+    let done = ends_soon(run);
+    lender.signal("CONT");
+    must_say(&done, &[&lender.address, "answer"]);
+}
+
+#[test]
+fn a_lender_that_becomes_full_is_named() {
+    if !can_run("a_lender_that_becomes_full_is_named", &[PYTHON]) {
+        return;
+    }
+    let folder = Folder::new("full");
+    let lender = Lender::start(&folder, "16M");
+    let done =
+        finish(netvm().args(["run", "--local", "8M", "--lender", &lender.address, "--", PYTHON, "-c", WORK]));
+    must_say(&done, &[&lender.address, "full"]);
+    // What the program had is free again.
+    common::until("the memory is free", || lender.used_bytes() == 0);
+}
+
+#[test]
+fn a_private_lender_that_is_too_small_is_full() {
+    if !can_run("a_private_lender_that_is_too_small_is_full", &[PYTHON]) {
+        return;
+    }
+    let done = finish(netvm().args(["run", "--local", "8M", "--lend-size", "16M", "--", PYTHON, "-c", WORK]));
+    must_say(&done, &["full"]);
+}
+
+#[test]
+fn nobody_at_the_address() {
+    let folder = Folder::new("nobody");
+    let socket = format!("unix:{}", folder.path("nobody").display());
+    // A port that was free a moment ago.
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    for address in [socket.as_str(), &port.to_string(), "no-such-host.invalid:7777", "127.0.0.1:99999", "x"] {
+        for command in [vec!["run", "--lender", address, "--", "true"], vec!["status", address]] {
+            let done = finish(netvm().args(&command));
+            must_say(&done, &[address.trim_start_matches("unix:")]);
+            assert!(done.elapsed < PATIENCE, "{command:?}: {:?}", done.elapsed);
+        }
+    }
+}
+
+/// Something that listens, says `greeting` to everyone and then nothing more.
+fn stranger(greeting: &'static [u8]) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        let mut connections = Vec::new();
+        for connection in listener.incoming() {
+            let mut connection = connection.unwrap();
+            let _ = connection.write_all(greeting);
+            connections.push(connection);
+        }
+    });
+    address
+}
+
+#[test]
+fn something_else_at_the_address() {
+    for greeting in [&b"SSH-2.0-OpenSSH_9.2p1\r\n"[..], b"HTTP/1.1 400 Bad Request\r\n\r\n", b""] {
+        let address = stranger(greeting);
+        for command in [vec!["run", "--lender", &address, "--", "true"], vec!["status", &address]] {
+            let done = finish(netvm().args(&command));
+            must_say(&done, &[&address]);
+            assert!(done.elapsed < PATIENCE, "{command:?}: {:?}", done.elapsed);
+        }
+    }
+}
+
+#[test]
+fn local_memory_below_the_minimum() {
+    for local in ["0", "1M", "4095K"] {
+        let done = finish(netvm().args(["run", "--local", local, "--", "true"]));
+        must_say(&done, &["4 MiB"]);
+    }
+    let done = finish(netvm().args(["run", "--local", "lots", "--", "true"]));
+    assert!(!done.status.success() && done.err.contains("lots"), "{}", done.err);
+}
+
+#[test]
+fn addresses_for_far_memory_that_cannot_be_had() {
+    if !can_run("addresses_for_far_memory_that_cannot_be_had", &[PYTHON]) {
+        return;
+    }
+    // 8 GiB of addresses for the process, 1 TiB for the far area.
+    let run = format!(
+        "ulimit -v 8388608; exec {} run --local 8M --lend-size 64M -- {PYTHON} -c 'bytearray(50000000)'",
+        env!("CARGO_BIN_EXE_netvm")
+    );
+    let done = finish(Command::new("sh").args(["-c", &run]));
+    must_say(&done, &["addresses"]);
+}
+
+#[test]
+fn no_memory_left_on_the_machine() {
+    const TEST: &str = "no_memory_left_on_the_machine";
+    if !can_run(TEST, &[PYTHON]) {
+        return;
+    }
+    let groups = "/sys/fs/cgroup/memory";
+    let group = format!("{groups}/netvm-test-{}", std::process::id());
+    let limit = format!("{group}/memory.limit_in_bytes");
+    if std::fs::create_dir(&group).and_then(|()| std::fs::write(&limit, "67108864")).is_err() {
+        let _ = std::fs::remove_dir(&group);
+        let _ = writeln!(std::io::stderr(), "{TEST}: skipped (cannot make a memory cgroup in {groups})");
+        return;
+    }
+    // The program and its private lender together may have 64 MiB, and need more.
+    let run = format!(
+        "echo $$ > {group}/cgroup.procs; exec {} run --local 8M --lend-size 1G -- {PYTHON} -c '{}'",
+        env!("CARGO_BIN_EXE_netvm"),
+        WORK.replace("12288", "65536").replace('\'', "\"")
+    );
+    let done = finish(Command::new("sh").args(["-c", &run]));
+    let _ = std::fs::remove_dir(&group);
+    // The kernel's victim may be any of the three; no result may be wrong.
+    assert!(!done.status.success(), "{}", done.out());
+    assert!(!done.out().contains("WRONG") && !done.out().contains("filled"), "{}", done.out());
+}
+
+#[test]
+fn programs_that_are_not_covered() {
+    let folder = Folder::new("programs");
+    for program in ["/no/such/program", "no-such-program"] {
+        let done = finish(netvm().args(["run", "--", program]));
+        must_say(&done, &[program]);
+    }
+    let script = folder.path("script");
+    std::fs::write(&script, "#!/no/such/interpreter\n").unwrap();
+    std::fs::set_permissions(&script, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    must_say(&finish(netvm().args(["run", "--"]).arg(&script)), &["/no/such/interpreter"]);
+
+    let program = folder.path("static");
+    std::fs::write(folder.path("main.c"), "int main(void) { return 0; }\n").unwrap();
+    let compiled =
+        Command::new("gcc").arg("-static").arg("-o").arg(&program).arg(folder.path("main.c")).output();
+    if !compiled.is_ok_and(|output| output.status.success()) {
+        let _ = writeln!(std::io::stderr(), "programs_that_are_not_covered: skipped (no gcc -static here)");
+        return;
+    }
+    must_say(&finish(netvm().args(["run", "--"]).arg(&program)), &["statically linked", "swap"]);
+}
