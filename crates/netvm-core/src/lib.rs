@@ -8,6 +8,7 @@ extern crate alloc;
 pub mod endpoint;
 pub mod key;
 pub mod limits;
+pub mod opening;
 pub mod residency;
 pub mod segment;
 pub mod sim;

@@ -19,6 +19,11 @@ pub const BODY_BYTES_MAX: usize = 64 << 10;
 /// Most bytes in the name of a segment or of a borrower.
 pub const NAME_BYTES_MAX: usize = 255;
 
+/// Most bytes in one encrypted record.
+pub const RECORD_BYTES_MAX: usize = 16 << 10;
+/// Each direction's key is replaced after this many records: 64 GiB at most, well below what AES-GCM allows one key.
+pub const REKEY_RECORDS: u64 = 1 << 20;
+
 /// Most operations that wait for an answer in one session; more are refused by the poster (backpressure) and by the peer.
 pub const OPS_MAX: usize = 256;
 /// Most calls that wait for an answer in one session: calls have bodies.
@@ -40,6 +45,8 @@ pub const SLABS_MAX: u64 = 1 << 20;
 
 /// A connection that has not said hello by then is closed, in milliseconds.
 pub const HELLO_TIMEOUT_MS: u64 = 3000;
+/// Most connections at once that have not said hello; one more, and the oldest of them is closed.
+pub const HALF_OPEN_MAX: usize = 256;
 /// A forked lease that nobody has claimed by then is dropped, in milliseconds.
 pub const TICKET_TIMEOUT_MS: u64 = 10_000;
 

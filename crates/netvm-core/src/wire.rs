@@ -1,6 +1,6 @@
 //! The bytes on the wire, version 1. All numbers are little-endian.
 //!
-//! A connection starts with one *hello* in each direction. Bytes 0 to 11 keep their meaning in all versions:
+//! A connection starts with one *hello* in each direction (behind [`crate::opening`]s when the peers share a secret). Bytes 0 to 11 keep their meaning in all versions:
 //!
 //! ```text
 //!   0               8       10      12      14      16
@@ -336,6 +336,12 @@ pub enum Refusal {
     Stopping = 3,
     /// The peer does not serve this role, or does not know that session.
     Role = 4,
+    /// The peer wants a proof of its secret, and there was none or another secret's.
+    Secret = 5,
+    /// The peer has no secret to prove.
+    NoSecret = 6,
+    /// One side insists on encryption, the other does not encrypt.
+    Encryption = 7,
 }
 
 /// The first message in each direction.
@@ -404,11 +410,8 @@ impl Hello {
         bytes[..len] == MAGIC[..len]
     }
 
-    /// Reads a hello.
-    ///
-    /// # Errors
-    /// [`WireError::Magic`], [`WireError::Version`] (before anything else in it is looked at), [`WireError::Hello`].
-    pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, WireError> {
+    /// The versions, in what may be a hello of any version.
+    pub(crate) fn versions(bytes: &[u8; HELLO_BYTES]) -> Result<(u16, u16), WireError> {
         if bytes[0..8] != MAGIC {
             return Err(WireError::Magic);
         }
@@ -416,6 +419,15 @@ impl Hello {
         if version < VERSION_MIN || version_min > VERSION || version_min > version {
             return Err(WireError::Version { theirs: version, theirs_min: version_min });
         }
+        Ok((version, version_min))
+    }
+
+    /// Reads a hello.
+    ///
+    /// # Errors
+    /// [`WireError::Magic`], [`WireError::Version`] (before anything else in it is looked at), [`WireError::Hello`].
+    pub fn decode(bytes: &[u8; HELLO_BYTES]) -> Result<Self, WireError> {
+        let (version, version_min) = Self::versions(bytes)?;
         let role = match u16_at(bytes, 12) {
             1 => Role::Borrower,
             2 => Role::Observer,
@@ -428,6 +440,9 @@ impl Hello {
             1 => Refusal::Version,
             2 => Refusal::Busy,
             3 => Refusal::Stopping,
+            5 => Refusal::Secret,
+            6 => Refusal::NoSecret,
+            7 => Refusal::Encryption,
             _ => Refusal::Role,
         };
         let hello = Self {
@@ -455,7 +470,7 @@ fn array_at<const N: usize>(bytes: &[u8], at: usize) -> [u8; N] {
     out.copy_from_slice(&bytes[at..at + N]);
     out
 }
-fn u16_at(bytes: &[u8], at: usize) -> u16 {
+pub(crate) fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes(array_at(bytes, at))
 }
 fn u32_at(bytes: &[u8], at: usize) -> u32 {

@@ -84,6 +84,26 @@ pub enum Error {
         /// Its reason.
         reason: String,
     },
+    /// The peer wants a proof of a secret, and we have none.
+    NeedsSecret {
+        /// Address of the peer.
+        lender: String,
+    },
+    /// The peer's secret is another one, or somebody altered the proof on the way.
+    WrongSecret {
+        /// Address of the peer.
+        lender: String,
+    },
+    /// We want a proof of our secret, and the peer has none.
+    NoSecret {
+        /// Address of the peer.
+        lender: String,
+    },
+    /// One side insists on encryption, the other does not encrypt.
+    NoEncryption {
+        /// Address of the peer.
+        lender: String,
+    },
     /// The peer has not answered for too long.
     Timeout {
         /// Address of the peer.
@@ -171,6 +191,10 @@ impl Error {
             | Self::NotNetvm { .. }
             | Self::Version { .. }
             | Self::Refused { .. }
+            | Self::NeedsSecret { .. }
+            | Self::WrongSecret { .. }
+            | Self::NoSecret { .. }
+            | Self::NoEncryption { .. }
             | Self::Timeout { .. }
             | Self::LenderLost { .. }
             | Self::Protocol { .. } => Scope::Link,
@@ -191,6 +215,10 @@ impl Error {
             | Self::NotNetvm { .. }
             | Self::Version { .. }
             | Self::Refused { .. }
+            | Self::NeedsSecret { .. }
+            | Self::WrongSecret { .. }
+            | Self::NoSecret { .. }
+            | Self::NoEncryption { .. }
             | Self::Protocol { .. }
             | Self::Bounds { .. }
             | Self::System { .. }
@@ -222,6 +250,25 @@ impl fmt::Display for Error {
                  install the same netvm on both machines"
             ),
             Self::Refused { lender, reason } => write!(f, "lender {lender} refused the connection: {reason}"),
+            Self::NeedsSecret { lender } => write!(
+                f,
+                "lender {lender} serves only who knows its secret; copy its secret file here and name it with --secret FILE \
+                 (or NETVM_SECRET_FILE)"
+            ),
+            Self::WrongSecret { lender } => write!(
+                f,
+                "lender {lender} has another secret than we have, or somebody alters what we send; \
+                 copy its secret file here and name it with --secret FILE"
+            ),
+            Self::NoSecret { lender } => write!(
+                f,
+                "lender {lender} cannot prove that it knows our secret: it has none, or somebody answers in its place; \
+                 start it with the same --secret FILE"
+            ),
+            Self::NoEncryption { lender } => write!(
+                f,
+                "lender {lender} and we do not agree on encryption: one side insists on it and the other does not encrypt"
+            ),
             Self::Timeout { lender, what, after_ms } => write!(
                 f,
                 "lender {lender} has not answered for {:.1} s (waiting for {what}); is it stopped or the network down?",

@@ -3,6 +3,7 @@
 //! - [`lender`]: a lender serves slabs of its memory; a borrower reads and writes them one-sidedly.
 //! - [`pager`]: far memory: addresses whose pages live on lenders, within an exact local budget.
 //! - [`node`], [`region`]: one-sided memory between processes: export, import, read, write.
+//! - [`security`]: secrets that both sides prove to know, and encryption.
 //! - [`link`]: the transports below.
 //! - [`runfile`], [`stats`]: what the processes of one run share.
 #![warn(missing_docs)]
@@ -14,6 +15,7 @@ pub mod node;
 pub mod pager;
 pub mod region;
 pub mod runfile;
+pub mod security;
 pub mod stats;
 
 pub use error::{Error, Result};

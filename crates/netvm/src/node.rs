@@ -27,26 +27,25 @@ use std::time::{Duration, Instant};
 
 use netvm_core::key::Access;
 pub use netvm_core::key::{RemoteKey, Rights};
-use netvm_core::limits::{HELLO_BYTES, HELLO_TIMEOUT_MS, OPS_MAX, RAILS_MAX, WINDOW};
+use netvm_core::limits::{HALF_OPEN_MAX, HELLO_TIMEOUT_MS, OPS_MAX, RAILS_MAX, WINDOW};
 use netvm_core::segment::{ExportError, ExportTable, ImportTable, SegmentId};
 use netvm_core::wire::{Hello, Refusal, Role, Status};
 use netvm_sys::epoll::{Epoll, EventFd, Interest, Ready};
 pub use netvm_sys::mapping::Mapping;
-use netvm_sys::net::{Address, Incoming, Listener, Outgoing, Stream};
+use netvm_sys::net::{Address, Listener};
 use netvm_sys::shared::SharedSlice;
 
 use crate::error::{Error, Result};
-use crate::lender::handshake_with;
+use crate::link::greeting::{self, Greeted, Greeting, Transport};
 use crate::link::session::Memory;
 use crate::link::{Link, Loopback};
 use crate::region::{Channel, Peer};
+use crate::security::Security;
 
 const STOP_ID: u64 = u64::MAX;
 const LISTENER_ID: u64 = 1 << 40;
 const GREETING_ID: u64 = 1 << 41;
 const TICK: Duration = Duration::from_millis(500);
-/// Half-open connections and half-connected sessions at once.
-const GREETINGS_MAX: usize = 256;
 
 /// What a node exports.
 #[derive(Default)]
@@ -91,17 +90,10 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A connection that has not said hello, or a session whose rails are not complete.
-struct Greeting {
-    stream: Stream,
-    hello: [u8; HELLO_BYTES],
-    have: usize,
-    since: Instant,
-}
-
+/// A session whose rails are not complete.
 struct Forming {
     session: [u8; 16],
-    rails: Vec<Option<Stream>>,
+    rails: Vec<Option<Transport>>,
     since: Instant,
 }
 
@@ -114,6 +106,7 @@ pub(crate) struct Shared {
     stop: EventFd,
     /// Unexporting takes the locks of all channels: one at a time.
     unexporting: Mutex<()>,
+    security: Security,
 }
 
 /// See the module.
@@ -129,11 +122,20 @@ impl std::fmt::Debug for Node {
 }
 
 impl Node {
-    /// A node that exports nothing and listens nowhere.
+    /// A node that exports nothing and listens nowhere, without a secret: for loopback and unix sockets.
     ///
     /// # Errors
     /// [`Error::System`] when no descriptor or thread is to be had.
     pub fn new() -> Result<Self> {
+        Self::with_security(Security::default())
+    }
+
+    /// A node that connects to, and is connected to by, nodes with the same secret.
+    ///
+    /// # Errors
+    /// As [`Node::new`]; [`Error::Other`] for encryption without a secret.
+    pub fn with_security(security: Security) -> Result<Self> {
+        security.check()?;
         let system = |error: std::io::Error| Error::system("start a node", &error);
         let shared = Arc::new(Shared {
             exports: Mutex::default(),
@@ -142,6 +144,7 @@ impl Node {
             listeners: Mutex::default(),
             stop: EventFd::new().map_err(system)?,
             unexporting: Mutex::default(),
+            security,
         });
         watch(&shared.epoll, shared.stop.as_fd(), STOP_ID)?;
         let server = Server { shared: Arc::clone(&shared), greetings: Vec::new(), forming: Vec::new() };
@@ -161,7 +164,7 @@ impl Node {
     /// Listens at `address`; returns it with the real port.
     ///
     /// # Errors
-    /// [`Error::Address`], [`Error::Listen`].
+    /// [`Error::Address`]; [`Error::Listen`], also for a network address without a secret.
     pub fn listen(&self, address: &str) -> Result<String> {
         let parsed: Address = address.parse().map_err(|reason: &str| Error::Address {
             address: address.to_owned(),
@@ -169,6 +172,7 @@ impl Node {
         })?;
         let listener = Listener::bind(&parsed)
             .map_err(|error| Error::Listen { address: address.to_owned(), reason: error.to_string() })?;
+        self.shared.security.check_listener(listener.address())?;
         let mut listeners = lock(&self.shared.listeners);
         watch(&self.shared.epoll, listener.as_fd(), LISTENER_ID + listeners.len() as u64)?;
         let address = listener.address().to_string();
@@ -254,9 +258,10 @@ impl Node {
         let mut limits = (OPS_MAX as u32, WINDOW as u32);
         for rail in 0..rails {
             (hello.rail, hello.rails) = (rail as u8, rails as u8);
-            let (stream, theirs) = handshake_with(address, &mut hello, Duration::from_secs(4))?;
+            let timeout = Duration::from_secs(4);
+            let (transport, theirs) = greeting::connect(address, &hello, timeout, &self.shared.security)?;
             limits = (limits.0.min(theirs.ops_max), limits.1.min(theirs.window));
-            links.push(Box::new(stream));
+            links.push(Box::new(transport));
         }
         self.connect_links(links, limits, address)
     }
@@ -359,8 +364,9 @@ impl Server {
     /// Closes what has been half open for too long, and forgets channels that have ended.
     fn tidy(&mut self) {
         let late = |since: Instant| since.elapsed() > Duration::from_millis(HELLO_TIMEOUT_MS);
+        let now = Instant::now();
         for greeting in &mut self.greetings {
-            greeting.take_if(|greeting| late(greeting.since));
+            greeting.take_if(|greeting| greeting.is_late(now));
         }
         self.forming.retain(|forming| !late(forming.since));
         for place in lock(&self.shared.channels).iter_mut() {
@@ -377,77 +383,56 @@ impl Server {
             let Ok(Some(stream)) = accepted else { return };
             let index = match self.greetings.iter().position(Option::is_none) {
                 Some(index) => index,
-                None if self.greetings.len() < GREETINGS_MAX => {
+                None if self.greetings.len() < HALF_OPEN_MAX => {
                     self.greetings.push(None);
                     self.greetings.len() - 1
                 }
                 None => {
-                    answer(&stream, Refusal::Busy);
-                    continue;
+                    // Who means it says hello sooner than the oldest has.
+                    let since = |index: &usize| self.greetings[*index].as_ref().map(Greeting::since);
+                    (0..HALF_OPEN_MAX).min_by_key(since).unwrap_or(0)
                 }
             };
+            self.greetings[index] = None;
             if watch(&self.shared.epoll, stream.as_fd(), GREETING_ID + index as u64).is_ok() {
-                let since = Instant::now();
-                self.greetings[index] = Some(Greeting { stream, hello: [0; HELLO_BYTES], have: 0, since });
+                self.greetings[index] = Some(Greeting::new(stream, Role::Node));
             }
         }
     }
 
     fn greet(&mut self, index: usize) {
-        let Some(mut greeting) = self.greetings.get_mut(index).and_then(Option::take) else { return };
-        let Greeting { stream, hello, have, .. } = &mut greeting;
-        let mut into = Incoming::new();
-        into.bytes(&mut hello[*have..]);
-        match stream.receive(&mut into) {
-            Ok(received) if received > 0 => *have += received,
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            _ => return,
-        }
-        if !Hello::may_start_with(&hello[..*have]) {
-            return;
-        }
-        if *have < HELLO_BYTES {
-            self.greetings[index] = Some(greeting);
-            return;
-        }
-        let theirs = match Hello::decode(hello) {
-            Ok(theirs) if theirs.role == Role::Node => theirs,
-            unfit => {
-                answer(stream, if unfit.is_ok() { Refusal::Role } else { Refusal::Version });
-                return;
-            }
+        let Some(greeting) = self.greetings.get_mut(index).and_then(Option::take) else { return };
+        let arrival = match greeting.progress(&self.shared.security) {
+            Greeted::Waiting(greeting) => return self.greetings[index] = Some(greeting),
+            Greeted::Hello(arrival) => arrival,
+            Greeted::Gone(_) => return,
         };
-        if self.forming.len() >= GREETINGS_MAX {
-            answer(stream, Refusal::Busy);
-            return;
+        let theirs = arrival.hello;
+        if theirs.role != Role::Node {
+            return arrival.refuse(Refusal::Role);
         }
-        let _ = self.shared.epoll.remove(stream.as_fd());
-        let Greeting { stream, since, .. } = greeting;
+        if self.forming.len() >= HALF_OPEN_MAX {
+            return arrival.refuse(Refusal::Busy);
+        }
+        let _ = self.shared.epoll.remove(arrival.stream().as_fd());
         let known = self.forming.iter().position(|forming| forming.session == theirs.session);
         let index = known.unwrap_or_else(|| {
             let rails = (0..theirs.rails).map(|_| None).collect();
-            self.forming.push(Forming { session: theirs.session, rails, since });
+            self.forming.push(Forming { session: theirs.session, rails, since: Instant::now() });
             self.forming.len() - 1
         });
         let rails = &mut self.forming[index].rails;
         let expected = rails.len() == usize::from(theirs.rails) && rails[usize::from(theirs.rail)].is_none();
-        if !expected || !answer(&stream, Refusal::None) {
+        let accepted = if expected { arrival.accept() } else { None };
+        let Some(transport) = accepted else {
             self.forming.swap_remove(index);
             return;
-        }
-        rails[usize::from(theirs.rail)] = Some(stream);
+        };
+        rails[usize::from(theirs.rail)] = Some(transport);
         if rails.iter().all(Option::is_some) {
             let rails = self.forming.swap_remove(index).rails;
             let links = rails.into_iter().flatten().map(|rail| Box::new(rail) as Box<dyn Link>).collect();
             let _ = add_channel(&self.shared, links, (theirs.ops_max, theirs.window), "a peer");
         }
     }
-}
-
-/// Answers a hello; false when the peer has gone.
-fn answer(stream: &Stream, refusal: Refusal) -> bool {
-    let hello = Hello { refusal, ..Hello::new(Role::Node) }.encode();
-    let mut out = Outgoing::new();
-    out.bytes(&hello);
-    matches!(stream.send(&out), Ok(HELLO_BYTES))
 }

@@ -232,7 +232,7 @@ fn a_fork_shares_slabs_until_one_lets_go() {
     assert_eq!(back.to_vec(), vec![1; 4096]);
     // As plain data, and by ticket.
     let parts = child.fork().unwrap().into_parts();
-    let mut adopted = Borrower::from_parts(parts).unwrap();
+    let mut adopted = Borrower::from_parts(parts);
     let ticket = child.fork_ticket().unwrap();
     let mut claimed = Borrower::adopt(&ticket, &BorrowOptions::default()).unwrap();
     assert!(Borrower::adopt(&ticket, &BorrowOptions::default()).is_err(), "a ticket is good once");

@@ -58,6 +58,7 @@ pub fn run(args: LendArgs) -> Outcome {
         parent_fd: None,
         spin_us: args.spin_us,
         verbose: !args.private,
+        ..LenderConfig::default()
     })?;
     let mut out = std::io::stdout();
     for address in lender.addresses() {

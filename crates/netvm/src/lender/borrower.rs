@@ -1,18 +1,19 @@
 //! A borrower's connection to one lender.
 
-use std::os::fd::{BorrowedFd, RawFd};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 use netvm_core::endpoint::{Answer, Event, OpError, PostError};
-use netvm_core::limits::{HELLO_BYTES, PIECES_MAX};
-use netvm_core::wire::{BodyReader, BodyWriter, Hello, Refusal, Role, Status, WireError};
-use netvm_sys::net::{self, Address, Incoming, Outgoing, Stream};
+use netvm_core::limits::PIECES_MAX;
+use netvm_core::wire::{BodyReader, BodyWriter, Hello, Role, Status};
 use netvm_sys::shared::SharedSlice;
 
 use super::protocol::{self, LenderStatus};
 use crate::error::{Error, Result};
 use crate::link::Link;
+use crate::link::greeting::{self, Transport};
 use crate::link::session::{Failure, NoMemory, Session};
+use crate::security::{Protection, Security};
 
 /// How to borrow.
 #[derive(Clone, Debug)]
@@ -25,6 +26,8 @@ pub struct BorrowOptions {
     pub connect_timeout: Duration,
     /// How long a blocking call waits for the lender's answer.
     pub call_timeout: Duration,
+    /// The secret to prove, and whether to encrypt.
+    pub security: Security,
 }
 
 impl Default for BorrowOptions {
@@ -34,6 +37,7 @@ impl Default for BorrowOptions {
             pid: None,
             connect_timeout: Duration::from_secs(4),
             call_timeout: Duration::from_secs(4),
+            security: Security::default(),
         }
     }
 }
@@ -51,23 +55,36 @@ pub struct Completion {
 }
 
 /// A claim to a copy of a lease: plain data, good for one [`Borrower::adopt`] within ten seconds, in any process.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ForkTicket {
     lender: String,
     ticket: [u8; 16],
+    security: Security,
 }
 
-/// A connection without operations under way, as plain data and a descriptor.
-#[derive(Clone, Debug)]
+impl std::fmt::Debug for ForkTicket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        // Who has the ticket's number may claim the lease.
+        f.debug_struct("ForkTicket").field("lender", &self.lender).finish_non_exhaustive()
+    }
+}
+
+/// A connection without operations under way, for another thread or process.
 pub struct BorrowerParts {
-    /// The connection.
-    pub fd: RawFd,
     /// Address of the lender.
     pub lender: String,
     /// Bytes of one slab.
     pub slab_bytes: u64,
+    transport: Transport,
+    security: Security,
     call_timeout: Duration,
     limits: (u32, u32),
+}
+
+impl std::fmt::Debug for BorrowerParts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("BorrowerParts").field("lender", &self.lender).finish_non_exhaustive()
+    }
 }
 
 /// A lease at one lender and the connection that it lives on.
@@ -79,9 +96,10 @@ pub struct BorrowerParts {
 /// it, and every lease forked after it, sees it. A write that is posted while a read of the same bytes is under way may be seen by
 /// that read. If the lender refuses a write the connection has lost data and fails as a whole.
 pub struct Borrower {
-    session: Session<Stream>,
+    session: Session<Transport>,
     lender: String,
     slab_bytes: u64,
+    security: Security,
     call_timeout: Duration,
     limits: (u32, u32),
     /// Completions that came in while a blocking call waited.
@@ -100,17 +118,19 @@ impl Borrower {
     /// Connects to the lender at `address` and opens an empty lease.
     ///
     /// # Errors
-    /// [`Error::Address`], [`Error::Connect`], [`Error::NotNetvm`], [`Error::Version`], [`Error::Refused`], [`Error::Timeout`].
+    /// [`Error::Address`], [`Error::Connect`], [`Error::NotNetvm`], [`Error::Version`], [`Error::Refused`], [`Error::Timeout`];
+    /// [`Error::NeedsSecret`], [`Error::WrongSecret`], [`Error::NoSecret`], [`Error::NoEncryption`].
     pub fn connect(address: &str, options: &BorrowOptions) -> Result<Self> {
         Self::attach(address, &[0; 16], options)
     }
 
-    /// Connects to the lender of a forked lease and takes it.
+    /// Connects to the lender of a forked lease and takes it, with the secret of the connection that the ticket came over.
     ///
     /// # Errors
     /// As [`Borrower::connect`]; [`Error::Op`] when the ticket is used or too old.
     pub fn adopt(ticket: &ForkTicket, options: &BorrowOptions) -> Result<Self> {
-        Self::attach(&ticket.lender, &ticket.ticket, options)
+        let options = BorrowOptions { security: ticket.security.clone(), ..options.clone() };
+        Self::attach(&ticket.lender, &ticket.ticket, &options)
     }
 
     fn attach(address: &str, ticket: &[u8; 16], options: &BorrowOptions) -> Result<Self> {
@@ -124,44 +144,42 @@ impl Borrower {
     }
 
     fn open(address: &str, role: Role, options: &BorrowOptions) -> Result<Self> {
-        let (stream, hello) = handshake(address, role, options.connect_timeout)?;
-        let limits = (hello.ops_max, hello.window);
-        let call_timeout = options.call_timeout;
-        Ok(Self::over(stream, address.to_owned(), 0, call_timeout, limits))
+        let hello = Hello::new(role);
+        let (transport, theirs) =
+            greeting::connect(address, &hello, options.connect_timeout, &options.security)?;
+        Ok(Self::from_parts(BorrowerParts {
+            lender: address.to_owned(),
+            slab_bytes: 0,
+            transport,
+            security: options.security.clone(),
+            call_timeout: options.call_timeout,
+            limits: (theirs.ops_max, theirs.window),
+        }))
     }
 
-    fn over(
-        stream: Stream,
-        lender: String,
-        slab_bytes: u64,
-        call_timeout: Duration,
-        limits: (u32, u32),
-    ) -> Self {
-        let session = Session::new(vec![stream], limits.0, limits.1);
-        let ready = Vec::with_capacity(netvm_core::limits::OPS_MAX);
-        Self { session, lender, slab_bytes, call_timeout, limits, ready, waiting_since: None, broken: None }
-    }
-
-    /// Gives the connection away as plain data, for another process or thread to take with [`Borrower::from_parts`].
+    /// Gives the connection away, for another thread to take with [`Borrower::from_parts`].
     ///
     /// # Panics
     /// When an operation is under way, or when anything but forking and attaching was ever posted on the connection.
     pub fn into_parts(self) -> BorrowerParts {
         assert!(self.pending() == 0, "operations are under way");
-        let Self { session, lender, slab_bytes, call_timeout, limits, .. } = self;
-        let fd = session.into_links().map(Stream::into_raw_fd).next().expect("one rail");
-        BorrowerParts { fd, lender, slab_bytes, call_timeout, limits }
+        let Self { session, lender, slab_bytes, security, call_timeout, limits, .. } = self;
+        let transport = session.into_links().next().expect("one rail");
+        BorrowerParts { lender, slab_bytes, transport, security, call_timeout, limits }
     }
 
     /// Takes a connection given away with [`Borrower::into_parts`] before any write was posted on it.
-    ///
-    /// # Errors
-    /// [`Error::System`] when the descriptor is not an open socket.
-    pub fn from_parts(parts: BorrowerParts) -> Result<Self> {
-        let BorrowerParts { fd, lender, slab_bytes, call_timeout, limits } = parts;
-        let stream = net::own_raw_fd(fd).and_then(Stream::adopt);
-        let stream = stream.map_err(|error| Error::system("take over the lender's connection", &error))?;
-        Ok(Self::over(stream, lender, slab_bytes, call_timeout, limits))
+    pub fn from_parts(parts: BorrowerParts) -> Self {
+        let BorrowerParts { lender, slab_bytes, transport, security, call_timeout, limits } = parts;
+        let session = Session::new(vec![transport], limits.0, limits.1);
+        let ready = Vec::with_capacity(netvm_core::limits::OPS_MAX);
+        let (waiting_since, broken) = (None, None);
+        Self { session, lender, slab_bytes, security, call_timeout, limits, ready, waiting_since, broken }
+    }
+
+    /// What protects the connection.
+    pub fn protection(&self) -> Protection {
+        self.session.link(0).protection()
     }
 
     /// Bytes of one slab.
@@ -348,7 +366,9 @@ impl Borrower {
     pub fn fork_ticket(&mut self) -> Result<ForkTicket> {
         let answer = self.call(protocol::FORK, Vec::new(), "fork of a lease")?;
         match BodyReader(&answer).key() {
-            Some(ticket) => Ok(ForkTicket { lender: self.lender.clone(), ticket }),
+            Some(ticket) => {
+                Ok(ForkTicket { lender: self.lender.clone(), ticket, security: self.security.clone() })
+            }
             None => Err(self.nonsense()),
         }
     }
@@ -394,7 +414,7 @@ impl Borrower {
                 return Err(error);
             }
             let wants_write = self.session.has_output();
-            let stream = self.session.link(0);
+            let stream = self.session.link(0).stream();
             stream.wait(wants_write, left).map_err(|error| Error::system("wait for the lender", &error))?;
         }
     }
@@ -515,81 +535,27 @@ fn total(locals: &[SharedSlice]) -> Result<u32, PostError> {
     bytes.and_then(|bytes| u32::try_from(bytes).ok()).ok_or(PostError::TooLong)
 }
 
-/// Asks the lender at `address` how it is doing.
+/// Asks the lender at `address` how it is doing, without a secret.
 ///
 /// # Errors
 /// As [`Borrower::connect`].
 pub fn status(address: &str) -> Result<LenderStatus> {
-    let mut observer = Borrower::open(address, Role::Observer, &BorrowOptions::default())?;
+    status_with(address, &BorrowOptions::default())
+}
+
+/// Asks the lender at `address` how it is doing; the status tells what protects the connection, too.
+///
+/// # Errors
+/// As [`Borrower::connect`].
+pub fn status_with(address: &str, options: &BorrowOptions) -> Result<LenderStatus> {
+    let mut observer = Borrower::open(address, Role::Observer, options)?;
     let answer = observer.call(protocol::STATUS, Vec::new(), "status")?;
-    LenderStatus::decode(&answer).ok_or_else(|| observer.nonsense())
+    let status = LenderStatus::decode(&answer).ok_or_else(|| observer.nonsense())?;
+    Ok(LenderStatus { protection: observer.protection(), ..status })
 }
 
 impl Borrower {
     fn number(&self, answer: &[u8]) -> Result<u64> {
         BodyReader(answer).u64().filter(|&bytes| bytes > 0).ok_or_else(|| self.nonsense())
     }
-}
-
-/// Connects and exchanges hellos.
-pub(crate) fn handshake(address: &str, role: Role, timeout: Duration) -> Result<(Stream, Hello)> {
-    let mut hello = Hello::new(role);
-    handshake_with(address, &mut hello, timeout)
-}
-
-/// As [`handshake`], with a hello of the caller's.
-pub(crate) fn handshake_with(address: &str, hello: &mut Hello, timeout: Duration) -> Result<(Stream, Hello)> {
-    let lender = || address.to_owned();
-    let parsed: Address = address
-        .parse()
-        .map_err(|reason: &str| Error::Address { address: lender(), reason: reason.into() })?;
-    let connect = |error: std::io::Error| Error::Connect { lender: lender(), reason: error.to_string() };
-    let stream = Stream::connect(&parsed, timeout).map_err(connect)?;
-    let bytes = hello.encode();
-    let mut out = Outgoing::new();
-    out.bytes(&bytes);
-    // A fresh socket takes 64 bytes; if it does not, the peer is in no state to answer either.
-    stream.send(&out).map_err(connect)?;
-    let mut answer = [0; HELLO_BYTES];
-    let (mut have, deadline) = (0, Instant::now() + timeout);
-    while have < HELLO_BYTES {
-        let mut into = Incoming::new();
-        into.bytes(&mut answer[have..]);
-        match stream.receive(&mut into) {
-            Ok(0) => return Err(Error::NotNetvm { lender: lender() }),
-            Ok(received) => have += received,
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                if left.is_zero() || !stream.wait(false, left).map_err(connect)? {
-                    let after_ms = timeout.as_millis() as u64;
-                    return Err(Error::Timeout { lender: lender(), what: "its hello", after_ms });
-                }
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => {
-                return Err(Error::NotNetvm { lender: lender() });
-            }
-            Err(error) => return Err(connect(error)),
-        }
-        if !Hello::may_start_with(&answer[..have]) {
-            return Err(Error::NotNetvm { lender: lender() });
-        }
-    }
-    let theirs = Hello::decode(&answer).map_err(|error| match error {
-        WireError::Version { theirs, theirs_min } => Error::Version { lender: lender(), theirs, theirs_min },
-        _ => Error::NotNetvm { lender: lender() },
-    })?;
-    let reason = match theirs.refusal {
-        Refusal::None => return Ok((stream, theirs)),
-        Refusal::Version => {
-            return Err(Error::Version {
-                lender: lender(),
-                theirs: theirs.version,
-                theirs_min: theirs.version_min,
-            });
-        }
-        Refusal::Busy => "it has too many connections; try again later",
-        Refusal::Stopping => "it is shutting down; use another lender",
-        Refusal::Role => "it does not serve this kind of peer; check the address",
-    };
-    Err(Error::Refused { lender: lender(), reason: reason.to_owned() })
 }

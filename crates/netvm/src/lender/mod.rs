@@ -4,8 +4,7 @@ mod borrower;
 mod protocol;
 mod server;
 
-pub(crate) use borrower::handshake_with;
-pub use borrower::{BorrowOptions, Borrower, BorrowerParts, Completion, ForkTicket, status};
+pub use borrower::{BorrowOptions, Borrower, BorrowerParts, Completion, ForkTicket, status, status_with};
 pub use netvm_core::endpoint::PostError;
 pub use protocol::{BorrowerStatus, LenderStatus};
 pub use server::{Lender, LenderConfig, StopFlag};

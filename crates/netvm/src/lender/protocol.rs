@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use netvm_core::wire::{BodyReader, BodyWriter};
 
+use crate::security::Protection;
+
 /// Body: ticket (16 zeros for a new lease), pid, name. Answer: slab bytes.
 pub(super) const ATTACH: u32 = 1;
 /// Answer: 1 and the slab, or 0, the lender's size and how much of it is lent.
@@ -53,6 +55,8 @@ pub struct LenderStatus {
     pub draining: bool,
     /// Who borrows (the first 200 when there are more).
     pub borrowers: Vec<BorrowerStatus>,
+    /// What protects the connection that asked; not on the wire.
+    pub protection: Protection,
 }
 
 /// Most borrowers in a status: they must fit into one body.
@@ -85,6 +89,7 @@ impl LenderStatus {
             ops_per_s: body.u64()?,
             draining: body.u32()? != 0,
             borrowers: Vec::new(),
+            protection: Protection::None,
         };
         for _ in 0..body.u32()?.min(BORROWERS_MAX as u32) {
             status.borrowers.push(BorrowerStatus {

@@ -6,18 +6,21 @@ use std::time::{Duration, Instant};
 
 use netvm_core::endpoint::{Event, Exports, Request};
 use netvm_core::key::{Access, RemoteKey, Rights};
-use netvm_core::limits::{HELLO_BYTES, HELLO_TIMEOUT_MS, SLABS_MAX, TICKET_TIMEOUT_MS, VERSION};
+use netvm_core::limits::{HALF_OPEN_MAX, SLABS_MAX, TICKET_TIMEOUT_MS, VERSION};
 use netvm_core::slab::{LeaseId, SlabError, Slabs};
-use netvm_core::wire::{BodyReader, BodyWriter, Hello, Refusal, Role, Status, WireError};
+use netvm_core::wire::{BodyReader, BodyWriter, Refusal, Role, Status};
 use netvm_sys::epoll::{Epoll, EventFd, Interest, Ready};
 use netvm_sys::mapping::Mapping;
 use netvm_sys::memfd::Memfd;
-use netvm_sys::net::{Address, Incoming, Listener, Outgoing, Stream};
+use netvm_sys::net::{Address, Listener};
 use netvm_sys::shared::SharedSlice;
 
 use super::protocol::{self, BorrowerStatus, LenderStatus};
 use crate::error::{Error, Result};
+use crate::link::Link;
+use crate::link::greeting::{self, Greeted, Greeting, Transport};
 use crate::link::session::{Failure, Memory, Session};
+use crate::security::{Protection, Security};
 
 /// Most connections at once.
 const CONNECTIONS_MAX: usize = 4096;
@@ -48,6 +51,8 @@ pub struct LenderConfig {
     pub spin_us: u32,
     /// Tell on standard error who comes and goes.
     pub verbose: bool,
+    /// Who may connect. Without a secret it listens on loopback and unix sockets only.
+    pub security: Security,
 }
 
 impl Default for LenderConfig {
@@ -61,6 +66,7 @@ impl Default for LenderConfig {
             parent_fd: None,
             spin_us: 0,
             verbose: false,
+            security: Security::default(),
         }
     }
 }
@@ -152,13 +158,13 @@ impl Memory for View<'_> {
 /// Somebody who has connected.
 enum Peer {
     /// Has not said hello yet.
-    Greeting { stream: Stream, hello: [u8; HELLO_BYTES], have: usize, since: Instant },
+    Greeting(Greeting),
     /// Is served.
     Served(Box<Served>),
 }
 
 struct Served {
-    session: Session<Stream>,
+    session: Session<Transport>,
     role: Role,
     lease: Option<LeaseId>,
     name: String,
@@ -233,6 +239,8 @@ impl Lender {
             })?;
             let listener = Listener::bind(&address)
                 .map_err(|error| Error::Listen { address: text.clone(), reason: error.to_string() })?;
+            // Nobody is accepted before this.
+            config.security.check_listener(listener.address())?;
             let id = LISTENER_ID + listeners.len() as u64;
             watch(&epoll, listener.as_fd(), id)?;
             listeners.push(listener);
@@ -356,8 +364,7 @@ impl Lender {
             let _ = watch(&self.epoll, self.listeners[listener].as_fd(), LISTENER_ID + listener as u64);
         }
         for index in 0..self.peers.len() {
-            let late = |since: &Instant| now - *since > Duration::from_millis(HELLO_TIMEOUT_MS);
-            if matches!(&self.peers[index], Some(Peer::Greeting { since, .. }) if late(since)) {
+            if matches!(&self.peers[index], Some(Peer::Greeting(greeting)) if greeting.is_late(now)) {
                 self.peers[index] = None;
             }
         }
@@ -404,22 +411,36 @@ impl Lender {
                     self.peers.len() - 1
                 }
                 None => {
-                    refuse(&stream, Refusal::Busy);
+                    greeting::refuse(&stream, Role::Lender, Refusal::Busy);
                     continue;
                 }
             };
             if watch(&self.epoll, stream.as_fd(), index as u64).is_ok() {
-                let since = Instant::now();
-                self.peers[index] = Some(Peer::Greeting { stream, hello: [0; HELLO_BYTES], have: 0, since });
+                self.limit_half_open();
+                self.peers[index] = Some(Peer::Greeting(Greeting::new(stream, Role::Lender)));
             }
+        }
+    }
+
+    /// Closes the oldest half-open connection when there are too many: who means it says hello sooner.
+    fn limit_half_open(&mut self) {
+        let since = |(index, peer): (usize, &Option<Peer>)| match peer {
+            Some(Peer::Greeting(greeting)) => Some((greeting.since(), index)),
+            _ => None,
+        };
+        let half_open = || self.peers.iter().enumerate().filter_map(since);
+        if half_open().count() >= HALF_OPEN_MAX
+            && let Some((_, oldest)) = half_open().min()
+        {
+            self.peers[oldest] = None;
         }
     }
 
     fn attend(&mut self, index: usize, interest: Interest) {
         let Some(peer) = self.peers.get_mut(index).and_then(Option::take) else { return };
         match peer {
-            Peer::Greeting { stream, hello, have, since } => {
-                self.peers[index] = self.greet(stream, hello, have, since);
+            Peer::Greeting(greeting) => {
+                self.peers[index] = self.greet(greeting);
                 if matches!(self.peers[index], Some(Peer::Served(_))) {
                     self.attend(index, Interest { readable: true, writable: false });
                 }
@@ -431,36 +452,16 @@ impl Lender {
         }
     }
 
-    fn greet(
-        &mut self,
-        stream: Stream,
-        mut hello: [u8; HELLO_BYTES],
-        mut have: usize,
-        since: Instant,
-    ) -> Option<Peer> {
-        let mut into = Incoming::new();
-        into.bytes(&mut hello[have..]);
-        match stream.receive(&mut into) {
-            Ok(received) if received > 0 => have += received,
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
-            _ => return None,
-        }
-        if !Hello::may_start_with(&hello[..have]) {
-            self.say(format_args!("closed a connection that does not speak netvm's protocol"));
-            return None;
-        }
-        if have < HELLO_BYTES {
-            return Some(Peer::Greeting { stream, hello, have, since });
-        }
-        let theirs = match Hello::decode(&hello) {
-            Ok(theirs) => theirs,
-            Err(error) => {
-                self.say(format_args!("refused a connection: {error}"));
-                let version = matches!(error, WireError::Version { .. });
-                refuse(&stream, if version { Refusal::Version } else { Refusal::Role });
+    fn greet(&mut self, greeting: Greeting) -> Option<Peer> {
+        let arrival = match greeting.progress(&self.config.security) {
+            Greeted::Waiting(greeting) => return Some(Peer::Greeting(greeting)),
+            Greeted::Hello(arrival) => arrival,
+            Greeted::Gone(why) => {
+                self.say(format_args!("closed a connection: {why}"));
                 return None;
             }
         };
+        let theirs = arrival.hello;
         let refusal = match theirs.role {
             _ if theirs.rails != 1 => Refusal::Role,
             Role::Observer => Refusal::None,
@@ -468,11 +469,13 @@ impl Lender {
             Role::Borrower => Refusal::None,
             Role::Node | Role::Lender => Refusal::Role,
         };
-        if !refuse(&stream, refusal) || refusal != Refusal::None {
+        if refusal != Refusal::None {
+            arrival.refuse(refusal);
             return None;
         }
+        let transport = arrival.accept()?;
         Some(Peer::Served(Box::new(Served {
-            session: Session::new(vec![stream], theirs.ops_max, theirs.window),
+            session: Session::new(vec![transport], theirs.ops_max, theirs.window),
             role: theirs.role,
             lease: None,
             name: String::new(),
@@ -508,7 +511,7 @@ impl Lender {
         if waits_for_room != served.waits_for_room {
             served.waits_for_room = waits_for_room;
             let interest = Interest { readable: true, writable: waits_for_room };
-            let fd = served.session.link(0).as_fd();
+            let fd = served.session.link(0).wait_fd();
             self.epoll.change(fd, index as u64, interest).map_err(Failure::Link)?;
         }
         Ok(())
@@ -634,6 +637,7 @@ impl Lender {
             ops_per_s: self.rate.2,
             draining: self.draining,
             borrowers: self.peers.iter().filter_map(borrower).collect(),
+            protection: Protection::None,
         }
     }
 }
@@ -641,12 +645,4 @@ impl Lender {
 fn watch(epoll: &Epoll, fd: BorrowedFd<'_>, id: u64) -> Result<()> {
     let added = epoll.add(fd, id, Interest { readable: true, writable: false });
     added.map_err(|error| Error::system("watch a descriptor", &error))
-}
-
-/// Answers a hello (with [`Refusal::None`]: accepts); false when the peer has gone.
-fn refuse(stream: &Stream, refusal: Refusal) -> bool {
-    let hello = Hello { refusal, ..Hello::new(Role::Lender) }.encode();
-    let mut out = Outgoing::new();
-    out.bytes(&hello);
-    matches!(stream.send(&out), Ok(HELLO_BYTES))
 }

@@ -60,6 +60,18 @@ impl<L: Link> Link for Faulty<L> {
         Ok(received)
     }
 
+    fn has_unsent(&self) -> bool {
+        self.link.has_unsent()
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.link.flush()
+    }
+
+    fn has_received(&self) -> bool {
+        self.link.has_received()
+    }
+
     fn wait_fd(&self) -> BorrowedFd<'_> {
         self.link.wait_fd()
     }

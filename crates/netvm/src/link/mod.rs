@@ -4,10 +4,15 @@
 //! nodes) works on any link; everything below it (sockets, loopback) knows nothing of frames.
 //!
 //! A link does **not** promise that a send arrives, that bytes arrive in the pieces they were sent in, that a peer is alive, or
-//! secrecy. It never blocks, and it does not allocate once it is warm.
+//! secrecy (one that is sealed does). It never blocks, and it does not allocate once it is warm.
 
+mod auth;
+#[cfg(test)]
+mod auth_tests;
 mod faulty;
+pub(crate) mod greeting;
 mod loopback;
+mod sealed;
 pub(crate) mod session;
 #[cfg(test)]
 mod suite;
@@ -45,6 +50,24 @@ pub trait Link: Send {
     /// `WouldBlock` when there is nothing now; anything else ends the link.
     fn poll(&mut self, pieces: &mut Incoming<'_>) -> io::Result<usize>;
 
+    /// Whether `post` has taken bytes that are still to be sent: wait for room, then call [`Link::flush`].
+    fn has_unsent(&self) -> bool {
+        false
+    }
+
+    /// Sends what `post` has taken.
+    ///
+    /// # Errors
+    /// As `post`.
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+
+    /// Whether `poll` would return bytes of which the descriptor does not tell.
+    fn has_received(&self) -> bool {
+        false
+    }
+
     /// A descriptor that is readable while `poll` would return something, and writable while `post` would take something.
     fn wait_fd(&self) -> BorrowedFd<'_>;
 }
@@ -78,6 +101,18 @@ impl Link for Box<dyn Link> {
 
     fn poll(&mut self, pieces: &mut Incoming<'_>) -> io::Result<usize> {
         (**self).poll(pieces)
+    }
+
+    fn has_unsent(&self) -> bool {
+        (**self).has_unsent()
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        (**self).flush()
+    }
+
+    fn has_received(&self) -> bool {
+        (**self).has_received()
     }
 
     fn wait_fd(&self) -> BorrowedFd<'_> {

@@ -142,11 +142,17 @@ impl<L: Link> Session<L> {
     }
 
     pub(crate) fn has_output(&self) -> bool {
-        (0..self.rails.len()).any(|rail| self.endpoint.has_output(rail))
+        let waits = |(rail, on): (usize, &Rail<L>)| self.endpoint.has_output(rail) || on.link.has_unsent();
+        self.rails.iter().enumerate().any(waits)
     }
 
     /// Sends what the link takes.
     pub(crate) fn send(&mut self, rail: usize, memory: &mut impl Memory) -> Result<(), Failure> {
+        match self.rails[rail].link.flush() {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(()),
+            Err(error) => return Err(Failure::Link(error)),
+        }
         while self.endpoint.has_output(rail) {
             let (offered, result) = self.send_once(rail, memory)?;
             match result {
@@ -212,17 +218,22 @@ impl<L: Link> Session<L> {
         Ok((out.total_bytes(), self.rails[rail].link.post(&out)))
     }
 
-    /// Receives what is there, at most once; true when there may be more.
+    /// Receives what is there, at most once, and what the link has in store; true when there may be more.
     pub(crate) fn receive(&mut self, rail: usize, memory: &mut impl Memory) -> Result<bool, Failure> {
-        let (plan, offered, received) = self.receive_once(rail, memory);
-        let received = match received {
-            Ok(0) => return Err(Failure::Ended),
-            Ok(received) => received,
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-            Err(error) => return Err(Failure::Link(error)),
-        };
-        self.sort(rail, &plan, received, memory)?;
-        Ok(received == offered)
+        loop {
+            let (plan, offered, received) = self.receive_once(rail, memory);
+            let received = match received {
+                Ok(0) => return Err(Failure::Ended),
+                Ok(received) => received,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                Err(error) => return Err(Failure::Link(error)),
+            };
+            self.sort(rail, &plan, received, memory)?;
+            // Nobody would wake us for what is in store.
+            if !self.rails[rail].link.has_received() {
+                return Ok(received == offered);
+            }
+        }
     }
 
     fn receive_once(&mut self, rail: usize, memory: &mut impl Memory) -> (Plan, usize, io::Result<usize>) {

@@ -4,11 +4,16 @@ use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::auth::{self, Connecting};
+use super::sealed::Sealed;
 use super::{Fault, Faulty, Incoming, Link, Loopback, Outgoing, Stream};
 use crate::error::Error;
 use crate::node::{Node, Rights};
+use crate::security::{Encryption, Secret, Security};
 use netvm_core::limits::{OPS_MAX, WINDOW};
+use netvm_core::opening::Opening;
 use netvm_core::sim::Random;
+use netvm_core::wire::Role;
 
 type Pair = (Box<dyn Link>, Box<dyn Link>);
 
@@ -31,6 +36,16 @@ fn unix() -> Pair {
 fn loopback() -> Pair {
     let (one, two) = Loopback::pair().unwrap();
     (Box::new(one), Box::new(two))
+}
+
+/// Both ends encrypted.
+fn sealed(pair: Pair) -> Pair {
+    let secret = Secret::from_bytes([5; 32]);
+    let opening = Opening::new(Role::Node, Encryption::Always);
+    let (connecting, message) = Connecting::start(&secret, opening).unwrap();
+    let (there, answer) = auth::answer(&secret, &message, opening).unwrap();
+    let here = connecting.finish(&answer).unwrap();
+    (Box::new(Sealed::new(pair.0, here)), Box::new(Sealed::new(pair.1, there)))
 }
 
 fn faulty(pair: Pair, one: Fault, two: Fault) -> Pair {
@@ -62,8 +77,13 @@ fn bytes_come_in_order((mut one, mut two): Pair) {
             take(&mut *two, &mut received, &mut random);
         }
     }
-    drop(one);
     let deadline = Instant::now() + Duration::from_secs(5);
+    while one.has_unsent() {
+        assert!(Instant::now() < deadline);
+        let _ = one.flush();
+        take(&mut *two, &mut received, &mut random);
+    }
+    drop(one);
     while take(&mut *two, &mut received, &mut random) {
         assert!(Instant::now() < deadline);
     }
@@ -203,6 +223,11 @@ link_suite! {
     on_unix: unix();
     on_short_loopback: faulty(loopback(), Fault::Short(777), Fault::Short(5000));
     on_short_tcp: faulty(tcp(), Fault::Short(3000), Fault::Short(1001));
+    on_sealed_loopback: sealed(loopback());
+    on_sealed_tcp: sealed(tcp());
+    on_sealed_unix: sealed(unix());
+    on_short_sealed_tcp: sealed(faulty(tcp(), Fault::Short(3000), Fault::Short(1001)));
+    on_sealed_short_loopback: faulty(sealed(loopback()), Fault::Short(777), Fault::Short(5000));
 }
 
 #[test]
@@ -231,7 +256,20 @@ fn a_cut_at_any_byte_ends_everything_in_time() {
 
 #[test]
 fn a_session_runs_over_several_rails() {
-    let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
+    over_several_rails(&Security::default());
+}
+
+#[test]
+fn a_protected_session_runs_over_several_rails() {
+    let secret = Some(Secret::from_bytes([3; 32]));
+    for encryption in [Encryption::IfAsked, Encryption::Always] {
+        over_several_rails(&Security { secret: secret.clone(), encryption, insecure: false });
+    }
+}
+
+fn over_several_rails(security: &Security) {
+    let node = || Node::with_security(security.clone()).unwrap();
+    let (server, client) = (node(), node());
     let address = server.listen("127.0.0.1:0").unwrap();
     let memory = Node::memory(4 << 20).unwrap();
     let key = server.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap();
