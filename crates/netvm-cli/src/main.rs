@@ -21,10 +21,11 @@ use std::process::ExitCode;
     after_help = "\
 Examples:
   netvm demo                                        see it work: sort four times the local memory
-  netvm lend --size 8G --listen 0.0.0.0:7070        on the machine with memory to spare
-  netvm run --local 256M --lender big:7070 -- sort --buffer-size=4G huge.txt
+  netvm secret new key                              once; a copy on each machine
+  netvm lend --size 8G --listen 0.0.0.0:7070 --secret key
+  netvm run --local 256M --lender big:7070 --secret key -- sort --buffer-size=4G huge.txt
   netvm run --local 256M -- python3 job.py          without a lender: a private one on this machine
-  netvm status big:7070                             what a lender serves
+  netvm status big:7070 --secret key                what a lender serves
   netvm doctor                                      what works on this machine"
 )]
 struct Cli {
@@ -40,6 +41,8 @@ enum Command {
     Run(cmd::run::RunArgs),
     /// Show what a lender serves
     Status(cmd::status::StatusArgs),
+    /// Make the secret that lenders and borrowers share
+    Secret(cmd::secret::SecretArgs),
     /// See netvm at work: a sort of four times the local memory
     Demo(cmd::demo::DemoArgs),
     /// Tell what works on this machine, and what would make the rest work
@@ -59,6 +62,7 @@ fn main() -> ExitCode {
         Command::Lend(args) => cmd::lend::run(args),
         Command::Run(args) => cmd::run::run(args),
         Command::Status(args) => cmd::status::run(&args),
+        Command::Secret(args) => cmd::secret::run(&args),
         Command::Demo(args) => cmd::demo::run(&args),
         Command::Doctor(args) => cmd::doctor::run(&args),
         Command::Bench(args) => cmd::bench::run(args).map(|()| ExitCode::SUCCESS),

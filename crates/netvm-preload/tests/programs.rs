@@ -118,8 +118,7 @@ fn run_with_pager(name: &str, small_local_bytes: u64, far_threshold_bytes: u64) 
             small_local_bytes,
             far_threshold_bytes,
             lenders: lender,
-            private_lender: 0,
-            verbose: false,
+            ..RunParams::default()
         },
     )
     .unwrap();
@@ -175,8 +174,7 @@ fn a_run_without_a_lender_says_so_and_ends_with_125() {
         small_local_bytes: 1 << 20,
         far_threshold_bytes: 128 << 10,
         lenders: format!("unix:{}", folder.join("nobody").display()),
-        private_lender: 0,
-        verbose: false,
+        ..RunParams::default()
     };
     let _run = RunFile::create(&folder.join("run"), &params).unwrap();
     // A program that needs no far memory does not even look for the lender.

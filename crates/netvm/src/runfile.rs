@@ -11,6 +11,7 @@
 //! [`RunFile::reap`].
 
 use crate::error::{Error, Result};
+use crate::security::{Encryption, Secret, Security};
 use crate::stats::PagerStats;
 use netvm_sys::filemap::FileWords;
 use std::path::Path;
@@ -34,7 +35,9 @@ const SUPERVISOR: usize = 10;
 const SUPERVISOR_STARTED: usize = 11;
 const MESSAGE_CLAIMED: usize = 12;
 const PRIVATE_LENDER: usize = 13;
-const LENDERS: usize = 16;
+const PROTECTION: usize = 14;
+const SECRET: usize = 16;
+const LENDERS: usize = 20;
 const TEXT_WORDS: usize = 512;
 const MESSAGE: usize = LENDERS + TEXT_WORDS;
 const RETIRED: usize = MESSAGE + TEXT_WORDS;
@@ -65,6 +68,8 @@ pub struct RunParams {
     pub far_threshold_bytes: u64,
     /// Lender addresses, separated by commas.
     pub lenders: String,
+    /// The secret to prove to them, and whether to encrypt.
+    pub security: Security,
     /// Process of the lender that serves this run alone, 0 for none.
     pub private_lender: u32,
     /// Say more on standard error.
@@ -100,6 +105,7 @@ impl RunFile {
         ] {
             run.word(index).store(value, Relaxed);
         }
+        run.set_security(&params.security);
         if !run.set_text(LENDERS, &params.lenders) {
             return Err(Error::Other("the list of lenders is longer than 4 KiB".into()));
         }
@@ -128,6 +134,7 @@ impl RunFile {
             small_local_bytes: self.word(SMALL_LOCAL).load(Relaxed),
             far_threshold_bytes: self.word(FAR_THRESHOLD).load(Relaxed),
             lenders: self.text(LENDERS),
+            security: self.security(),
             private_lender: self.word(PRIVATE_LENDER).load(Relaxed) as u32,
             verbose: self.word(VERBOSE).load(Relaxed) != 0,
         }
@@ -223,6 +230,34 @@ impl RunFile {
 
     fn word(&self, index: usize) -> &AtomicU64 {
         &self.words.words()[index]
+    }
+
+    /// The file is its owner's alone, as is the folder that it is in.
+    fn set_security(&self, security: &Security) {
+        let encryption = match security.encryption {
+            Encryption::Never => 0,
+            Encryption::IfAsked => 1,
+            Encryption::Always => 2,
+        };
+        let secret = security.secret.as_ref();
+        for (index, chunk) in secret.iter().flat_map(|secret| secret.as_bytes().as_chunks().0).enumerate() {
+            self.word(SECRET + index).store(u64::from_le_bytes(*chunk), Relaxed);
+        }
+        self.word(PROTECTION).store(encryption << 1 | u64::from(secret.is_some()), Relaxed);
+    }
+
+    fn security(&self) -> Security {
+        let protection = self.word(PROTECTION).load(Relaxed);
+        let secret = (protection & 1 != 0).then(|| {
+            let word = |index| self.word(SECRET + index).load(Relaxed).to_le_bytes();
+            Secret::from_bytes(std::array::from_fn(|index| word(index / 8)[index % 8]))
+        });
+        let encryption = match protection >> 1 {
+            0 => Encryption::Never,
+            1 => Encryption::IfAsked,
+            _ => Encryption::Always,
+        };
+        Security { secret, encryption, insecure: false }
     }
 
     /// One word of length, then bytes.
@@ -360,6 +395,11 @@ mod tests {
             small_local_bytes: 16 << 20,
             far_threshold_bytes: 128 << 10,
             lenders: "unix:/tmp/a socket,ünïcode:1".into(),
+            security: Security {
+                secret: Some(Secret::from_bytes(std::array::from_fn(|index| index as u8))),
+                encryption: Encryption::Always,
+                insecure: false,
+            },
             private_lender: 77,
             verbose: true,
         }
@@ -376,6 +416,9 @@ mod tests {
     fn parameters_survive_and_strangers_are_refused() {
         let (path, _run) = run("params");
         assert_eq!(RunFile::open(&path).unwrap().params(), params());
+        // It holds the secret.
+        let mode = std::os::unix::fs::MetadataExt::mode(&path.metadata().unwrap());
+        assert_eq!(mode & 0o777, 0o600);
         assert!(RunFile::create(&path, &params()).is_err());
         std::fs::write(&path, vec![7; WORDS * 8]).unwrap();
         assert!(RunFile::open(&path).unwrap_err().to_string().contains("not a run file"));

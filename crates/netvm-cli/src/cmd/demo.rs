@@ -2,6 +2,7 @@
 
 use super::Outcome;
 use super::run::{RunArgs, execute};
+use super::secret::SecurityArgs;
 use crate::size::Size;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
@@ -19,7 +20,7 @@ quarter of the memory. Both results are checked.
 Examples:
   netvm demo
   netvm demo --local 64M --data 256M               a small one
-  netvm demo --lender big:7070                     on another machine's memory")]
+  netvm demo --lender big:7070 --secret key        on another machine's memory")]
 pub struct DemoArgs {
     /// Local memory for the second run
     #[arg(long, value_name = "SIZE", default_value = "256M")]
@@ -30,6 +31,8 @@ pub struct DemoArgs {
     /// A lender's address; a private lender is used without
     #[arg(long, value_name = "ADDR")]
     lender: Vec<String>,
+    #[command(flatten)]
+    security: SecurityArgs,
     /// Where to write the plot
     #[arg(long, value_name = "FILE", default_value = "netvm-demo.svg")]
     svg: PathBuf,
@@ -63,6 +66,7 @@ pub fn run(args: &DemoArgs) -> Outcome {
     let mut run_args = RunArgs {
         local: args.local,
         lender: args.lender.clone(),
+        security: args.security.clone(),
         lend_size: args.lender.is_empty().then_some(Size(data.0 * 2)),
         stats: false,
         json: false,

@@ -1,13 +1,16 @@
 //! `netvm lend`: a lender.
 
 use super::Outcome;
+use super::secret::SecurityArgs;
 use crate::machine::meminfo;
 use crate::size::Size;
 use clap::Args;
 use netvm::lender::{Lender, LenderConfig, StopFlag};
+use netvm::security::{Encryption, Secret, Security};
 use netvm_sys::signal::{SIGINT, SIGTERM, Signals};
 use std::io::Write;
 use std::process::ExitCode;
+use zeroize::Zeroizing;
 
 /// Arguments of `netvm lend`.
 #[derive(Args, Debug)]
@@ -17,8 +20,13 @@ SIGTERM: no new borrowers are taken, those that are there are served to their en
 
 Examples:
   netvm lend --size 8G                              for programs on this machine (127.0.0.1:7070)
-  netvm lend --size 32G --listen 10.0.0.5:7070      for a trusted network
-  netvm lend --size 4G --listen unix:/run/netvm     over a unix socket, faster on one machine")]
+  netvm lend --size 4G --listen unix:/run/netvm     over a unix socket, faster on one machine
+  netvm lend --size 32G --listen 0.0.0.0:7070 --secret /etc/netvm.secret
+                                                    for borrowers with a copy of the secret file
+  netvm lend --size 32G --listen 0.0.0.0:7070 --secret /etc/netvm.secret --encrypt
+                                                    and everything on the way is encrypted
+  netvm lend --size 32G --listen 10.0.0.5:7070 --insecure
+                                                    for everybody who reaches that address")]
 pub struct LendArgs {
     /// Most memory to lend, e.g. 8G
     #[arg(long)]
@@ -26,6 +34,11 @@ pub struct LendArgs {
     /// Address to listen at: HOST:PORT or unix:/path; may be given several times
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7070")]
     listen: Vec<String>,
+    #[command(flatten)]
+    security: SecurityArgs,
+    /// Listen on a network without a secret: whoever reaches the address can use the memory
+    #[arg(long)]
+    insecure: bool,
     /// Use huge pages where the kernel has them
     #[arg(long)]
     hugepages: bool,
@@ -38,7 +51,7 @@ pub struct LendArgs {
     /// Run on this CPU only
     #[arg(long)]
     cpu: Option<usize>,
-    /// End when standard input ends and the last borrower has gone
+    /// Take the secret from standard input; end when that ends and the last borrower has gone
     #[arg(long, hide = true)]
     private: bool,
 }
@@ -49,6 +62,16 @@ pub fn run(args: LendArgs) -> Outcome {
     if let Some(cpu) = args.cpu {
         netvm_sys::cpu::pin(cpu).map_err(|error| format!("cannot run on CPU {cpu}: {error}"))?;
     }
+    let security = if args.private { private_security(&args)? } else { args.security.load()? };
+    let security = Security { insecure: args.insecure, ..security };
+    if security.secret.is_none() && args.insecure {
+        eprintln!("netvm: without a secret, whoever reaches the address can use the memory");
+    }
+    let protection = match (&security.secret, security.encryption) {
+        (None, _) => "",
+        (Some(_), Encryption::Always) => ", with a secret, encrypted",
+        (Some(_), _) => ", with a secret",
+    };
     let mut lender = Lender::bind(LenderConfig {
         listen: args.listen,
         size_bytes: args.size.0,
@@ -58,12 +81,13 @@ pub fn run(args: LendArgs) -> Outcome {
         parent_fd: None,
         spin_us: args.spin_us,
         verbose: !args.private,
-        ..LenderConfig::default()
+        security,
     })?;
     let mut out = std::io::stdout();
     for address in lender.addresses() {
         // Whoever started us may have gone; that is no reason not to serve.
-        let _ = writeln!(out, "netvm: lending {} in slabs of {} at {address}", args.size, args.slab);
+        let _ =
+            writeln!(out, "netvm: lending {} in slabs of {} at {address}{protection}", args.size, args.slab);
     }
     let _ = out.flush();
     let stop = StopFlag::new()?;
@@ -76,6 +100,13 @@ pub fn run(args: LendArgs) -> Outcome {
     });
     lender.run(&stop)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The secret that the starting process writes to our standard input: neither arguments nor files show it.
+fn private_security(args: &LendArgs) -> Result<Security, Box<dyn std::error::Error>> {
+    let mut line = Zeroizing::new(String::new());
+    std::io::stdin().read_line(&mut line).map_err(|error| format!("cannot read the secret: {error}"))?;
+    Ok(args.security.with(Secret::from_content(line.as_bytes())?))
 }
 
 /// Memory that this machine does not have cannot be lent; what others use now may come free.

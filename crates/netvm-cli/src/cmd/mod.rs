@@ -6,6 +6,7 @@ pub mod docs;
 pub mod doctor;
 pub mod lend;
 pub mod run;
+pub mod secret;
 pub mod status;
 
 /// What a command returns: the process's exit code, or a sentence for standard error (exit code 125).

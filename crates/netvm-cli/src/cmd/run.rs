@@ -1,18 +1,21 @@
 //! `netvm run`: a program on lent memory.
 
 use super::Outcome;
+use super::secret::SecurityArgs;
 use crate::elf;
 use crate::folder::Folder;
 use crate::machine::meminfo;
 use crate::size::Size;
 use clap::Args;
+use netvm::lender::BorrowOptions;
 use netvm::pager::LOCAL_BYTES_MIN;
 use netvm::runfile::{RunFile, RunParams};
+use netvm::security::Security;
 use netvm::stats::PagerStats;
 use netvm_sys::signal::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, Signals};
 use serde_json::json;
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
@@ -33,7 +36,7 @@ Not covered: statically linked programs, programs that make system calls without
 
 Examples:
   netvm run --local 256M -- sort --buffer-size=2G big.txt          a private lender on this machine
-  netvm run --local 1G --lender a:7070 --lender b:7070 -- python3 job.py
+  netvm run --local 1G --lender a:7070 --lender b:7070 --secret key -- python3 job.py
   netvm run --local 512M --stats -- sh -c 'first && second'
 
 Exit code: the program's; 128 + N if signal N ended it; 125 if netvm itself could not go on.")]
@@ -44,6 +47,8 @@ pub struct RunArgs {
     /// A lender's address, HOST:PORT or unix:/path; may be given several times
     #[arg(long, value_name = "ADDR")]
     pub lender: Vec<String>,
+    #[command(flatten)]
+    pub security: SecurityArgs,
     /// Without --lender: size of the private lender [default: most of this machine's free memory]
     #[arg(long, value_name = "SIZE", conflicts_with = "lender")]
     pub lend_size: Option<Size>,
@@ -73,7 +78,7 @@ struct PrivateLender {
 }
 
 impl PrivateLender {
-    fn start(socket: &Path, size: Size) -> Result<Self, String> {
+    fn start(socket: &Path, size: Size, security: &Security) -> Result<Self, String> {
         let program =
             std::env::current_exe().map_err(|error| format!("cannot find netvm itself: {error}"))?;
         let mut child = Command::new(program)
@@ -85,6 +90,10 @@ impl PrivateLender {
             .process_group(0)
             .spawn()
             .map_err(|error| format!("cannot start a private lender: {error}"))?;
+        if let (Some(secret), Some(input)) = (&security.secret, &mut child.stdin) {
+            // Not among its arguments, which everybody can see. Should it have died, it said why.
+            let _ = input.write_all(secret.to_content().as_bytes());
+        }
         let mut line = String::new();
         if let Some(out) = child.stdout.take() {
             // No line means that it failed; it said why on standard error.
@@ -167,13 +176,18 @@ pub fn execute(
     let folder = Folder::create()?;
     let mut lenders = args.lender.clone();
     let mut private = None;
+    let security;
     if lenders.is_empty() {
         let socket = folder.socket();
-        private = Some(PrivateLender::start(&socket, args.lend_size.unwrap_or_else(free_memory))?);
+        security = args.security.ephemeral()?;
+        let size = args.lend_size.unwrap_or_else(free_memory);
+        private = Some(PrivateLender::start(&socket, size, &security)?);
         lenders.push(format!("unix:{}", socket.display()));
     } else {
+        security = args.security.load()?;
+        let options = BorrowOptions { security: security.clone(), ..BorrowOptions::default() };
         for address in &lenders {
-            let status = netvm::lender::status(address)?;
+            let status = netvm::lender::status_with(address, &options)?;
             if status.size_bytes - status.used_bytes.min(status.size_bytes) < status.slab_bytes {
                 return Err(netvm::Error::LenderFull {
                     lender: address.clone(),
@@ -194,6 +208,7 @@ pub fn execute(
             far_threshold_bytes: args.threshold.0,
             lenders: lenders.join(","),
             private_lender: private.as_ref().map_or(0, |lender| lender.child.id()),
+            security,
             verbose: args.stats,
         },
     )?;

@@ -1,24 +1,33 @@
 //! `netvm status`: what a lender serves.
 
 use super::Outcome;
+use super::secret::SecurityArgs;
 use crate::size::Size;
 use clap::Args;
+use netvm::lender::BorrowOptions;
 use serde_json::json;
 use std::process::ExitCode;
 
 /// Arguments of `netvm status`.
 #[derive(Args, Debug)]
-#[command(after_help = "Examples:\n  netvm status big:7070\n  netvm status --json unix:/run/netvm")]
+#[command(after_help = "\
+Examples:
+  netvm status unix:/run/netvm
+  netvm status big:7070 --secret key
+  netvm status --json 127.0.0.1:7070")]
 pub struct StatusArgs {
     /// The lender's address: HOST:PORT or unix:/path
     address: String,
+    #[command(flatten)]
+    security: SecurityArgs,
     /// Print JSON
     #[arg(long)]
     json: bool,
 }
 
 pub fn run(args: &StatusArgs) -> Outcome {
-    let status = netvm::lender::status(&args.address)?;
+    let options = BorrowOptions { security: args.security.load()?, ..BorrowOptions::default() };
+    let status = netvm::lender::status_with(&args.address, &options)?;
     if args.json {
         let borrowers: Vec<_> = status
             .borrowers
@@ -31,11 +40,13 @@ pub fn run(args: &StatusArgs) -> Outcome {
                 "address": args.address, "size_bytes": status.size_bytes, "used_bytes": status.used_bytes,
                 "slab_bytes": status.slab_bytes, "ops": status.ops, "ops_per_s": status.ops_per_s,
                 "uptime_s": status.uptime.as_secs(), "draining": status.draining, "borrowers": borrowers,
+                "connection": status.protection.to_string(),
             })
         );
         return Ok(ExitCode::SUCCESS);
     }
     println!("lender     {}{}", args.address, if status.draining { " (draining)" } else { "" });
+    println!("connection {}", status.protection);
     println!("size       {}", Size(status.size_bytes));
     println!("lent       {} in slabs of {}", Size(status.used_bytes), Size(status.slab_bytes));
     println!("operations {} ({}/s)", status.ops, status.ops_per_s);

@@ -98,7 +98,11 @@ impl Engine {
                     _ => PagerError::Userfaultfd((&source).into()),
                 }
             })?;
-        let options = BorrowOptions { name: config.name.clone(), ..BorrowOptions::default() };
+        let options = BorrowOptions {
+            name: config.name.clone(),
+            security: config.security.clone(),
+            ..BorrowOptions::default()
+        };
         let backing = Backing::connect(&config.lenders, &options, config.lender_timeout)?;
         let mut empty = FrameSet::new(frames);
         empty.put(0, frames);

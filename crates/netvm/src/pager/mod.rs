@@ -20,6 +20,7 @@ pub use netvm_sys::paged::FrameDesign;
 
 use crate::error::Result;
 use crate::runfile::{RunFile, Slot};
+use crate::security::Security;
 use crate::stats::PagerStats;
 use calls::{Call, Doorbell};
 use engine::Engine;
@@ -45,6 +46,8 @@ pub struct PagerConfig {
     pub local_bytes: u64,
     /// Addresses of the lenders: `HOST:PORT` or `unix:/path`.
     pub lenders: Vec<String>,
+    /// The secret to prove to them, and whether to encrypt.
+    pub security: Security,
     /// Addresses to reserve, in bytes: an upper limit on all far mappings together.
     pub area_bytes: u64,
     /// The run whose budget is shared, if any; then `local_bytes` is the whole run's.
@@ -72,6 +75,7 @@ impl Default for PagerConfig {
         Self {
             local_bytes: 256 << 20,
             lenders: Vec::new(),
+            security: Security::default(),
             area_bytes: 1 << 40,
             run: None,
             name: String::new(),

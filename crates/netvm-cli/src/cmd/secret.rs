@@ -1,0 +1,84 @@
+//! `netvm secret`: the secret that lenders and borrowers share, and the options by which other commands take it.
+
+use super::Outcome;
+use clap::{Args, Subcommand};
+use netvm::security::{Encryption, Secret, Security};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Names the secret file when --secret does not.
+const SECRET_FILE: &str = "NETVM_SECRET_FILE";
+
+/// Arguments of `netvm secret`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Whoever has the file can use the lenders' memory and read what others store there: copy it over a safe channel.
+
+Examples:
+  netvm secret new ~/.netvm-secret
+  scp -p ~/.netvm-secret big:                       the same file on every machine
+  ssh big netvm lend --size 8G --listen 0.0.0.0:7070 --secret .netvm-secret
+  netvm run --lender big:7070 --secret ~/.netvm-secret -- sort huge.txt")]
+pub struct SecretArgs {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Subcommand, Debug)]
+enum Action {
+    /// Write a new random secret into a file that only you can read
+    New {
+        /// The file; it must not exist
+        file: PathBuf,
+    },
+}
+
+pub fn run(args: &SecretArgs) -> Outcome {
+    let Action::New { file } = &args.action;
+    Secret::random()?.write_new_file(file)?;
+    println!("netvm: wrote {}; give lenders and borrowers a copy each, and --secret", file.display());
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Options of every command that connects or is connected to.
+#[derive(Args, Clone, Debug, Default)]
+pub struct SecurityArgs {
+    /// File with the secret that lender and borrower share [env: NETVM_SECRET_FILE]
+    #[arg(long, value_name = "FILE")]
+    secret: Option<PathBuf>,
+    /// Encrypt everything on the way; needs a secret
+    #[arg(long)]
+    encrypt: bool,
+}
+
+impl SecurityArgs {
+    /// Reads the secret.
+    ///
+    /// # Errors
+    /// A sentence with the remedy.
+    pub fn load(&self) -> netvm::Result<Security> {
+        let from_environment = || std::env::var_os(SECRET_FILE).filter(|path| !path.is_empty());
+        let file = self.secret.clone().or_else(|| from_environment().map(PathBuf::from));
+        let secret = file.map(|file| Secret::from_file(&file)).transpose()?;
+        let security = Security { secret, encryption: self.encryption(), insecure: false };
+        security.check()?;
+        Ok(security)
+    }
+
+    /// With a secret that lives as long as one run and its private lender.
+    ///
+    /// # Errors
+    /// Without random numbers.
+    pub fn ephemeral(&self) -> netvm::Result<Security> {
+        Ok(self.with(Secret::random()?))
+    }
+
+    /// With a secret that came another way.
+    pub fn with(&self, secret: Secret) -> Security {
+        Security { secret: Some(secret), encryption: self.encryption(), insecure: false }
+    }
+
+    fn encryption(&self) -> Encryption {
+        if self.encrypt { Encryption::Always } else { Encryption::IfAsked }
+    }
+}
