@@ -1,6 +1,7 @@
 //! Memory that somebody else may change at any time.
 
 use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// A range of memory that other threads, the kernel or another process may read and write while we look at it.
 ///
@@ -88,6 +89,21 @@ impl SharedSlice {
         Some(())
     }
 
+    /// Lets `f` use the word of 32 bits at `offset`; `None` when that is beyond the end or its address is no multiple of 4.
+    pub fn with_u32<R>(&self, offset: usize, f: impl FnOnce(&AtomicU32) -> R) -> Option<R> {
+        let word = self.sub(offset, 4)?.start.cast::<AtomicU32>();
+        // SAFETY: in bounds (sub checked), mapped (from_raw's contract) and aligned (checked here); others may change an atomic
+        // at any time, and the reference does not outlive `f`.
+        word.is_aligned().then(|| f(unsafe { word.as_ref() }))
+    }
+
+    /// Lets `f` use the word of 64 bits at `offset`; `None` when that is beyond the end or its address is no multiple of 8.
+    pub fn with_u64<R>(&self, offset: usize, f: impl FnOnce(&AtomicU64) -> R) -> Option<R> {
+        let word = self.sub(offset, 8)?.start.cast::<AtomicU64>();
+        // SAFETY: as in `with_u32`.
+        word.is_aligned().then(|| f(unsafe { word.as_ref() }))
+    }
+
     /// A copy of the bytes.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len];
@@ -116,5 +132,18 @@ mod tests {
         assert_eq!(slice.to_vec(), [9, 8, 9, 8]);
         slice.fill(7);
         assert_eq!(slice.to_vec(), [7; 4]);
+    }
+
+    #[test]
+    fn words_are_aligned_and_inside() {
+        use std::sync::atomic::Ordering;
+        let mut words = [0u64; 2];
+        // SAFETY: the array outlives the slice and is not touched meanwhile.
+        let slice = unsafe { SharedSlice::from_raw(words.as_mut_ptr().cast(), 16) };
+        assert_eq!(slice.with_u32(12, |word| word.fetch_add(5, Ordering::Relaxed)), Some(0));
+        assert_eq!(slice.with_u32(12, |word| word.load(Ordering::Relaxed)), Some(5));
+        assert!(slice.with_u64(8, |_| ()).is_some() && slice.with_u64(12, |_| ()).is_none());
+        assert!(slice.with_u32(13, |_| ()).is_none() && slice.with_u32(16, |_| ()).is_none());
+        assert!(slice.with_u64(usize::MAX - 7, |_| ()).is_none());
     }
 }
