@@ -5,9 +5,11 @@
 
 extern crate alloc;
 
+pub mod atomic;
 pub mod endpoint;
 pub mod key;
 pub mod limits;
+pub mod notify;
 pub mod opening;
 pub mod residency;
 pub mod segment;

@@ -1,9 +1,9 @@
 //! Every bound of the protocol, in one place, with the relations between them.
 
 /// Newest version of the protocol that this crate speaks.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// Oldest version that it still understands.
-pub const VERSION_MIN: u16 = 1;
+pub const VERSION_MIN: u16 = 2;
 
 /// Bytes of a frame's header.
 pub const HEADER_BYTES: usize = 48;
@@ -12,6 +12,12 @@ pub const HELLO_BYTES: usize = 64;
 
 /// Most bytes that one write or read moves.
 pub const PAYLOAD_BYTES_MAX: u32 = 1 << 20;
+/// Most bytes of a write that is copied into its frame and needs no buffer afterwards.
+pub const INLINE_BYTES_MAX: usize = 64;
+/// Bytes of an atomic's operand and comparand.
+pub const ATOMIC_BYTES: usize = 16;
+/// Most notification numbers of one segment: they have 16 bits on the wire.
+pub const NOTIFICATIONS_MAX: u32 = 1 << 16;
 /// Most pieces of local memory that one write or read touches.
 pub const PIECES_MAX: usize = 256;
 /// Most bytes in the body of a call, of its reply, or of an import.
@@ -53,4 +59,5 @@ pub const TICKET_TIMEOUT_MS: u64 = 10_000;
 const _: () = assert!(WINDOW.is_multiple_of(64) && ACKNOWLEDGE_EVERY * 2 <= WINDOW);
 const _: () = assert!(CALLS_MAX <= OPS_MAX && OPS_MAX <= u16::MAX as usize);
 const _: () = assert!(NAME_BYTES_MAX + 64 <= BODY_BYTES_MAX && BODY_BYTES_MAX <= PAYLOAD_BYTES_MAX as usize);
+const _: () = assert!(ATOMIC_BYTES <= INLINE_BYTES_MAX && INLINE_BYTES_MAX <= u8::MAX as usize);
 const _: () = assert!(VERSION_MIN <= VERSION);

@@ -3,8 +3,9 @@
 use alloc::string::String;
 use alloc::vec::Vec;
 
+use crate::atomic::{Atomic, AtomicOp};
 use crate::key::{Access, RemoteKey, Rights};
-use crate::limits::{EXPORTS_MAX, IMPORTS_MAX, NAME_BYTES_MAX};
+use crate::limits::{EXPORTS_MAX, IMPORTS_MAX, NAME_BYTES_MAX, NOTIFICATIONS_MAX};
 use crate::wire::Status;
 
 /// A segment in the table: its place and which use of the place it is.
@@ -27,6 +28,7 @@ struct Entry {
     key: RemoteKey,
     rights: Rights,
     len: u64,
+    notifications: u32,
 }
 
 /// Why a segment cannot be exported.
@@ -36,6 +38,8 @@ pub enum ExportError {
     Name,
     /// The name is taken.
     Taken,
+    /// More than 65536 notification numbers.
+    Notifications,
     /// Too many segments.
     Full,
 }
@@ -47,7 +51,7 @@ pub struct ExportTable {
 }
 
 impl ExportTable {
-    /// Exports `len` bytes under `name`.
+    /// Exports `len` bytes under `name`, with so many notification numbers.
     ///
     /// # Errors
     /// See [`ExportError`].
@@ -57,9 +61,13 @@ impl ExportTable {
         key: RemoteKey,
         rights: Rights,
         len: u64,
+        notifications: u32,
     ) -> Result<SegmentId, ExportError> {
         if name.is_empty() || name.len() > NAME_BYTES_MAX {
             return Err(ExportError::Name);
+        }
+        if notifications > NOTIFICATIONS_MAX {
+            return Err(ExportError::Notifications);
         }
         if self.entries.iter().any(|(_, entry)| entry.as_ref().is_some_and(|entry| entry.name == name)) {
             return Err(ExportError::Taken);
@@ -75,7 +83,7 @@ impl ExportTable {
         };
         let (generation, entry) = &mut self.entries[index];
         *generation += 1;
-        *entry = Some(Entry { name: name.into(), key, rights, len });
+        *entry = Some(Entry { name: name.into(), key, rights, len, notifications });
         Ok(SegmentId { index: index as u32, generation: *generation })
     }
 
@@ -161,6 +169,29 @@ impl ImportTable {
         if inside { Ok(id) } else { Err(Status::OutOfBounds) }
     }
 
+    /// The segment behind a handle, if this atomic is allowed there now.
+    ///
+    /// # Errors
+    /// As [`ImportTable::check`]; [`Status::Misaligned`].
+    pub fn check_atomic(
+        &self,
+        exports: &ExportTable,
+        handle: u32,
+        offset: u64,
+        atomic: &Atomic,
+    ) -> Result<SegmentId, Status> {
+        let access = if atomic.op == AtomicOp::Load { Access::Read } else { Access::Write };
+        let width = atomic.width as u32;
+        let id = self.check(exports, handle, offset, width, access)?;
+        if offset.is_multiple_of(u64::from(width)) { Ok(id) } else { Err(Status::Misaligned) }
+    }
+
+    /// The segment behind a handle and how many notification numbers it has; none when it was taken away.
+    pub fn notifications(&self, exports: &ExportTable, handle: u32) -> Option<(SegmentId, u32)> {
+        let id = self.handles.get(handle as usize).copied().flatten()?;
+        Some((id, exports.get(id)?.notifications))
+    }
+
     /// The handles that stand for `id`.
     pub fn handles_of(&self, id: SegmentId) -> impl Iterator<Item = u32> + '_ {
         let same =
@@ -172,6 +203,7 @@ impl ImportTable {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::atomic::Width;
 
     #[test]
     fn keys_rights_bounds_and_unexport() {
@@ -179,10 +211,10 @@ mod tests {
         let wrong = RemoteKey::from_bytes([2; 16]);
         let mut exports = ExportTable::default();
         let mut imports = ImportTable::default();
-        let read_only = exports.export("ro", key, Rights::Read, 100).unwrap();
-        exports.export("rw", key, Rights::ReadWrite, u64::MAX).unwrap();
-        assert_eq!(exports.export("ro", key, Rights::Read, 1), Err(ExportError::Taken));
-        assert_eq!(exports.export("", key, Rights::Read, 1), Err(ExportError::Name));
+        let read_only = exports.export("ro", key, Rights::Read, 100, 3).unwrap();
+        exports.export("rw", key, Rights::ReadWrite, u64::MAX, 0).unwrap();
+        assert_eq!(exports.export("ro", key, Rights::Read, 1, 0), Err(ExportError::Taken));
+        assert_eq!(exports.export("", key, Rights::Read, 1, 0), Err(ExportError::Name));
         assert_eq!(imports.import(&exports, "ro", &wrong), Err(Status::NoSegment));
         assert_eq!(imports.import(&exports, "no", &key), Err(Status::NoSegment));
         let (ro, len, rights) = imports.import(&exports, "ro", &key).unwrap();
@@ -196,11 +228,24 @@ mod tests {
         assert_eq!(check(&imports, &exports, rw, u64::MAX, 2, Access::Read), Err(Status::OutOfBounds));
         assert_eq!(check(&imports, &exports, ro, 0, 1, Access::Write), Err(Status::NoRights));
         assert_eq!(check(&imports, &exports, 9, 0, 1, Access::Read), Err(Status::NoHandle));
+        let many = exports.export("many", key, Rights::Read, 1, NOTIFICATIONS_MAX + 1);
+        assert_eq!(many, Err(ExportError::Notifications));
+        let atomic = |handle, offset, op| {
+            let atomic = Atomic::new(op, Width::Eight, 1);
+            imports.check_atomic(&exports, handle, offset, &atomic).map(|_| ())
+        };
+        assert_eq!(atomic(ro, 8, AtomicOp::Load), Ok(()));
+        assert_eq!(atomic(ro, 8, AtomicOp::Add), Err(Status::NoRights));
+        assert_eq!(atomic(rw, 12, AtomicOp::Add), Err(Status::Misaligned));
+        assert_eq!(atomic(ro, 96, AtomicOp::Load), Err(Status::OutOfBounds));
+        assert_eq!(atomic(9, 0, AtomicOp::Load), Err(Status::NoHandle));
+        assert_eq!(imports.notifications(&exports, ro), Some((read_only, 3)));
         assert_eq!(imports.handles_of(read_only).collect::<Vec<_>>(), [ro]);
         assert!(exports.unexport(read_only) && !exports.unexport(read_only));
-        let again = exports.export("ro", key, Rights::ReadWrite, 100).unwrap();
+        let again = exports.export("ro", key, Rights::ReadWrite, 100, 0).unwrap();
         assert_eq!(again.index(), read_only.index());
         let gone = check(&imports, &exports, ro, 0, 1, Access::Read);
+        assert_eq!(imports.notifications(&exports, ro), None);
         assert_eq!(gone, Err(Status::NoHandle), "an old handle does not reach a new segment");
     }
 }

@@ -1,4 +1,4 @@
-//! The bytes on the wire, version 1. All numbers are little-endian.
+//! The bytes on the wire, version 2. All numbers are little-endian.
 //!
 //! A connection starts with one *hello* in each direction (behind [`crate::opening`]s when the peers share a secret). Bytes 0 to 11 keep their meaning in all versions:
 //!
@@ -38,18 +38,31 @@
 //!  +---------------+---------------+---------------+
 //! ```
 //!
-//! * `sequence`: a write's own number; in any other request how many writes must be applied before it is served.
+//! * `sequence`: a write's own number; in any other request how many writes must be applied before it is served; in the answer
+//!   to an import how many notification numbers the segment has.
 //! * `applied`: in every frame, all writes of the *receiver* below this number have been applied.
 //! * `token`: chosen by the requester, repeated in the answer.
 //! * `handle`: an import (or slab) in data operations, the method in a call.
 //! * `bytes`: how many a read asks for. Only `Write`, `ReadReply` and frames with a body have a payload.
+//!
+//! Some kinds use the fields that they have no other use for:
+//!
+//! ```text
+//!               flags                    status        bytes            offset         payload
+//!  Write        1 fence, 2 count, 4 post number        value of a post  place          the bytes
+//!  Atomic       operation, 0 to 6        0             width: 4 or 8    place          operand (8), comparand (8)
+//!  AtomicReply  0                        0             0                old value      -
+//!  Flush        1 quiet: keep refusals   0             0                0              -
+//! ```
 
 use core::fmt;
+use core::num::NonZeroU32;
 
 use crate::limits::{
-    BODY_BYTES_MAX, HEADER_BYTES, HELLO_BYTES, OPS_MAX, PAYLOAD_BYTES_MAX, RAILS_MAX, VERSION, VERSION_MIN,
-    WINDOW,
+    ATOMIC_BYTES, BODY_BYTES_MAX, HEADER_BYTES, HELLO_BYTES, OPS_MAX, PAYLOAD_BYTES_MAX, RAILS_MAX, VERSION,
+    VERSION_MIN, WINDOW,
 };
+use crate::notify::Notify;
 
 /// First bytes of every connection: a line end of each kind shows text conversions, as in PNG.
 pub const MAGIC: [u8; 8] = *b"netvm\r\n\x1a";
@@ -84,7 +97,20 @@ pub enum Kind {
     Error = 12,
     /// The sender ends the session on purpose; `status` and a body that says why.
     Goodbye = 13,
+    /// Changes the word of `bytes` bytes at `offset` of `handle` in one step.
+    Atomic = 14,
+    /// Answer to an atomic: `offset` is what the word was before.
+    AtomicReply = 15,
 }
+
+/// Flag of a write: it is not applied before all earlier writes are.
+pub const FENCE: u8 = 1;
+/// Flag of a write: it signals the event count of the number in `status`.
+pub const COUNT: u8 = 2;
+/// Flag of a write: it posts the value in `bytes` under the number in `status`.
+pub const POST: u8 = 4;
+/// Flag of a flush: refused writes are kept for the next one to tell.
+pub const QUIET: u8 = 1;
 
 impl Kind {
     fn from_byte(byte: u8) -> Option<Self> {
@@ -102,6 +128,8 @@ impl Kind {
             11 => Self::CallReply,
             12 => Self::Error,
             13 => Self::Goodbye,
+            14 => Self::Atomic,
+            15 => Self::AtomicReply,
             _ => return None,
         })
     }
@@ -111,6 +139,7 @@ impl Kind {
         match self {
             Self::Write | Self::ReadReply => PAYLOAD_BYTES_MAX,
             Self::Import | Self::Call | Self::CallReply | Self::Goodbye => BODY_BYTES_MAX as u32,
+            Self::Atomic => ATOMIC_BYTES as u32,
             _ => 0,
         }
     }
@@ -143,6 +172,10 @@ pub enum Status {
     Stopping = 9,
     /// The peer's memory could not be touched.
     Fault = 10,
+    /// An atomic's place is not a multiple of its width.
+    Misaligned = 11,
+    /// The memory, or the peer, does not offer this operation.
+    Unsupported = 12,
     /// An answer of a newer peer that we do not know.
     Unknown = 0xFFFF,
 }
@@ -162,6 +195,8 @@ impl Status {
             8 => Self::Busy,
             9 => Self::Stopping,
             10 => Self::Fault,
+            11 => Self::Misaligned,
+            12 => Self::Unsupported,
             _ => Self::Unknown,
         }
     }
@@ -181,6 +216,8 @@ impl fmt::Display for Status {
             Self::Busy => "too many requests at once",
             Self::Stopping => "it is shutting down",
             Self::Fault => "it could not touch its memory",
+            Self::Misaligned => "the place is not a multiple of the word's width",
+            Self::Unsupported => "that memory does not offer this operation",
             Self::Unknown => "for a reason that only a newer netvm knows",
         })
     }
@@ -230,9 +267,9 @@ impl fmt::Display for WireError {
 pub struct Header {
     /// What it is.
     pub kind: Kind,
-    /// Kept for later versions; zero.
+    /// See the module.
     pub flags: u8,
-    /// How an operation ended (answers only).
+    /// How an operation ended (answers), or a notification's number (writes).
     pub status: u16,
     /// Bytes that follow.
     pub payload_bytes: u32,
@@ -264,6 +301,28 @@ impl Header {
             handle: 0,
             bytes: 0,
             offset: 0,
+        }
+    }
+
+    /// A write's header with its fence and its notification.
+    pub fn write(fence: bool, notify: Option<Notify>) -> Self {
+        let (flags, status, bytes) = match notify {
+            None => (0, 0, 0),
+            Some(Notify::Count { number }) => (COUNT, number, 0),
+            Some(Notify::Post { number, value }) => (POST, number, value.get()),
+        };
+        let flags = if fence { flags | FENCE } else { flags };
+        Self { flags, status, bytes, ..Self::new(Kind::Write) }
+    }
+
+    /// The notification that a write carries; `None` when its flags make no sense.
+    pub fn notify(&self) -> Option<Option<Notify>> {
+        let number = self.status;
+        match self.flags & !FENCE {
+            0 => Some(None),
+            COUNT => Some(Some(Notify::Count { number })),
+            POST => Some(Some(Notify::Post { number, value: NonZeroU32::new(self.bytes)? })),
+            _ => None,
         }
     }
 
@@ -541,6 +600,7 @@ impl BodyWriter {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::atomic::{Atomic, Width};
 
     #[test]
     fn golden_header() {
@@ -570,13 +630,45 @@ mod tests {
     }
 
     #[test]
+    fn golden_one_sided() {
+        let notify = Notify::Post { number: 0x0102, value: NonZeroU32::new(0x0304_0506).unwrap() };
+        let write = Header { handle: 7, offset: 8, ..Header::write(true, Some(notify)) };
+        #[rustfmt::skip]
+        let golden = [
+            1, 5, 2, 1, 0, 0, 0, 0,  0, 0, 0, 0, 0, 0, 0, 0,
+            0, 0, 0, 0, 0, 0, 0, 0,  0, 0, 0, 0, 0, 0, 0, 0,
+            7, 0, 0, 0, 6, 5, 4, 3,  8, 0, 0, 0, 0, 0, 0, 0,
+        ];
+        assert_eq!(write.encode(), golden);
+        assert_eq!(write.notify(), Some(Some(notify)));
+        let count = Header::write(false, Some(Notify::Count { number: 9 }));
+        assert_eq!((count.flags, count.status, count.bytes), (2, 9, 0));
+        assert_eq!(count.notify(), Some(Some(Notify::Count { number: 9 })));
+        assert_eq!(Header::new(Kind::Write).notify(), Some(None));
+        for (flags, bytes) in [(6, 1), (4, 0), (8, 0), (0xFF, 1)] {
+            assert_eq!(Header { flags, bytes, ..Header::new(Kind::Write) }.notify(), None);
+        }
+        let atomic = Atomic::compare_swap(Width::Eight, 0x0102, 0x0A0B);
+        let header = Header { handle: 7, offset: 8, ..atomic.header() };
+        #[rustfmt::skip]
+        let golden = [
+            14, 2, 0, 0, 16, 0, 0, 0,  0, 0, 0, 0, 0, 0, 0, 0,
+            0, 0, 0, 0, 0, 0, 0, 0,  0, 0, 0, 0, 0, 0, 0, 0,
+            7, 0, 0, 0, 8, 0, 0, 0,  8, 0, 0, 0, 0, 0, 0, 0,
+        ];
+        assert_eq!(header.encode(), golden);
+        assert_eq!(atomic.body(), [0x0B, 0x0A, 0, 0, 0, 0, 0, 0, 2, 1, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(Atomic::decode(&header, &atomic.body()), Ok(atomic));
+    }
+
+    #[test]
     fn golden_hello() {
         let mut hello = Hello::new(Role::Borrower);
         hello.session = *b"0123456789abcdef";
         (hello.rail, hello.rails, hello.features) = (2, 4, 0x55);
         #[rustfmt::skip]
         let golden = [
-            b'n', b'e', b't', b'v', b'm', 13, 10, 26, 1, 0, 1, 0, 1, 0, 0, 0,
+            b'n', b'e', b't', b'v', b'm', 13, 10, 26, 2, 0, 2, 0, 1, 0, 0, 0,
             0x55, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 4, 0, 0,
             b'0', b'1', b'2', b'3', b'4', b'5', b'6', b'7', b'8', b'9', b'a', b'b', b'c', b'd', b'e', b'f',
             2, 4, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0,
@@ -594,8 +686,8 @@ mod tests {
             Hello::decode(&bytes)
         };
         assert_eq!(with(0, b'N'), Err(WireError::Magic));
-        assert_eq!(with(8, 0), Err(WireError::Version { theirs: 0, theirs_min: 1 }));
-        assert_eq!(with(10, 9), Err(WireError::Version { theirs: 1, theirs_min: 9 }));
+        assert_eq!(with(8, 0), Err(WireError::Version { theirs: 0, theirs_min: 2 }));
+        assert_eq!(with(10, 9), Err(WireError::Version { theirs: 2, theirs_min: 9 }));
         assert!(with(9, 1).is_ok(), "a newer peer that still speaks ours");
         for (at, byte) in [(12, 9), (49, 0), (48, 1), (49, 200)] {
             assert_eq!(with(at, byte), Err(WireError::Hello));
@@ -603,7 +695,7 @@ mod tests {
         let mut bytes = Header::new(Kind::Read).encode();
         bytes[0] = 77;
         assert_eq!(Header::decode(&bytes), Err(WireError::Kind(77)));
-        for kind in 1..=13 {
+        for kind in 1..=15 {
             bytes[0] = kind;
             bytes[4..8].copy_from_slice(&(PAYLOAD_BYTES_MAX + 1).to_le_bytes());
             assert!(matches!(Header::decode(&bytes), Err(WireError::Payload { .. })));

@@ -129,6 +129,15 @@ pub enum Error {
         /// What was seen.
         reason: String,
     },
+    /// The connection ended while an atomic was under way: it was executed once or not at all, and nobody can tell.
+    OutcomeUnknown {
+        /// Address of the peer.
+        lender: String,
+        /// What was tried.
+        what: &'static str,
+        /// How the connection ended.
+        reason: String,
+    },
     /// The peer sent something the protocol does not allow.
     Protocol {
         /// Address of the peer.
@@ -197,6 +206,7 @@ impl Error {
             | Self::NoEncryption { .. }
             | Self::Timeout { .. }
             | Self::LenderLost { .. }
+            | Self::OutcomeUnknown { .. }
             | Self::Protocol { .. } => Scope::Link,
             Self::Listen { .. } | Self::System { .. } | Self::Pager(_) | Self::Other(_) => Scope::Node,
         }
@@ -215,6 +225,7 @@ impl Error {
             | Self::NotNetvm { .. }
             | Self::Version { .. }
             | Self::Refused { .. }
+            | Self::OutcomeUnknown { .. }
             | Self::NeedsSecret { .. }
             | Self::WrongSecret { .. }
             | Self::NoSecret { .. }
@@ -284,6 +295,12 @@ impl fmt::Display for Error {
                 f,
                 "lost lender {lender}: {reason}; the memory it lent is gone, start the lender and the program again"
             ),
+            Self::OutcomeUnknown { lender, what, reason } => {
+                write!(
+                    f,
+                    "{lender} may or may not have executed a {what}: {reason}; read the word before you try again"
+                )
+            }
             Self::Protocol { lender, reason } => write!(
                 f,
                 "lender {lender} broke the protocol: {reason}; is the same netvm installed on both machines?"

@@ -2,16 +2,20 @@
 //!
 //! - [`lender`]: a lender serves slabs of its memory; a borrower reads and writes them one-sidedly.
 //! - [`pager`]: far memory: addresses whose pages live on lenders, within an exact local budget.
-//! - [`node`], [`region`]: one-sided memory between processes: export, import, read, write.
+//! - [`node`], [`region`], [`atomic`], [`notify`]: one-sided memory between processes: export, import, read, write, change words,
+//!   notify and wait.
 //! - [`security`]: secrets that both sides prove to know, and encryption.
 //! - [`link`]: the transports below.
 //! - [`runfile`], [`stats`]: what the processes of one run share.
 #![warn(missing_docs)]
 
+pub mod atomic;
+mod connection;
 pub mod error;
 pub mod lender;
 pub mod link;
 pub mod node;
+pub mod notify;
 pub mod pager;
 pub mod region;
 pub mod runfile;

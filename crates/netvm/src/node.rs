@@ -25,9 +25,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use netvm_core::atomic::Atomic;
 use netvm_core::key::Access;
 pub use netvm_core::key::{RemoteKey, Rights};
-use netvm_core::limits::{HALF_OPEN_MAX, HELLO_TIMEOUT_MS, OPS_MAX, RAILS_MAX, WINDOW};
+use netvm_core::limits::{HALF_OPEN_MAX, HELLO_TIMEOUT_MS, NOTIFICATIONS_MAX, OPS_MAX, RAILS_MAX, WINDOW};
 use netvm_core::segment::{ExportError, ExportTable, ImportTable, SegmentId};
 use netvm_core::wire::{Hello, Refusal, Role, Status};
 use netvm_sys::epoll::{Epoll, EventFd, Interest, Ready};
@@ -35,11 +36,13 @@ pub use netvm_sys::mapping::Mapping;
 use netvm_sys::net::{Address, Listener};
 use netvm_sys::shared::SharedSlice;
 
+use crate::connection::Channel;
 use crate::error::{Error, Result};
 use crate::link::greeting::{self, Greeted, Greeting, Transport};
 use crate::link::session::Memory;
 use crate::link::{Link, Loopback};
-use crate::region::{Channel, Peer};
+use crate::notify::{Notifications, Notify};
+use crate::region::Peer;
 use crate::security::Security;
 
 const STOP_ID: u64 = u64::MAX;
@@ -52,8 +55,19 @@ const TICK: Duration = Duration::from_millis(500);
 pub(crate) struct Exports {
     table: ExportTable,
     /// By the segment's place in the table.
-    memory: Vec<Option<Arc<Mapping>>>,
+    segments: Vec<Option<Segment>>,
     names: HashMap<String, SegmentId>,
+}
+
+struct Segment {
+    memory: Arc<Mapping>,
+    notifications: Notifications,
+}
+
+impl Exports {
+    fn segment(&self, id: SegmentId) -> Option<&Segment> {
+        self.segments.get(id.index())?.as_ref()
+    }
 }
 
 /// What one peer may reach.
@@ -74,6 +88,30 @@ impl netvm_core::endpoint::Exports for View<'_> {
     fn unimport(&mut self, handle: u32) {
         self.imports.unimport(handle);
     }
+
+    fn atomic(&mut self, handle: u32, offset: u64, atomic: &Atomic) -> Result<u64, Status> {
+        let exports = lock(self.exports);
+        let id = self.imports.check_atomic(&exports.table, handle, offset, atomic)?;
+        let memory = exports.segment(id).map(|segment| Arc::clone(&segment.memory));
+        // The word's page may have to come in first: nobody else waits for it, and the session's lock keeps `unexport` waiting.
+        drop(exports);
+        let memory = memory.ok_or(Status::NoHandle)?;
+        let offset = usize::try_from(offset).map_err(|_| Status::OutOfBounds)?;
+        crate::atomic::execute(&memory.shared(), offset, atomic).ok_or(Status::Misaligned)
+    }
+
+    fn notifications(&mut self, handle: u32) -> u32 {
+        self.imports.notifications(&lock(self.exports).table, handle).map_or(0, |(_, numbers)| numbers)
+    }
+
+    fn notify(&mut self, handle: u32, notify: Notify) {
+        let exports = lock(self.exports);
+        if let Some((id, _)) = self.imports.notifications(&exports.table, handle)
+            && let Some(segment) = exports.segment(id)
+        {
+            segment.notifications.notify(notify);
+        }
+    }
 }
 
 impl Memory for View<'_> {
@@ -81,8 +119,7 @@ impl Memory for View<'_> {
         let exports = lock(self.exports);
         // The kind of access was checked when the operation began; that the segment is still there is checked each time.
         let id = self.imports.check(&exports.table, handle, offset, bytes, Access::Read).ok()?;
-        let memory = exports.memory.get(id.index())?.as_ref()?;
-        memory.shared().sub(usize::try_from(offset).ok()?, bytes as usize)
+        exports.segment(id)?.memory.shared().sub(usize::try_from(offset).ok()?, bytes as usize)
     }
 }
 
@@ -185,25 +222,43 @@ impl Node {
     /// # Errors
     /// [`Error::Other`] when the name is empty, too long or taken, or too much is exported.
     pub fn export(&self, name: &str, memory: Arc<Mapping>, rights: Rights) -> Result<RemoteKey> {
+        self.export_notified(name, memory, rights, 0).map(|(key, _)| key)
+    }
+
+    /// As [`Node::export`], with so many notification numbers, which peers signal and this process waits for.
+    ///
+    /// # Errors
+    /// As [`Node::export`]; [`Error::Other`] for more than 65536 numbers.
+    pub fn export_notified(
+        &self,
+        name: &str,
+        memory: Arc<Mapping>,
+        rights: Rights,
+        numbers: u32,
+    ) -> Result<(RemoteKey, Notifications)> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes)
             .map_err(|error| Error::Other(format!("cannot get random numbers: {error}")))?;
         let key = RemoteKey::from_bytes(bytes);
         let mut exports = lock(&self.shared.exports);
         let len = memory.shared().len() as u64;
-        let id = exports.table.export(name, key, rights, len).map_err(|error| {
+        let id = exports.table.export(name, key, rights, len, numbers).map_err(|error| {
             Error::Other(match error {
                 ExportError::Name => "a segment's name has 1 to 255 bytes".to_owned(),
                 ExportError::Taken => format!("a segment named {name:?} is exported already"),
+                ExportError::Notifications => {
+                    format!("a segment has at most {NOTIFICATIONS_MAX} notification numbers, not {numbers}")
+                }
                 ExportError::Full => "too many segments are exported".to_owned(),
             })
         })?;
-        if exports.memory.len() <= id.index() {
-            exports.memory.resize(id.index() + 1, None);
+        if exports.segments.len() <= id.index() {
+            exports.segments.resize_with(id.index() + 1, || None);
         }
-        exports.memory[id.index()] = Some(memory);
+        let notifications = Notifications::new(numbers);
+        exports.segments[id.index()] = Some(Segment { memory, notifications: notifications.clone() });
         exports.names.insert(name.to_owned(), id);
-        Ok(key)
+        Ok((key, notifications))
     }
 
     /// Takes a segment back; when this returns no peer reaches it any more, not even in a transfer that had begun.
@@ -217,14 +272,14 @@ impl Node {
         let mut exports = lock(&self.shared.exports);
         let Some(id) = exports.names.remove(name) else { return false };
         exports.table.unexport(id);
-        let memory = exports.memory[id.index()].take();
+        let segment = exports.segments[id.index()].take();
         drop(exports);
         for state in &mut guards {
             let handles: Vec<u32> = state.imports.handles_of(id).collect();
             for handle in handles {
                 state.session.endpoint.revoke(handle, |offset, bytes| {
-                    let part = memory.as_ref().and_then(|memory| {
-                        memory.shared().sub(usize::try_from(offset).ok()?, bytes as usize)
+                    let part = segment.as_ref().and_then(|segment| {
+                        segment.memory.shared().sub(usize::try_from(offset).ok()?, bytes as usize)
                     });
                     part.map_or_else(|| vec![0; bytes as usize], |part| part.to_vec())
                 });

@@ -1,334 +1,26 @@
 //! A peer and its segments: the importing side of [`crate::node`].
 
-use std::collections::HashMap;
-use std::os::fd::AsRawFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
 
-use netvm_core::endpoint::{Answer, Event, OpError, PostError};
+use netvm_core::endpoint::{Answer, PostError};
 use netvm_core::key::{RemoteKey, Rights};
-use netvm_core::limits::PAYLOAD_BYTES_MAX;
-use netvm_core::segment::ImportTable;
-use netvm_core::wire::Status;
-use netvm_sys::epoll::Interest;
+use netvm_core::limits::{INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX};
 use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
 
-use crate::error::{Error, Result};
-use crate::link::Link;
-use crate::link::session::{Failure, Session};
-use crate::node::{Shared, View};
+pub use netvm_core::endpoint::WriteOptions;
 
-/// A peer that does not answer for so long has failed.
-const TIMEOUT: Duration = Duration::from_secs(5);
-/// Receives on one rail before the others have their turn.
-const ROUNDS_MAX: usize = 16;
+use crate::connection::{Channel, Connection, State};
+use crate::error::{Error, Result};
+use crate::notify::Notify;
+
 /// Bytes of one bounce buffer: what one operation of [`Region::read`] or [`Region::write`] moves at once.
 const BOUNCE_BYTES: usize = 256 << 10;
-
-/// A session with one peer, shared by its users and the node's thread.
-pub(crate) struct Channel {
-    shared: Arc<Shared>,
-    address: String,
-    id: u64,
-    state: Mutex<State>,
-    /// An operation has ended, or nobody leads any more.
-    changed: Condvar,
-}
-
-pub(crate) struct State {
-    pub(crate) session: Session<Box<dyn Link>>,
-    pub(crate) imports: ImportTable,
-    ended: HashMap<u64, Result<Answer, OpError>>,
-    next_token: u64,
-    /// A user waits on the links itself; the node's thread keeps out.
-    led: bool,
-    watches_room: bool,
-    broken: Option<Error>,
-    bounces: Vec<Mapping>,
-}
-
-impl Channel {
-    pub(crate) fn new(
-        shared: Arc<Shared>,
-        links: Vec<Box<dyn Link>>,
-        limits: (u32, u32),
-        address: &str,
-        id: u64,
-    ) -> Self {
-        let state = State {
-            session: Session::new(links, limits.0, limits.1),
-            imports: ImportTable::default(),
-            ended: HashMap::new(),
-            next_token: 0,
-            led: false,
-            watches_room: false,
-            broken: None,
-            bounces: Vec::new(),
-        };
-        let address = address.to_owned();
-        Self { shared, address, id, state: Mutex::new(state), changed: Condvar::new() }
-    }
-
-    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(crate) fn watch(&self) -> Result<()> {
-        let state = self.lock();
-        for rail in 0..state.session.endpoint.rails() {
-            let fd = state.session.link(rail).wait_fd();
-            let added = self.shared.epoll.add(
-                fd,
-                self.id + rail as u64,
-                Interest { readable: true, writable: false },
-            );
-            added.map_err(|error| Error::system("watch a link", &error))?;
-        }
-        Ok(())
-    }
-
-    pub(crate) fn is_closed(&self) -> bool {
-        self.lock().broken.is_some()
-    }
-
-    /// Ends the session; operations under way fail.
-    pub(crate) fn close(&self, reason: &str) {
-        let mut state = self.lock();
-        if state.broken.is_none() {
-            state.session.endpoint.goodbye(Status::Stopping, reason);
-            let State { session, imports, .. } = &mut *state;
-            let mut view = View { exports: &self.shared.exports, imports };
-            let _ = session.send(0, &mut view);
-            let error = Error::LenderLost { lender: self.address.clone(), reason: reason.to_owned() };
-            self.break_off(&mut state, error);
-        }
-    }
-
-    fn break_off(&self, state: &mut State, error: Error) {
-        if state.broken.is_some() {
-            return;
-        }
-        for rail in 0..state.session.endpoint.rails() {
-            let _ = self.shared.epoll.remove(state.session.link(rail).wait_fd());
-        }
-        state.broken = Some(error);
-        state.session.endpoint.fail();
-        self.collect(state);
-        state.session.close_links();
-        self.changed.notify_all();
-    }
-
-    /// The node's thread: something is ready.
-    pub(crate) fn serve(&self) {
-        let mut state = self.lock();
-        if !state.led {
-            self.progress(&mut state);
-            self.arm(&mut state);
-        }
-    }
-
-    /// Tells the node's thread what to watch for.
-    fn arm(&self, state: &mut State) {
-        let room = state.session.has_output();
-        if state.broken.is_none() && room != state.watches_room {
-            state.watches_room = room;
-            self.set_interest(state, Interest { readable: true, writable: room });
-        }
-    }
-
-    fn set_interest(&self, state: &State, interest: Interest) {
-        for rail in 0..state.session.endpoint.rails() {
-            let fd = state.session.link(rail).wait_fd();
-            let _ = self.shared.epoll.change(fd, self.id + rail as u64, interest);
-        }
-    }
-
-    /// Sends and receives what goes without waiting.
-    fn progress(&self, state: &mut State) {
-        if state.broken.is_some() {
-            return;
-        }
-        if let Err(failure) = self.exchange(state) {
-            self.collect(state);
-            let (lender, reason) = (self.address.clone(), failure.to_string());
-            let error = match failure {
-                Failure::Violation(_) => Error::Protocol { lender, reason },
-                Failure::Link(_) | Failure::Ended => Error::LenderLost { lender, reason },
-            };
-            self.break_off(state, error);
-        }
-    }
-
-    fn exchange(&self, state: &mut State) -> Result<(), Failure> {
-        for rail in 0..state.session.endpoint.rails() {
-            let State { session, imports, .. } = &mut *state;
-            let mut view = View { exports: &self.shared.exports, imports };
-            session.send(rail, &mut view)?;
-            for _ in 0..ROUNDS_MAX {
-                if !session.receive(rail, &mut view)? {
-                    break;
-                }
-            }
-        }
-        self.collect(state);
-        // Answers may go out on any rail: a write that arrived on one lets a read of another be served.
-        let rails = if state.broken.is_none() { state.session.endpoint.rails() } else { 0 };
-        for rail in 0..rails {
-            let State { session, imports, .. } = &mut *state;
-            session.send(rail, &mut View { exports: &self.shared.exports, imports })?;
-        }
-        // Writes complete when they are sent.
-        self.collect(state);
-        Ok(())
-    }
-
-    fn collect(&self, state: &mut State) {
-        let mut any = false;
-        while let Some(event) = state.session.event() {
-            match event {
-                Event::Completed { token, result, .. } => {
-                    any = true;
-                    state.ended.insert(token, result);
-                }
-                Event::Called { request, .. } => {
-                    state.session.endpoint.reply(request, Err(Status::NoMethod));
-                }
-                Event::Goodbye { reason, .. } => {
-                    let reason = String::from_utf8_lossy(&reason).chars().take(200).collect();
-                    self.break_off(state, Error::LenderLost { lender: self.address.clone(), reason });
-                }
-                // The next flush tells.
-                Event::WriteRefused(_) => {}
-            }
-        }
-        if any {
-            self.changed.notify_all();
-        }
-    }
-
-    /// Posts an operation, waiting for room if need be.
-    fn post<'a>(
-        &self,
-        mut state: MutexGuard<'a, State>,
-        mut post: impl FnMut(&mut State, u64) -> Result<u16, PostError>,
-    ) -> Result<(MutexGuard<'a, State>, u64)>
-    where
-        Self: 'a,
-    {
-        let deadline = Instant::now() + TIMEOUT;
-        loop {
-            if let Some(error) = &state.broken {
-                return Err(error.clone());
-            }
-            let token = state.next_token;
-            match post(&mut state, token) {
-                Ok(_) => {
-                    state.next_token += 1;
-                    return Ok((state, token));
-                }
-                Err(PostError::Full) => {
-                    self.progress(&mut state);
-                    if Instant::now() > deadline {
-                        return Err(self.timeout(&mut state, "room for another operation"));
-                    }
-                    let wait = self.changed.wait_timeout(state, Duration::from_millis(1));
-                    state = wait.unwrap_or_else(PoisonError::into_inner).0;
-                }
-                Err(error) => return Err(Error::Other(error.to_string())),
-            }
-        }
-    }
-
-    fn timeout(&self, state: &mut State, what: &'static str) -> Error {
-        let after_ms = TIMEOUT.as_millis() as u64;
-        let error = Error::Timeout { lender: self.address.clone(), what, after_ms };
-        // Its answer could still come, into memory that is in other use by then.
-        self.break_off(state, error.clone());
-        error
-    }
-
-    /// Waits for an operation. The first who waits waits on the links (and so saves a change of threads), the others on him.
-    fn wait<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        token: u64,
-        what: &'static str,
-    ) -> Result<(MutexGuard<'a, State>, Answer)> {
-        let deadline = Instant::now() + TIMEOUT;
-        let mut leads = false;
-        let result = loop {
-            self.progress(&mut state);
-            if let Some(result) = state.ended.remove(&token) {
-                break match (result, &state.broken) {
-                    (Ok(answer), _) => Ok(answer),
-                    (Err(OpError::Lost), Some(error)) => Err(error.clone()),
-                    (Err(OpError::Lost), None) => Err(Error::Other("the session has ended".to_owned())),
-                    (Err(OpError::Refused(code)), _) => {
-                        Err(Error::Op { lender: self.address.clone(), what, code })
-                    }
-                };
-            }
-            if let Some(error) = &state.broken {
-                break Err(error.clone());
-            }
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                break Err(self.timeout(&mut state, what));
-            }
-            let room = state.session.has_output();
-            if !leads && state.led {
-                // The leader may have gone to sleep before our bytes were stuck: then we look after them.
-                let patience = if room { Duration::from_millis(1) } else { left };
-                let wait = self.changed.wait_timeout(state, patience);
-                state = wait.unwrap_or_else(PoisonError::into_inner).0;
-                continue;
-            }
-            if !leads {
-                (leads, state.led) = (true, true);
-                self.set_interest(&state, Interest { readable: false, writable: false });
-            }
-            let events = libc::POLLIN | if room { libc::POLLOUT } else { 0 };
-            let mut fds = [libc::pollfd { fd: -1, events, revents: 0 }; netvm_core::limits::RAILS_MAX];
-            let rails = state.session.endpoint.rails();
-            for (rail, fd) in fds.iter_mut().enumerate().take(rails) {
-                fd.fd = state.session.link(rail).wait_fd().as_raw_fd();
-            }
-            drop(state);
-            // Should the session end meanwhile, its descriptors may be closed or others': a spurious wake-up at worst.
-            let waited =
-                netvm_sys::thread::poll(&mut fds[..rails], Some(left.min(Duration::from_millis(100))));
-            state = self.lock();
-            if let Err(error) = waited {
-                break Err(Error::system("wait for a peer", &error));
-            }
-        };
-        if leads {
-            state.led = false;
-            if state.broken.is_none() {
-                state.watches_room = state.session.has_output();
-                let writable = state.watches_room;
-                self.set_interest(&state, Interest { readable: true, writable });
-            }
-            self.changed.notify_all();
-        }
-        result.map(|answer| (state, answer))
-    }
-}
 
 /// A node we are connected to. Cloning it is cheap; the connection ends with the last clone and the last region.
 #[derive(Clone)]
 pub struct Peer {
     connection: Arc<Connection>,
-}
-
-/// Closes the channel when the last user has gone.
-struct Connection(Arc<Channel>);
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.0.close("the peer has closed the connection");
-    }
 }
 
 impl std::fmt::Debug for Peer {
@@ -351,8 +43,8 @@ impl Peer {
         let post = |state: &mut State, token| state.session.endpoint.post_import(token, name, key);
         let (state, token) = channel.post(channel.lock(), post)?;
         match channel.wait(state, token, "import")? {
-            (_, Answer::Imported { handle, len, rights }) => {
-                Ok(Region { connection: Arc::clone(&self.connection), handle, len, rights })
+            (_, Answer::Imported { handle, len, rights, notifications }) => {
+                Ok(Region { connection: Arc::clone(&self.connection), handle, len, rights, notifications })
             }
             _ => Err(Error::Other("an import was answered with something else".to_owned())),
         }
@@ -365,6 +57,7 @@ pub struct Region {
     handle: u32,
     len: u64,
     rights: Rights,
+    notifications: u32,
 }
 
 impl std::fmt::Debug for Region {
@@ -387,6 +80,11 @@ impl Region {
     /// What we may do.
     pub fn rights(&self) -> Rights {
         self.rights
+    }
+
+    /// How many notification numbers it has, from 0 on.
+    pub fn notifications(&self) -> u32 {
+        self.notifications
     }
 
     /// Reads the bytes at `offset`. It sees all writes made before it through this peer's regions.
@@ -412,13 +110,49 @@ impl Region {
     /// # Errors
     /// [`Error::Bounds`], [`Error::LenderLost`], [`Error::Timeout`]. A refusal is told by the next flush.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        self.write_with(offset, bytes, WriteOptions::default())
+    }
+
+    /// As [`Region::write`], and tells the peer once these bytes, and all written before through this peer's regions, are there.
+    ///
+    /// # Errors
+    /// As [`Region::write`].
+    pub fn write_notify(&self, offset: u64, bytes: &[u8], notify: Notify) -> Result<()> {
+        self.write_with(offset, bytes, WriteOptions { fence: false, notify: Some(notify) })
+    }
+
+    /// Tells the peer once all that was written before through this peer's regions is there.
+    ///
+    /// # Errors
+    /// As [`Region::write`].
+    pub fn notify(&self, notify: Notify) -> Result<()> {
+        self.write_notify(0, &[], notify)
+    }
+
+    /// As [`Region::write`], with a fence (not applied before everything that was written earlier), a notification, or both.
+    ///
+    /// # Errors
+    /// As [`Region::write`].
+    pub fn write_with(&self, offset: u64, bytes: &[u8], options: WriteOptions) -> Result<()> {
         self.check(offset, bytes.len())?;
+        self.check_notify(options)?;
+        if bytes.len() <= INLINE_BYTES_MAX {
+            let post = |state: &mut State, _| {
+                state.session.endpoint.post_write_inline(self.handle, offset, bytes, options)
+            };
+            let channel = &self.connection.0;
+            let (state, _) = channel.post(channel.lock(), post)?;
+            return channel.push(state);
+        }
         let mut offset = offset;
-        for part in bytes.chunks(BOUNCE_BYTES) {
+        let mut parts = bytes.chunks(BOUNCE_BYTES).peekable();
+        while let Some(part) = parts.next() {
             let bounce = self.bounce()?;
             let local = part_of(&bounce, part.len())?;
             local.write_from(0, part).ok_or_else(lengths)?;
-            self.write_shared(offset, &[local])?;
+            // The notification waits for all parts, since they come before it.
+            let notify = options.notify.filter(|_| parts.peek().is_none());
+            self.write_shared_with(offset, &[local], WriteOptions { notify, ..options })?;
             self.connection.0.lock().bounces.push(bounce);
             offset += part.len() as u64;
         }
@@ -431,14 +165,12 @@ impl Region {
     /// As [`Region::read`].
     pub fn read_shared(&self, offset: u64, locals: &[SharedSlice]) -> Result<()> {
         let bytes = self.check_all(offset, locals)?;
-        let post = |state: &mut State, token| {
+        self.run("read", |state, token| {
             let slot = state.session.endpoint.post_read(token, self.handle, offset, bytes)?;
             state.session.set_locals(slot, locals);
             Ok(slot)
-        };
-        let channel = &self.connection.0;
-        let (state, token) = channel.post(channel.lock(), post)?;
-        channel.wait(state, token, "read").map(|_| ())
+        })
+        .map(drop)
     }
 
     /// Writes `locals`, in order, to neighbouring bytes from `offset` on, without a copy: at most 256 pieces and 1 MiB.
@@ -446,15 +178,52 @@ impl Region {
     /// # Errors
     /// As [`Region::write`].
     pub fn write_shared(&self, offset: u64, locals: &[SharedSlice]) -> Result<()> {
+        self.write_shared_with(offset, locals, WriteOptions::default())
+    }
+
+    /// As [`Region::write_shared`], with a fence, a notification, or both.
+    ///
+    /// # Errors
+    /// As [`Region::write`].
+    pub fn write_shared_with(
+        &self,
+        offset: u64,
+        locals: &[SharedSlice],
+        options: WriteOptions,
+    ) -> Result<()> {
         let bytes = self.check_all(offset, locals)?;
-        let post = |state: &mut State, token| {
-            let slot = state.session.endpoint.post_write(token, self.handle, offset, bytes)?;
+        self.check_notify(options)?;
+        self.run("write", |state, token| {
+            let endpoint = &mut state.session.endpoint;
+            let slot = endpoint.post_write_with(token, self.handle, offset, bytes, options)?;
             state.session.set_locals(slot, locals);
             Ok(slot)
-        };
-        let channel = &self.connection.0;
-        let (state, token) = channel.post(channel.lock(), post)?;
-        channel.wait(state, token, "write").map(|_| ())
+        })
+        .map(drop)
+    }
+
+    /// Reads scattered bytes, each piece from its own offset and of at most 1 MiB, all under way at once.
+    ///
+    /// # Errors
+    /// As [`Region::read`]; the others are read when one fails.
+    pub fn read_vectored(&self, pieces: &[(u64, SharedSlice)]) -> Result<()> {
+        self.run_all("read", pieces, |state, token, (offset, local)| {
+            let slot = state.session.endpoint.post_read(token, self.handle, *offset, local.len() as u32)?;
+            state.session.set_locals(slot, &[*local]);
+            Ok(slot)
+        })
+    }
+
+    /// Writes scattered bytes, each piece to its own offset and of at most 1 MiB, all under way at once.
+    ///
+    /// # Errors
+    /// As [`Region::write`]; the others are written when one fails.
+    pub fn write_vectored(&self, pieces: &[(u64, SharedSlice)]) -> Result<()> {
+        self.run_all("write", pieces, |state, token, (offset, local)| {
+            let slot = state.session.endpoint.post_write(token, self.handle, *offset, local.len() as u32)?;
+            state.session.set_locals(slot, &[*local]);
+            Ok(slot)
+        })
     }
 
     /// Returns when the peer's memory has all writes made so far through this peer's regions.
@@ -462,13 +231,54 @@ impl Region {
     /// # Errors
     /// [`Error::Op`] when one of them was refused; [`Error::LenderLost`], [`Error::Timeout`].
     pub fn flush(&self) -> Result<()> {
-        let channel = &self.connection.0;
-        let post = |state: &mut State, token| state.session.endpoint.post_flush(token);
-        let (state, token) = channel.post(channel.lock(), post)?;
-        channel.wait(state, token, "write").map(|_| ())
+        self.run("write", |state, token| state.session.endpoint.post_flush(token)).map(drop)
     }
 
-    fn check(&self, offset: u64, bytes: usize) -> Result<()> {
+    pub(crate) fn handle(&self) -> u32 {
+        self.handle
+    }
+
+    /// Posts one operation and waits for it.
+    pub(crate) fn run(
+        &self,
+        what: &'static str,
+        post: impl FnMut(&mut State, u64) -> Result<u16, PostError>,
+    ) -> Result<Answer> {
+        let channel = &self.connection.0;
+        let (state, token) = channel.post(channel.lock(), post)?;
+        channel.wait(state, token, what).map(|(_, answer)| answer)
+    }
+
+    /// Posts an operation for each piece and waits for them all; the first failure is told.
+    fn run_all(
+        &self,
+        what: &'static str,
+        pieces: &[(u64, SharedSlice)],
+        mut post: impl FnMut(&mut State, u64, &(u64, SharedSlice)) -> Result<u16, PostError>,
+    ) -> Result<()> {
+        for (offset, local) in pieces {
+            self.check_all(*offset, &[*local])?;
+        }
+        let channel = &self.connection.0;
+        let mut tokens = Vec::with_capacity(pieces.len());
+        let mut result = Ok(());
+        for piece in pieces {
+            match channel.post(channel.lock(), |state, token| post(state, token, piece)) {
+                Ok((_, token)) => tokens.push(token),
+                Err(error) => {
+                    result = Err(error);
+                    break;
+                }
+            }
+        }
+        for token in tokens {
+            let ended = channel.wait(channel.lock(), token, what).map(drop);
+            result = result.and(ended);
+        }
+        result
+    }
+
+    pub(crate) fn check(&self, offset: u64, bytes: usize) -> Result<()> {
         let (bytes, len) = (bytes as u64, self.len);
         match offset.checked_add(bytes) {
             Some(end) if end <= len => Ok(()),
@@ -483,6 +293,14 @@ impl Region {
             return Err(Error::Other(PostError::TooLong.to_string()));
         }
         Ok(bytes as u32)
+    }
+
+    fn check_notify(&self, options: WriteOptions) -> Result<()> {
+        let len = u64::from(self.notifications);
+        match options.notify.map(|notify| u64::from(notify.number())) {
+            Some(offset) if offset >= len => Err(Error::Bounds { offset, bytes: 1, len }),
+            _ => Ok(()),
+        }
     }
 
     fn bounce(&self) -> Result<Mapping> {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use netvm::Error;
 use netvm::lender::{BorrowOptions, Borrower, Completion, Lender, LenderConfig, PostError, StopFlag, status};
-use netvm_core::limits::{HELLO_BYTES, OPS_MAX};
+use netvm_core::limits::{HELLO_BYTES, OPS_MAX, VERSION};
 use netvm_core::wire::{Hello, Role};
 use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
@@ -397,7 +397,7 @@ fn other_versions_and_other_protocols_are_named() {
     let mut answer = [0; HELLO_BYTES];
     stream.read_exact(&mut answer).unwrap();
     let hello = Hello::decode(&answer).unwrap();
-    assert_eq!((hello.version, hello.refusal), (1, netvm_core::wire::Refusal::Version));
+    assert_eq!((hello.version, hello.refusal), (VERSION, netvm_core::wire::Refusal::Version));
     assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0, "closed");
 }
 

@@ -5,24 +5,33 @@
 //! "these bytes into segment 7 at 0x2000". Promises:
 //!
 //! * a read or call is served after all writes posted before it on the session have been applied, whatever rails they took;
+//! * an atomic likewise, and it is executed once;
+//! * a notification is visible after its write and everything posted before it, on all rails, and in the order of posting;
+//! * a fenced write is applied after all writes posted before it;
 //! * a flush is answered after all earlier writes were applied, and reports the first of them that was refused;
 //! * a write posted after a read may overtake it: wait for the read if that matters;
 //! * an operation that the peer refuses fails alone; a peer that breaks the protocol is a [`Violation`] and ends the session;
 //! * whatever the peer sends, memory use stays below the bounds in [`crate::limits`].
 
 mod ops;
+mod post;
+mod serve;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_one_sided;
 mod types;
 mod window;
 
-use alloc::collections::VecDeque;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 
 use crate::key::{Access, RemoteKey, Rights};
 use crate::limits::{
-    ACKNOWLEDGE_EVERY, BODY_BYTES_MAX, CALLS_MAX, HEADER_BYTES, NAME_BYTES_MAX, OPS_MAX, PAYLOAD_BYTES_MAX,
+    ACKNOWLEDGE_EVERY, BODY_BYTES_MAX, CALLS_MAX, HEADER_BYTES, NAME_BYTES_MAX, NOTIFICATIONS_MAX, OPS_MAX,
+    PAYLOAD_BYTES_MAX,
 };
+use crate::notify::Notify;
 use crate::wire::{Header, Kind, Status};
 use ops::{OpKind, OpTable};
 pub use types::*;
@@ -41,6 +50,8 @@ struct Rail {
     /// Bytes of the first frame that are sent.
     sent: usize,
     queued_bytes: usize,
+    /// All of our writes on this rail have numbers below.
+    written: u64,
 }
 
 #[derive(Debug)]
@@ -59,7 +70,12 @@ pub struct Endpoint {
     rails: Vec<Rail>,
     next_rail: usize,
     events: VecDeque<Event>,
+    /// Fenced writes of ours that must not be sent yet, and the flush that will tell when.
+    held: VecDeque<(Header, Payload)>,
+    probe: Option<u16>,
     deferred: Vec<Deferred>,
+    /// Notifications of writes that were applied before earlier ones, by the write's number: at most a window of them.
+    notices: BTreeMap<u64, (u32, Notify)>,
     /// Requests of the peer's that are not answered yet, or whose answer is not sent.
     serving: usize,
     serving_calls: usize,
@@ -81,6 +97,7 @@ impl Endpoint {
             queue: VecDeque::with_capacity(64),
             sent: 0,
             queued_bytes: 0,
+            written: 0,
         };
         Self {
             ops: OpTable::new(OPS_MAX.min(ops_max as usize)),
@@ -89,7 +106,10 @@ impl Endpoint {
             rails: (0..rails.max(1)).map(|_| rail()).collect(),
             next_rail: 0,
             events: VecDeque::with_capacity(64),
+            held: VecDeque::new(),
+            probe: None,
             deferred: Vec::new(),
+            notices: BTreeMap::new(),
             serving: 0,
             serving_calls: 0,
             told: 0,
@@ -111,153 +131,6 @@ impl Endpoint {
     /// The next thing to know.
     pub fn event(&mut self) -> Option<Event> {
         self.events.pop_front()
-    }
-
-    // ---- our operations ----
-
-    /// Reads `bytes` at `offset` of `handle`; the driver keeps the buffer under the slot until the read completes.
-    ///
-    /// # Errors
-    /// See [`PostError`].
-    pub fn post_read(&mut self, token: u64, handle: u32, offset: u64, bytes: u32) -> Result<u16, PostError> {
-        if bytes > PAYLOAD_BYTES_MAX {
-            return Err(PostError::TooLong);
-        }
-        let header = Header { handle, offset, bytes, ..Header::new(Kind::Read) };
-        self.request(OpKind::Read, token, header, Payload::None)
-    }
-
-    /// Writes the slot's buffer of `bytes` at `offset` of `handle`. It completes when the buffer has been sent.
-    ///
-    /// # Errors
-    /// See [`PostError`].
-    pub fn post_write(&mut self, token: u64, handle: u32, offset: u64, bytes: u32) -> Result<u16, PostError> {
-        if bytes > PAYLOAD_BYTES_MAX {
-            return Err(PostError::TooLong);
-        }
-        if self.closed {
-            return Err(PostError::Closed);
-        }
-        if !self.ops.has_room() {
-            return Err(PostError::Full);
-        }
-        let sequence = self.send.take().ok_or(PostError::Full)?;
-        let rail = self.choose_rail();
-        let slot = self.ops.take(OpKind::Write, token, bytes, rail).ok_or(PostError::Full)?;
-        let header = Header {
-            handle,
-            offset,
-            sequence,
-            payload_bytes: bytes,
-            token: self.ops.wire_token(slot),
-            ..Header::new(Kind::Write)
-        };
-        self.queue(rail, header, Payload::Local { slot, bytes }, false);
-        Ok(slot)
-    }
-
-    /// Completes when all writes posted before have been applied; fails when one of them was refused.
-    ///
-    /// # Errors
-    /// See [`PostError`].
-    pub fn post_flush(&mut self, token: u64) -> Result<u16, PostError> {
-        self.request(OpKind::Flush, token, Header::new(Kind::Flush), Payload::None)
-    }
-
-    /// Opens the segment `name`.
-    ///
-    /// # Errors
-    /// See [`PostError`].
-    pub fn post_import(&mut self, token: u64, name: &str, key: &RemoteKey) -> Result<u16, PostError> {
-        if name.len() > NAME_BYTES_MAX {
-            return Err(PostError::TooLong);
-        }
-        let mut body = Vec::with_capacity(16 + name.len());
-        body.extend_from_slice(&key.to_bytes());
-        body.extend_from_slice(name.as_bytes());
-        self.request(OpKind::Import, token, Header::new(Kind::Import), Payload::Body(body))
-    }
-
-    /// Gives a handle back.
-    ///
-    /// # Errors
-    /// See [`PostError`].
-    pub fn post_unimport(&mut self, token: u64, handle: u32) -> Result<u16, PostError> {
-        let header = Header { handle, ..Header::new(Kind::Unimport) };
-        self.request(OpKind::Flush, token, header, Payload::None)
-    }
-
-    /// Calls `method` of the peer.
-    ///
-    /// # Errors
-    /// See [`PostError`].
-    pub fn post_call(&mut self, token: u64, method: u32, body: Vec<u8>) -> Result<u16, PostError> {
-        if body.len() > BODY_BYTES_MAX {
-            return Err(PostError::TooLong);
-        }
-        let header = Header { handle: method, ..Header::new(Kind::Call) };
-        self.request(OpKind::Call, token, header, Payload::Body(body))
-    }
-
-    /// Says goodbye: nothing can be posted any more. The driver closes the rails when all is sent.
-    pub fn goodbye(&mut self, status: Status, reason: &str) {
-        if !self.closed {
-            self.closed = true;
-            let header = Header { status: status as u16, ..Header::new(Kind::Goodbye) };
-            self.queue(0, header, Payload::Body(reason.as_bytes().to_vec()), false);
-        }
-    }
-
-    /// The session has ended: everything under way completes as [`OpError::Lost`], and nothing more is sent.
-    pub fn fail(&mut self) {
-        self.closed = true;
-        for rail in &mut self.rails {
-            rail.queue.clear();
-            rail.expected.clear();
-            (rail.sent, rail.queued_bytes, rail.arriving) = (0, 0, None);
-        }
-        let slots: Vec<u16> = self.ops.active_slots().collect();
-        for slot in slots {
-            let token = self.ops.release(slot).token;
-            self.events.push_back(Event::Completed { slot, token, result: Err(OpError::Lost) });
-        }
-    }
-
-    fn request(
-        &mut self,
-        kind: OpKind,
-        token: u64,
-        header: Header,
-        payload: Payload,
-    ) -> Result<u16, PostError> {
-        if self.closed {
-            return Err(PostError::Closed);
-        }
-        if matches!(kind, OpKind::Call | OpKind::Import) && self.ops.calls() >= CALLS_MAX {
-            return Err(PostError::Full);
-        }
-        let rail = self.choose_rail();
-        let slot = self.ops.take(kind, token, header.bytes, rail).ok_or(PostError::Full)?;
-        let header = Header {
-            sequence: self.send.next(),
-            token: self.ops.wire_token(slot),
-            payload_bytes: payload.bytes() as u32,
-            ..header
-        };
-        self.rails[rail].expected.push_back(slot);
-        self.queue(rail, header, payload, false);
-        Ok(slot)
-    }
-
-    /// The rail with the least to send; rails that are equal take turns.
-    fn choose_rail(&mut self) -> usize {
-        let count = self.rails.len();
-        if count == 1 {
-            return 0;
-        }
-        self.next_rail = (self.next_rail + 1) % count;
-        let turns = (0..count).map(|step| (self.next_rail + step) % count);
-        turns.min_by_key(|&rail| self.rails[rail].queued_bytes).unwrap_or(0)
     }
 
     fn queue(&mut self, rail: usize, header: Header, payload: Payload, answers: bool) {
@@ -348,6 +221,9 @@ impl Endpoint {
         if !self.send.acknowledge(header.applied) {
             return Err(Violation::Sequence);
         }
+        if !self.held.is_empty() {
+            self.release_held();
+        }
         let place = match header.kind {
             Kind::Write => self.start_write(rail, &header, exports)?,
             Kind::ReadReply => self.start_read_reply(rail, &header)?,
@@ -401,7 +277,15 @@ impl Endpoint {
             return Err(Violation::Sequence);
         }
         let Header { handle, offset, payload_bytes, .. } = *header;
-        match exports.check(handle, offset, payload_bytes, Access::Write) {
+        let notify = header.notify().ok_or(Violation::Body)?;
+        let allowed =
+            exports.check(handle, offset, payload_bytes, Access::Write).and_then(|()| match notify {
+                Some(notify) if u32::from(notify.number()) >= exports.notifications(handle) => {
+                    Err(Status::OutOfBounds)
+                }
+                _ => Ok(()),
+            });
+        match allowed {
             Ok(()) => Ok(Place::Segment { handle, offset }),
             Err(status) => {
                 self.refuse_write(rail, header.token, status);
@@ -451,6 +335,11 @@ impl Endpoint {
                 if !self.receive.apply(header.sequence) {
                     return Err(Violation::Sequence);
                 }
+                // A write that was refused or faulted has become a Discard and tells nobody.
+                if let (Place::Segment { handle, .. }, Some(Some(notify))) = (place, header.notify()) {
+                    self.notices.insert(header.sequence, (handle, notify));
+                }
+                self.deliver_notices(exports);
                 self.serve_deferred(exports);
                 if self.receive.applied() - self.told >= ACKNOWLEDGE_EVERY {
                     // An honest peer has at most two windows' acknowledgements and OPS_MAX answers to take.
@@ -465,9 +354,19 @@ impl Endpoint {
                     self.complete(slot, Ok(Answer::Done));
                 }
             }
-            Kind::Read | Kind::Flush | Kind::Import | Kind::Unimport | Kind::Call => {
+            Kind::Read | Kind::Flush | Kind::Import | Kind::Unimport | Kind::Call | Kind::Atomic => {
                 let body = core::mem::take(&mut self.rails[rail].body);
                 self.accept(rail, header, body, exports)?;
+            }
+            Kind::AtomicReply => {
+                let slot = self.answered(rail, &header, &[OpKind::Atomic])?;
+                self.complete(slot, Ok(Answer::Word(header.offset)));
+            }
+            Kind::FlushAck if self.probe.is_some_and(|slot| self.ops.wire_token(slot) == header.token) => {
+                let slot = self.answered(rail, &header, &[OpKind::Probe])?;
+                self.ops.release(slot);
+                self.probe = None;
+                self.release_held();
             }
             Kind::FlushAck => {
                 let slot = self.answered(rail, &header, &[OpKind::Flush])?;
@@ -478,7 +377,9 @@ impl Endpoint {
             Kind::ImportAck => {
                 let slot = self.answered(rail, &header, &[OpKind::Import])?;
                 let rights = if header.bytes == 3 { Rights::ReadWrite } else { Rights::Read };
-                let answer = Answer::Imported { handle: header.handle, len: header.offset, rights };
+                let notifications = u32::try_from(header.sequence).unwrap_or(u32::MAX).min(NOTIFICATIONS_MAX);
+                let answer =
+                    Answer::Imported { handle: header.handle, len: header.offset, rights, notifications };
                 self.complete(slot, Ok(answer));
             }
             Kind::CallReply => {
@@ -520,160 +421,11 @@ impl Endpoint {
             // A write completes when it is sent, so its slot may be in use again.
             None => self.events.push_back(Event::WriteRefused(status)),
             Some(_) => {
-                let kinds = [OpKind::Read, OpKind::Flush, OpKind::Import, OpKind::Call];
+                let kinds = [OpKind::Read, OpKind::Flush, OpKind::Import, OpKind::Call, OpKind::Atomic];
                 let slot = self.answered(rail, header, &kinds)?;
                 self.complete(slot, Err(OpError::Refused(status)));
             }
         }
         Ok(())
-    }
-
-    // ---- the peer's operations ----
-
-    fn accept(
-        &mut self,
-        rail: usize,
-        header: Header,
-        body: Vec<u8>,
-        exports: &mut impl Exports,
-    ) -> Result<(), Violation> {
-        let calls = usize::from(header.kind == Kind::Call);
-        if self.serving >= OPS_MAX || self.serving_calls + calls > CALLS_MAX {
-            return Err(Violation::TooMany);
-        }
-        if !self.receive.may_wait_for(header.sequence) {
-            return Err(Violation::Sequence);
-        }
-        if header.kind == Kind::Import && body.len() < 16 {
-            return Err(Violation::Body);
-        }
-        if header.kind == Kind::Read && header.bytes > PAYLOAD_BYTES_MAX {
-            return Err(Violation::Length);
-        }
-        self.serving += 1;
-        self.serving_calls += calls;
-        if header.sequence <= self.receive.applied() {
-            self.serve(rail, &header, body, exports);
-        } else {
-            self.deferred.push(Deferred { rail, header, body });
-        }
-        Ok(())
-    }
-
-    fn serve_deferred(&mut self, exports: &mut impl Exports) {
-        let mut index = 0;
-        while index < self.deferred.len() {
-            if self.deferred[index].header.sequence > self.receive.applied() {
-                index += 1;
-                continue;
-            }
-            let Deferred { rail, header, body } = self.deferred.remove(index);
-            self.serve(rail, &header, body, exports);
-        }
-    }
-
-    fn serve(&mut self, rail: usize, header: &Header, body: Vec<u8>, exports: &mut impl Exports) {
-        let token = header.token;
-        let refuse = |status: Status| Header { status: status as u16, token, ..Header::new(Kind::Error) };
-        let (answer, payload) = match header.kind {
-            Kind::Read => {
-                let Header { handle, offset, bytes, .. } = *header;
-                match exports.check(handle, offset, bytes, Access::Read) {
-                    Ok(()) => (
-                        Header { token, payload_bytes: bytes, ..Header::new(Kind::ReadReply) },
-                        Payload::Segment { handle, offset, bytes },
-                    ),
-                    Err(status) => (refuse(status), Payload::None),
-                }
-            }
-            Kind::Import => {
-                let (key, name) = body.split_at(16);
-                let key = RemoteKey::from_bytes(core::array::from_fn(|index| key[index]));
-                let found = match core::str::from_utf8(name) {
-                    Ok(name) if name.len() <= NAME_BYTES_MAX => exports.import(name, &key),
-                    _ => Err(Status::NoSegment),
-                };
-                let header = match found {
-                    Ok((handle, len, rights)) => Header {
-                        token,
-                        handle,
-                        offset: len,
-                        bytes: if rights == Rights::ReadWrite { 3 } else { 1 },
-                        ..Header::new(Kind::ImportAck)
-                    },
-                    Err(status) => refuse(status),
-                };
-                (header, Payload::None)
-            }
-            Kind::Call => {
-                let request = Request { rail: rail as u8, token };
-                self.events.push_back(Event::Called { request, method: header.handle, body });
-                return;
-            }
-            Kind::Unimport => {
-                exports.unimport(header.handle);
-                (Header { token, ..Header::new(Kind::FlushAck) }, Payload::None)
-            }
-            _ => {
-                let status = self.refused_write.take().unwrap_or(Status::Ok) as u16;
-                (Header { token, status, ..Header::new(Kind::FlushAck) }, Payload::None)
-            }
-        };
-        self.queue(rail, answer, payload, true);
-    }
-
-    /// Answers a call: with a body, or with the reason for a refusal.
-    ///
-    /// # Panics
-    /// When the body is longer than [`BODY_BYTES_MAX`].
-    pub fn reply(&mut self, request: Request, answer: Result<Vec<u8>, Status>) {
-        self.serving_calls -= 1;
-        let Request { rail, token } = request;
-        let (header, payload) = match answer {
-            Ok(body) => {
-                assert!(body.len() <= BODY_BYTES_MAX, "an answer of {} bytes", body.len());
-                (
-                    Header { payload_bytes: body.len() as u32, ..Header::new(Kind::CallReply) },
-                    Payload::Body(body),
-                )
-            }
-            Err(status) => (Header { status: status as u16, ..Header::new(Kind::Error) }, Payload::None),
-        };
-        self.queue(usize::from(rail), Header { token, ..header }, payload, true);
-    }
-
-    /// Takes a handle of the peer's away, at once: no byte of its memory is touched after this returns.
-    ///
-    /// Answers under way keep the bytes as they are now (`copy` takes them), answers not yet begun become refusals, and
-    /// the rest of writes under way is thrown away.
-    pub fn revoke(&mut self, handle: u32, mut copy: impl FnMut(u64, u32) -> Vec<u8>) {
-        let mut refused = None;
-        for (index, rail) in self.rails.iter_mut().enumerate() {
-            if let Some((header, place, _)) = &mut rail.arriving
-                && matches!(*place, Place::Segment { handle: other, .. } if other == handle)
-            {
-                *place = Place::Discard;
-                refused = Some((index, header.token));
-            }
-            for (position, frame) in rail.queue.iter_mut().enumerate() {
-                let Payload::Segment { handle: other, offset, bytes } = frame.payload else { continue };
-                if other != handle {
-                    continue;
-                }
-                if position == 0 && rail.sent > 0 {
-                    let body = copy(offset, bytes);
-                    assert_eq!(body.len(), bytes as usize, "the frame's length is on its way already");
-                    frame.payload = Payload::Body(body);
-                } else if let Ok(header) = Header::decode(&frame.header) {
-                    let status = Status::NoHandle as u16;
-                    frame.header = Header { kind: Kind::Error, status, payload_bytes: 0, ..header }.encode();
-                    frame.payload = Payload::None;
-                    rail.queued_bytes -= bytes as usize;
-                }
-            }
-        }
-        if let Some((rail, token)) = refused {
-            self.refuse_write(rail, token, Status::NoHandle);
-        }
     }
 }

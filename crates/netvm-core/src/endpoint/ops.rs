@@ -13,6 +13,9 @@ pub(super) enum OpKind {
     Flush,
     Import,
     Call,
+    Atomic,
+    /// A flush of our own, for fenced writes that are held back.
+    Probe,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -27,6 +30,8 @@ pub(super) struct Op {
     pub(super) receiving: bool,
     /// What the peer already answered to a write that is still being sent.
     pub(super) failed: Option<Status>,
+    /// The session ended before the peer could act on it.
+    pub(super) never_left: bool,
     generation: u32,
 }
 
@@ -47,6 +52,7 @@ impl OpTable {
             rail: 0,
             receiving: false,
             failed: None,
+            never_left: false,
             generation: 0,
         };
         Self { slots: alloc::vec![op; slots], free: (0..slots as u16).rev().collect(), calls: 0 }
@@ -56,8 +62,8 @@ impl OpTable {
         self.slots.len() - self.free.len()
     }
 
-    pub(super) fn has_room(&self) -> bool {
-        !self.free.is_empty()
+    pub(super) fn free(&self) -> usize {
+        self.free.len()
     }
 
     pub(super) fn calls(&self) -> usize {
@@ -69,7 +75,16 @@ impl OpTable {
         let slot = self.free.pop()?;
         let op = &mut self.slots[usize::from(slot)];
         let generation = op.generation.wrapping_add(1);
-        *op = Op { kind, bytes, token, rail: rail as u8, receiving: false, failed: None, generation };
+        *op = Op {
+            kind,
+            bytes,
+            token,
+            rail: rail as u8,
+            receiving: false,
+            failed: None,
+            never_left: false,
+            generation,
+        };
         self.calls += usize::from(matches!(kind, OpKind::Call | OpKind::Import));
         Some(slot)
     }

@@ -1,27 +1,34 @@
 //! Two endpoints over a simulated network, and one endpoint against nonsense.
 
 use super::*;
+use crate::atomic::Atomic;
 use crate::limits::{PAYLOAD_BYTES_MAX, WINDOW};
 use crate::segment::{ExportTable, ImportTable, SegmentId};
 use crate::sim::{Pipe, Random};
 use alloc::vec;
 
-const KEY: RemoteKey = RemoteKey::from_bytes([9; 16]);
-const BLOCK_BYTES: usize = 600;
-const BLOCKS: usize = 24;
+pub(super) const KEY: RemoteKey = RemoteKey::from_bytes([9; 16]);
+pub(super) const BLOCK_BYTES: usize = 600;
+pub(super) const BLOCKS: usize = 24;
+pub(super) const NUMBERS: u32 = 100;
 
 /// One process: an endpoint, a segment it exports, buffers.
-struct Side {
-    endpoint: Endpoint,
-    memory: Memory,
-    locals: Vec<Vec<u8>>,
+pub(super) struct Side {
+    pub(super) endpoint: Endpoint,
+    pub(super) memory: Memory,
+    pub(super) locals: Vec<Vec<u8>>,
 }
 
-struct Memory {
-    bytes: Vec<u8>,
+pub(super) struct Memory {
+    pub(super) bytes: Vec<u8>,
     exports: ExportTable,
     imports: ImportTable,
     segment: SegmentId,
+    /// What was made visible, in order, and whether [`super::tests_one_sided`] found the memory as promised then.
+    pub(super) notified: Vec<Notify>,
+    pub(super) inspect: Option<fn(&[u8], Notify)>,
+    /// Atomics executed.
+    pub(super) atomics: u32,
 }
 
 impl Exports for Memory {
@@ -34,14 +41,44 @@ impl Exports for Memory {
     fn unimport(&mut self, handle: u32) {
         self.imports.unimport(handle);
     }
+    fn atomic(&mut self, handle: u32, offset: u64, atomic: &Atomic) -> Result<u64, Status> {
+        self.imports.check_atomic(&self.exports, handle, offset, atomic)?;
+        self.atomics += 1;
+        let width = atomic.width as usize;
+        let place = &mut self.bytes[offset as usize..][..width];
+        let mut word = [0; 8];
+        word[..width].copy_from_slice(place);
+        let before = u64::from_le_bytes(word);
+        place.copy_from_slice(&atomic.applied_to(before).to_le_bytes()[..width]);
+        Ok(before)
+    }
+    fn notifications(&mut self, handle: u32) -> u32 {
+        self.imports.notifications(&self.exports, handle).map_or(0, |(_, numbers)| numbers)
+    }
+    fn notify(&mut self, handle: u32, notify: Notify) {
+        if u32::from(notify.number()) < self.notifications(handle) {
+            if let Some(inspect) = self.inspect {
+                inspect(&self.bytes, notify);
+            }
+            self.notified.push(notify);
+        }
+    }
 }
 
 impl Side {
-    fn new(rails: usize) -> Self {
+    pub(super) fn new(rails: usize) -> Self {
         let bytes = vec![0; BLOCK_BYTES * BLOCKS];
         let mut exports = ExportTable::default();
-        let segment = exports.export("memory", KEY, Rights::ReadWrite, bytes.len() as u64).unwrap();
-        let memory = Memory { bytes, exports, imports: ImportTable::default(), segment };
+        let segment = exports.export("memory", KEY, Rights::ReadWrite, bytes.len() as u64, NUMBERS).unwrap();
+        let memory = Memory {
+            bytes,
+            exports,
+            imports: ImportTable::default(),
+            segment,
+            notified: Vec::new(),
+            inspect: None,
+            atomics: 0,
+        };
         Self {
             endpoint: Endpoint::new(rails, OPS_MAX as u32, WINDOW as u32),
             memory,
@@ -69,6 +106,7 @@ impl Side {
                     out.extend_from_slice(&self.memory.bytes[offset as usize..][..bytes as usize]);
                 }
                 Payload::Body(body) => out.extend_from_slice(body),
+                Payload::Inline(inline) => out.extend_from_slice(inline.as_slice()),
             }
             if out.len() > sent + max {
                 break;
@@ -79,7 +117,7 @@ impl Side {
         out
     }
 
-    fn feed(&mut self, rail: usize, mut bytes: &[u8]) -> Result<(), Violation> {
+    pub(super) fn feed(&mut self, rail: usize, mut bytes: &[u8]) -> Result<(), Violation> {
         while !bytes.is_empty() {
             match self.endpoint.want(rail) {
                 Want::Header(missing) => {
@@ -116,23 +154,23 @@ impl Side {
 }
 
 /// Two sides and what connects them. `pipes[rail][direction]`.
-struct World {
-    sides: [Side; 2],
+pub(super) struct World {
+    pub(super) sides: [Side; 2],
     pipes: Vec<[Pipe; 2]>,
     random: Random,
     now: u64,
-    broken: bool,
+    pub(super) broken: bool,
 }
 
 impl World {
-    fn new(seed: u64, rails: usize, cut: Option<u64>) -> Self {
+    pub(super) fn new(seed: u64, rails: usize, cut: Option<u64>) -> Self {
         let mut random = Random::new(seed);
         let mut pipe = |cut| Pipe::new(random.draw(), 1 + random.below(40), cut);
         let pipes = (0..rails).map(|rail| [pipe(cut.filter(|_| rail == 0)), pipe(None)]).collect();
         Self { sides: [Side::new(rails), Side::new(rails)], pipes, random, now: 0, broken: false }
     }
 
-    fn step(&mut self) {
+    pub(super) fn step(&mut self) {
         self.now += 1;
         for rail in 0..self.pipes.len() {
             for from in 0..2 {
@@ -156,13 +194,17 @@ impl World {
     }
 
     /// Posts an import and returns the handle.
-    fn import(&mut self, from: usize) -> Option<u32> {
+    pub(super) fn import(&mut self, from: usize) -> Option<u32> {
         self.sides[from].endpoint.post_import(0, "memory", &KEY).unwrap();
         loop {
             self.step();
             match self.sides[from].endpoint.event() {
-                Some(Event::Completed { result: Ok(Answer::Imported { handle, len, rights }), .. }) => {
+                Some(Event::Completed {
+                    result: Ok(Answer::Imported { handle, len, rights, notifications }),
+                    ..
+                }) => {
                     assert_eq!((len, rights), ((BLOCK_BYTES * BLOCKS) as u64, Rights::ReadWrite));
+                    assert_eq!(notifications, NUMBERS);
                     return Some(handle);
                 }
                 Some(_) => return None,
@@ -263,7 +305,7 @@ fn take_events(sides: &mut [Side; 2], who: usize, client: &mut Client) -> bool {
                 }
                 match (what, result) {
                     (_, Err(error)) => {
-                        assert_eq!(error, OpError::Lost);
+                        assert!(error == OpError::Lost || (error == OpError::Unknown && what == What::Write));
                         whole = false;
                     }
                     (What::Read(_, slot), Ok(_)) => {
@@ -356,7 +398,7 @@ fn a_disconnect_at_any_byte_fails_what_is_under_way_and_nothing_else() {
 }
 
 /// Posts, exchanges everything, and returns the events of side 0.
-fn settle(world: &mut World) -> Vec<Event> {
+pub(super) fn settle(world: &mut World) -> Vec<Event> {
     let mut events = Vec::new();
     for _ in 0..500 {
         world.step();
@@ -455,7 +497,7 @@ fn a_peer_that_asks_too_much_is_cut_off() {
     let mut side = Side::new(1);
     let future = Header { applied: 1, ..Header::new(Kind::Acknowledge) }.encode();
     assert_eq!(side.feed(0, &future), Err(Violation::Sequence));
-    for kind in [Kind::ReadReply, Kind::FlushAck, Kind::ImportAck, Kind::CallReply] {
+    for kind in [Kind::ReadReply, Kind::FlushAck, Kind::ImportAck, Kind::CallReply, Kind::AtomicReply] {
         let mut side = Side::new(1);
         assert_eq!(side.feed(0, &Header::new(kind).encode()), Err(Violation::Unasked(kind)));
     }
@@ -470,16 +512,18 @@ fn random_frame(random: &mut Random, sequence: u64) -> Vec<u8> {
     }
     let some = [0, 1, 2, 3, 100, 599, 70_000, u64::from(PAYLOAD_BYTES_MAX), u64::MAX];
     let mut pick = |small: u64| if small > 0 { random.below(small) } else { some[random.below(9) as usize] };
-    bytes[0] = 1 + pick(14) as u8;
+    bytes[0] = 1 + pick(16) as u8;
+    bytes[1] = if pick(2) == 0 { 0 } else { pick(9) as u8 };
     bytes[2..4].copy_from_slice(&(pick(12) as u16).to_le_bytes());
-    let payload = pick(200) as u32;
+    let payload = if bytes[0] == Kind::Atomic as u8 && pick(8) > 0 { 16 } else { pick(200) as u32 };
     let header_fields = [if pick(3) > 0 { sequence } else { pick(0) }, pick(2), pick(0)];
     bytes[4..8].copy_from_slice(&payload.to_le_bytes());
     for (index, field) in header_fields.into_iter().enumerate() {
         bytes[8 + index * 8..16 + index * 8].copy_from_slice(&field.to_le_bytes());
     }
     bytes[32..36].copy_from_slice(&(pick(3) as u32).to_le_bytes());
-    bytes[36..40].copy_from_slice(&(pick(0) as u32).to_le_bytes());
+    let bytes_field = if pick(3) == 0 { 8 } else { pick(0) as u32 };
+    bytes[36..40].copy_from_slice(&bytes_field.to_le_bytes());
     bytes[40..48].copy_from_slice(&pick(0).to_le_bytes());
     let mut frame = bytes.to_vec();
     frame.resize(HEADER_BYTES + payload as usize, 7);
@@ -489,7 +533,7 @@ fn random_frame(random: &mut Random, sequence: u64) -> Vec<u8> {
 #[test]
 fn a_million_random_frames_neither_panic_nor_pile_up() {
     let mut random = Random::new(2003);
-    let mut frames = 0;
+    let (mut frames, mut atomics) = (0, 0);
     while frames < 1_000_000 {
         let rails = 1 + random.below(2) as usize;
         let mut side = Side::new(rails);
@@ -519,7 +563,11 @@ fn a_million_random_frames_neither_panic_nor_pile_up() {
             }
             let queued: usize = side.endpoint.rails.iter().map(|rail| rail.queue.len()).sum();
             assert!(queued <= 3 * OPS_MAX && side.endpoint.deferred.len() <= OPS_MAX);
+            assert!(side.endpoint.notices.len() <= WINDOW as usize);
+            side.memory.notified.clear();
+            atomics += core::mem::take(&mut side.memory.atomics);
             assert!(side.endpoint.rails.iter().all(|rail| rail.body.capacity() <= 2 * BODY_BYTES_MAX));
         }
     }
+    assert!(atomics > 20, "{atomics} of the frames were sound atomics");
 }

@@ -3,8 +3,10 @@
 use alloc::vec::Vec;
 use core::fmt;
 
+use crate::atomic::Atomic;
 use crate::key::{Access, RemoteKey, Rights};
-use crate::limits::HEADER_BYTES;
+use crate::limits::{HEADER_BYTES, INLINE_BYTES_MAX};
+use crate::notify::Notify;
 use crate::wire::{Kind, Status, WireError};
 
 /// What the peer may reach here. The driver implements it over its segments or slabs.
@@ -21,6 +23,49 @@ pub trait Exports {
     fn import(&mut self, name: &str, key: &RemoteKey) -> Result<(u32, u64, Rights), Status>;
     /// Closes a handle of this peer's.
     fn unimport(&mut self, handle: u32);
+    /// Executes an atomic now, once; returns what the word was.
+    ///
+    /// # Errors
+    /// The status to answer with; then nothing was done.
+    fn atomic(&mut self, _handle: u32, _offset: u64, _atomic: &Atomic) -> Result<u64, Status> {
+        Err(Status::Unsupported)
+    }
+    /// How many notification numbers an open segment has.
+    fn notifications(&mut self, _handle: u32) -> u32 {
+        0
+    }
+    /// Makes a notification visible: its write and all before it have been applied. The handle may have been taken away meanwhile.
+    fn notify(&mut self, _handle: u32, _notify: Notify) {}
+}
+
+/// What a write may ask for besides being written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct WriteOptions {
+    /// It is not applied before all writes posted earlier on the session are.
+    pub fence: bool,
+    /// What the owner of the memory is told when it and all earlier writes have been applied.
+    pub notify: Option<Notify>,
+}
+
+/// A few bytes that travel inside their frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Inline {
+    bytes: [u8; INLINE_BYTES_MAX],
+    len: u8,
+}
+
+impl Inline {
+    /// A copy of `bytes`; `None` when they are more than [`INLINE_BYTES_MAX`].
+    pub fn new(bytes: &[u8]) -> Option<Self> {
+        let mut copy = [0; INLINE_BYTES_MAX];
+        copy.get_mut(..bytes.len())?.copy_from_slice(bytes);
+        Some(Self { bytes: copy, len: bytes.len() as u8 })
+    }
+
+    /// The bytes.
+    pub fn as_slice(&self) -> &[u8] {
+        &self.bytes[..usize::from(self.len)]
+    }
 }
 
 /// Where received payload belongs.
@@ -83,6 +128,8 @@ pub enum Payload {
     },
     /// Bytes of the endpoint's.
     Body(Vec<u8>),
+    /// A few bytes of the endpoint's.
+    Inline(Inline),
 }
 
 impl Payload {
@@ -92,6 +139,7 @@ impl Payload {
             Self::None => 0,
             Self::Local { bytes, .. } | Self::Segment { bytes, .. } => *bytes as usize,
             Self::Body(body) => body.len(),
+            Self::Inline(inline) => inline.as_slice().len(),
         }
     }
 }
@@ -120,7 +168,11 @@ pub enum Answer {
         len: u64,
         /// What we may do.
         rights: Rights,
+        /// How many notification numbers it has.
+        notifications: u32,
     },
+    /// What an atomic's word was before.
+    Word(u64),
     /// A call's answer.
     Reply(Vec<u8>),
 }
@@ -130,8 +182,10 @@ pub enum Answer {
 pub enum OpError {
     /// The peer refused it.
     Refused(Status),
-    /// The session ended first.
+    /// The session ended first. A write or an atomic has certainly not been executed, not even in part.
     Lost,
+    /// The session ended after a write or an atomic had left: it may have been executed (an atomic once, a write in part) or not.
+    Unknown,
 }
 
 /// What the driver should know.
@@ -207,7 +261,7 @@ pub enum Violation {
     Sequence,
     /// More requests than were allowed.
     TooMany,
-    /// A body that makes no sense.
+    /// A body or flags that make no sense.
     Body,
 }
 

@@ -20,9 +20,18 @@ impl SendWindow {
         self.next
     }
 
+    /// The peer has applied all writes below this number.
+    pub(super) fn applied(&self) -> u64 {
+        self.applied
+    }
+
+    pub(super) fn has_room(&self) -> bool {
+        self.next - self.applied < self.size
+    }
+
     /// Takes a number; `None` while the window is full.
     pub(super) fn take(&mut self) -> Option<u64> {
-        (self.next - self.applied < self.size).then(|| {
+        self.has_room().then(|| {
             self.next += 1;
             self.next - 1
         })

@@ -402,7 +402,9 @@ impl Borrower {
             if let Some(result) = self.progress(slot)? {
                 return result.map_err(|error| match error {
                     OpError::Refused(code) => Error::Op { lender: self.lender.clone(), what, code },
-                    OpError::Lost => self.broken.clone().unwrap_or_else(|| self.nonsense()),
+                    OpError::Lost | OpError::Unknown => {
+                        self.broken.clone().unwrap_or_else(|| self.nonsense())
+                    }
                 });
             }
             let left = deadline.saturating_duration_since(Instant::now());
@@ -467,7 +469,9 @@ impl Borrower {
                         Err(OpError::Refused(code)) => {
                             Err(Error::Op { lender: self.lender.clone(), what: "read or write", code })
                         }
-                        Err(OpError::Lost) => Err(self.broken.clone().unwrap_or_else(|| self.nonsense())),
+                        Err(OpError::Lost | OpError::Unknown) => {
+                            Err(self.broken.clone().unwrap_or_else(|| self.nonsense()))
+                        }
                     };
                     self.ready.push(Completion { token, result });
                 }

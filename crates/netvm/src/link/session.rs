@@ -190,6 +190,11 @@ impl<L: Link> Session<L> {
                         break;
                     }
                 }
+                Payload::Inline(inline) => {
+                    if !out.bytes(&inline.as_slice()[skip..]) {
+                        break;
+                    }
+                }
                 Payload::Local { slot, .. } => {
                     for piece in &self.locals[usize::from(*slot)] {
                         let passed = skip.min(piece.len());

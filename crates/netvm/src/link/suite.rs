@@ -1,19 +1,24 @@
 //! One contract, tested on every link: first the bytes, then a node's work over it.
 
 use std::io;
+use std::num::NonZeroU32;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::auth::{self, Connecting};
 use super::sealed::Sealed;
 use super::{Fault, Faulty, Incoming, Link, Loopback, Outgoing, Stream};
 use crate::error::Error;
-use crate::node::{Node, Rights};
+use crate::node::{Mapping, Node, Rights};
+use crate::notify::{Notifications, Notify};
+use crate::region::{Region, WriteOptions};
 use crate::security::{Encryption, Secret, Security};
 use netvm_core::limits::{OPS_MAX, WINDOW};
 use netvm_core::opening::Opening;
 use netvm_core::sim::Random;
 use netvm_core::wire::Role;
+use netvm_core::wire::Status;
 
 type Pair = (Box<dyn Link>, Box<dyn Link>);
 
@@ -189,6 +194,134 @@ fn an_end_is_told(pair: Pair) {
     assert_eq!(region.flush(), Err(error));
 }
 
+/// Atomics of peers, of their threads and of the owner's CPU on the same words.
+fn atomics_are_atomic_with_everybody(pair: Pair) {
+    const EACH: u64 = 300;
+    let (server, _client, peer) = nodes(pair);
+    let memory = Node::memory(4096).unwrap();
+    let key = server.export("words", Arc::clone(&memory), Rights::ReadWrite).unwrap();
+    let local = memory.shared();
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            let region = peer.import("words", &key).unwrap();
+            scope.spawn(move || {
+                for _ in 0..EACH {
+                    region.fetch_add(8, 1u64).unwrap();
+                    region.fetch_add(20, 1u32).unwrap();
+                }
+            });
+        }
+        scope.spawn(move || {
+            for _ in 0..100 * EACH {
+                local.with_u64(8, |word| word.fetch_add(1, Ordering::Relaxed)).unwrap();
+                local.with_u32(20, |word| word.fetch_add(1, Ordering::Relaxed)).unwrap();
+            }
+        });
+    });
+    let region = peer.import("words", &key).unwrap();
+    assert_eq!(region.atomic_load::<u64>(8).unwrap(), 103 * EACH);
+    assert_eq!(region.atomic_load::<u32>(20).unwrap(), 103 * EACH as u32);
+    assert_eq!(region.atomic_load::<u32>(16).unwrap(), 0, "its neighbour");
+    // An atomic sees the writes before it.
+    region.write(64, &0xF0u64.to_ne_bytes()).unwrap();
+    assert_eq!(region.compare_swap(64, 0xF0u64, 0xFF).unwrap(), 0xF0);
+    assert_eq!(region.compare_swap(64, 0xF0u64, 1).unwrap(), 0xFF);
+    assert_eq!(region.fetch_and(64, 0x0Fu64).unwrap(), 0xFF);
+    assert_eq!(region.fetch_or(64, 0x30u64).unwrap(), 0x0F);
+    assert_eq!(region.fetch_xor(64, 0x01u64).unwrap(), 0x3F);
+    assert_eq!(region.swap(64, 9u64).unwrap(), 0x3E);
+    region.atomic_store(64, u64::MAX).unwrap();
+    assert_eq!(region.fetch_add(64, 2u64).unwrap(), u64::MAX);
+    assert_eq!(local.with_u64(64, |word| word.load(Ordering::Relaxed)), Some(1));
+    let refused = |result: Result<u64, Error>, expected| match result {
+        Err(Error::Op { code, .. }) => assert_eq!(code, expected),
+        other => panic!("{other:?}"),
+    };
+    refused(region.fetch_add(12, 1), Status::Misaligned);
+    assert!(matches!(region.fetch_add(4092, 1u64), Err(Error::Bounds { .. })));
+    let read_only = server.export("read-only", memory, Rights::Read).unwrap();
+    let read_only = peer.import("read-only", &read_only).unwrap();
+    refused(read_only.fetch_add(8, 1), Status::NoRights);
+    assert_eq!(read_only.atomic_load::<u64>(8).unwrap(), 103 * EACH);
+    server.unexport("words");
+    refused(region.fetch_add(8, 1), Status::NoHandle);
+}
+
+/// A notification comes after its write and all before it, small or large, fenced or not.
+fn notifications_come_after_the_data(pair: Pair) {
+    let (server, _client, peer) = nodes(pair);
+    let memory = Node::memory(1 << 20).unwrap();
+    let (key, board) = server.export_notified("log", Arc::clone(&memory), Rights::ReadWrite, 8).unwrap();
+    let region = peer.import("log", &key).unwrap();
+    assert_eq!(region.notifications(), 8);
+    check_log(&memory, &board, &region, 60);
+    assert!(matches!(region.notify(Notify::Count { number: 8 }), Err(Error::Bounds { .. })));
+    region.notify(Notify::Count { number: 7 }).unwrap();
+    assert!(board.wait(7, SOON) && board.acknowledge(7));
+    let plain = server.export("plain", memory, Rights::ReadWrite).unwrap();
+    let plain = peer.import("plain", &plain).unwrap();
+    assert!(matches!(plain.notify(Notify::Count { number: 0 }), Err(Error::Bounds { .. })));
+}
+
+const SOON: Option<Duration> = Some(Duration::from_secs(20));
+
+/// Rounds of writes of a round's byte at growing offsets, the last with a notification; the owner looks when he is told.
+fn check_log(memory: &Mapping, board: &Notifications, region: &Region, rounds: u32) {
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 1..=rounds {
+                assert!(board.wait(3, SOON), "round {round}");
+                board.acknowledge(3);
+                assert_eq!(board.reset(4), NonZeroU32::new(round));
+                let bytes = memory.shared().sub(0, 250_000).unwrap().to_vec();
+                assert!(bytes.iter().all(|&byte| byte == round as u8), "round {round}: told too early");
+                assert!(board.notify(Notify::Count { number: 5 }));
+            }
+        });
+        for round in 1..=rounds {
+            let data = vec![round as u8; 250_000];
+            let cuts = [0, 1, 60, 130, 5000, 5008, 90_000, 100_000, 249_990, 250_000];
+            for (index, cut) in cuts.windows(2).enumerate() {
+                let last = cut[1] == 250_000;
+                let notify = last.then_some(Notify::Post { number: 4, value: round.try_into().unwrap() });
+                let options = WriteOptions { fence: index % 3 == 2, notify };
+                region.write_with(cut[0] as u64, &data[cut[0]..cut[1]], options).unwrap();
+            }
+            region.notify(Notify::Count { number: 3 }).unwrap();
+            assert!(board.wait(5, SOON));
+            board.acknowledge(5);
+        }
+    });
+}
+
+/// Pieces from and to scattered places, more of them than may be under way.
+fn scattered_pieces_find_their_places(pair: Pair) {
+    let (server, _client, peer) = nodes(pair);
+    let memory = Node::memory(1 << 20).unwrap();
+    let key = server.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap();
+    let region = peer.import("memory", &key).unwrap();
+    let (out, back) = (Node::memory(1 << 20).unwrap(), Node::memory(1 << 20).unwrap());
+    let mut random = Random::new(8);
+    let bytes: Vec<u8> = (0..1 << 20).map(|_| random.draw() as u8).collect();
+    out.shared().write_from(0, &bytes).unwrap();
+    // Piece `i` of ours is piece `i * 7` of theirs.
+    let pieces = |local: &Mapping| -> Vec<_> {
+        let piece = |index: usize| {
+            ((index * 7 % 600 * 1000) as u64, local.shared().sub(index * 1000, 1000 - index % 9).unwrap())
+        };
+        (0..600).map(piece).collect()
+    };
+    region.write_vectored(&pieces(&out)).unwrap();
+    region.read_vectored(&pieces(&back)).unwrap();
+    for (one, two) in pieces(&out).iter().zip(pieces(&back)) {
+        assert!(one.1.to_vec() == two.1.to_vec() && one.0 == two.0);
+        let there = memory.shared().sub(one.0 as usize, one.1.len()).unwrap();
+        assert!(there.to_vec() == one.1.to_vec());
+    }
+    let beyond = [(0, out.shared().sub(0, 8).unwrap()), ((1 << 20) - 7, out.shared().sub(0, 8).unwrap())];
+    assert!(matches!(region.write_vectored(&beyond), Err(Error::Bounds { .. })));
+}
+
 macro_rules! link_suite {
     ($($link:ident: $pair:expr;)*) => {$(
         mod $link {
@@ -207,6 +340,21 @@ macro_rules! link_suite {
             #[test]
             fn regions_are_protected() {
                 super::regions_are_protected($pair);
+            }
+
+            #[test]
+            fn atomics_are_atomic_with_everybody() {
+                super::atomics_are_atomic_with_everybody($pair);
+            }
+
+            #[test]
+            fn notifications_come_after_the_data() {
+                super::notifications_come_after_the_data($pair);
+            }
+
+            #[test]
+            fn scattered_pieces_find_their_places() {
+                super::scattered_pieces_find_their_places($pair);
             }
 
             #[test]
@@ -252,6 +400,58 @@ fn a_cut_at_any_byte_ends_everything_in_time() {
         assert!(matches!(error, Err(Error::LenderLost { .. })), "{error:?}");
         assert!(start.elapsed() < Duration::from_secs(2));
     }
+}
+
+#[test]
+fn a_cut_at_any_byte_never_claims_an_atomic() {
+    let (mut unknown, mut certain) = (0, 0);
+    for cut in 0..400 {
+        // Either the requests or the answers are cut.
+        let ends = (Fault::CutAfter(100 + cut), Fault::CutAfter(u64::MAX));
+        let (one, two) = if cut % 2 == 0 { ends } else { (ends.1, ends.0) };
+        let (server, _client, peer) = nodes(faulty(loopback(), one, two));
+        let memory = Node::memory(4096).unwrap();
+        let key = server.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap();
+        let mut done = 0;
+        let error = match peer.import("memory", &key) {
+            Err(error) => error,
+            Ok(region) => loop {
+                match region.fetch_add(0, 1u64) {
+                    Ok(before) => {
+                        assert_eq!(before, done);
+                        done += 1;
+                    }
+                    Err(error) => break error,
+                }
+            },
+        };
+        drop(peer);
+        // The last atomic may still be on its way to the server.
+        drop(server);
+        let executed = memory.shared().with_u64(0, |word| word.load(Ordering::SeqCst)).unwrap();
+        match error {
+            Error::OutcomeUnknown { .. } => {
+                unknown += 1;
+                assert!(executed == done || executed == done + 1);
+            }
+            Error::LenderLost { .. } => {
+                certain += 1;
+                assert_eq!(executed, done);
+            }
+            other => panic!("{other}"),
+        }
+    }
+    assert!(unknown > 0, "{unknown} {certain}");
+}
+
+#[test]
+fn notifications_come_after_the_data_over_several_rails() {
+    let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
+    let address = server.listen("127.0.0.1:0").unwrap();
+    let memory = Node::memory(1 << 20).unwrap();
+    let (key, board) = server.export_notified("log", Arc::clone(&memory), Rights::ReadWrite, 8).unwrap();
+    let region = client.connect_rails(&address, 4).unwrap().import("log", &key).unwrap();
+    check_log(&memory, &board, &region, 100);
 }
 
 #[test]

@@ -1,0 +1,201 @@
+//! Notifications of one segment: event counts and one-shot values, and who waits for them. Atomics only.
+//!
+//! The order of steps that keeps wake-ups from being lost is described at [`Board`]; docs/design/one-sided.md tells what
+//! notifications mean. The tests run this code under loom, in all interleavings.
+
+use alloc::boxed::Box;
+use core::num::NonZeroU32;
+use core::ops::Range;
+
+#[cfg(not(test))]
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+#[cfg(test)]
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// What a write tells the owner of the memory once it, and everything before it, is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Notify {
+    /// One signal more for an event count.
+    Count {
+        /// Which.
+        number: u16,
+    },
+    /// A value in place of the one posted before.
+    Post {
+        /// Where.
+        number: u16,
+        /// What.
+        value: NonZeroU32,
+    },
+}
+
+impl Notify {
+    /// The number on the board.
+    pub fn number(self) -> u16 {
+        match self {
+            Self::Count { number } | Self::Post { number, .. } => number,
+        }
+    }
+}
+
+/// Whom a signal must wake. The driver does it; forgetting it loses a wake-up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[must_use]
+pub struct Wake {
+    /// Threads that sleep while the bell has the value they saw.
+    pub sleepers: bool,
+    /// Whoever watches the descriptor.
+    pub descriptor: bool,
+}
+
+/// Somebody may sleep on the bell.
+const SLEEPING: u32 = 1;
+/// Somebody watches the descriptor, which is not readable.
+const WATCHED: u32 = 2;
+const EPOCH: u32 = 4;
+
+#[derive(Debug)]
+struct Slot {
+    /// Signals ever. Only grows.
+    signals: AtomicU64,
+    /// Signals taken; never above `signals`.
+    acknowledged: AtomicU64,
+    value: AtomicU32,
+}
+
+/// The notification numbers of one segment.
+///
+/// To sleep: [`Board::prepare`], *then* look at the numbers, then sleep while the bell is as prepared. To watch the descriptor: empty it,
+/// [`Board::watch`], *then* look. A signaller changes the number first and the bell second. Both sides read and modify the bell in one
+/// step, so one of them is first: either the looker sees the number's change, or the signaller sees the looker.
+#[derive(Debug)]
+pub struct Board {
+    slots: Box<[Slot]>,
+    bell: AtomicU32,
+}
+
+impl Board {
+    /// A board of so many numbers, at most 65536.
+    pub fn new(numbers: u32) -> Self {
+        let slot = |_| Slot {
+            signals: AtomicU64::new(0),
+            acknowledged: AtomicU64::new(0),
+            value: AtomicU32::new(0),
+        };
+        let numbers = numbers.min(crate::limits::NOTIFICATIONS_MAX);
+        Self { slots: (0..numbers).map(slot).collect(), bell: AtomicU32::new(0) }
+    }
+
+    /// How many numbers it has.
+    pub fn numbers(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    fn slot(&self, number: u16) -> Option<&Slot> {
+        self.slots.get(usize::from(number))
+    }
+
+    /// Makes a notification visible; `None` when there is no such number.
+    pub fn deliver(&self, notify: Notify) -> Option<Wake> {
+        let slot = self.slot(notify.number())?;
+        // Release pairs with the Acquire of whoever looks: he sees the data that was written before.
+        match notify {
+            Notify::Count { .. } => {
+                slot.signals.fetch_add(1, Ordering::Release);
+            }
+            // A swap, not a store: values and takers of a word then have one order, also in the model that the tests check.
+            Notify::Post { value, .. } => {
+                slot.value.swap(value.get(), Ordering::Release);
+            }
+        }
+        Some(self.ring())
+    }
+
+    /// Wakes everybody so that they look again.
+    pub fn ring(&self) -> Wake {
+        // One step: bits set after it belong to somebody who will see what was done before it.
+        let next = |bell: u32| Some(bell.wrapping_add(EPOCH) & !(SLEEPING | WATCHED));
+        // AcqRel: pairs with `prepare` and `watch` in both directions.
+        let updated = self.bell.fetch_update(Ordering::AcqRel, Ordering::Relaxed, next);
+        let (Ok(old) | Err(old)) = updated;
+        Wake { sleepers: old & SLEEPING != 0, descriptor: old & WATCHED != 0 }
+    }
+
+    /// Announces a sleeper. Look at the numbers next; then sleep on [`Board::bell`] while it has this value.
+    #[must_use]
+    pub fn prepare(&self) -> u32 {
+        self.bell.fetch_or(SLEEPING, Ordering::AcqRel) | SLEEPING
+    }
+
+    /// Announces somebody who watches the descriptor. Look at the numbers next.
+    pub fn watch(&self) {
+        self.bell.fetch_or(WATCHED, Ordering::AcqRel);
+    }
+
+    /// The word to sleep on.
+    pub fn bell(&self) -> &AtomicU32 {
+        &self.bell
+    }
+
+    /// Signals of an event count that nobody has taken.
+    pub fn pending(&self, number: u16) -> u64 {
+        let Some(slot) = self.slot(number) else { return 0 };
+        // In this order: `signals` is then at least what any taker saw who moved `acknowledged` there.
+        let acknowledged = slot.acknowledged.load(Ordering::Acquire);
+        slot.signals.load(Ordering::Acquire) - acknowledged
+    }
+
+    /// Signals of an event count ever.
+    pub fn signals(&self, number: u16) -> u64 {
+        self.slot(number).map_or(0, |slot| slot.signals.load(Ordering::Acquire))
+    }
+
+    /// Takes up to `most` signals of an event count; each is taken once, whoever else takes. Returns how many.
+    pub fn acknowledge(&self, number: u16, most: u64) -> u64 {
+        let Some(slot) = self.slot(number) else { return 0 };
+        let mut acknowledged = slot.acknowledged.load(Ordering::Acquire);
+        loop {
+            let take = most.min(slot.signals.load(Ordering::Acquire) - acknowledged);
+            if take == 0 {
+                return 0;
+            }
+            // Release: whoever reads this value sees at least as many signals as we did.
+            let moved = slot.acknowledged.compare_exchange_weak(
+                acknowledged,
+                acknowledged + take,
+                Ordering::AcqRel,
+                Ordering::Acquire,
+            );
+            match moved {
+                Ok(_) => return take,
+                Err(now) => acknowledged = now,
+            }
+        }
+    }
+
+    /// The value that is posted under a number.
+    pub fn value(&self, number: u16) -> Option<NonZeroU32> {
+        NonZeroU32::new(self.slot(number)?.value.load(Ordering::Acquire))
+    }
+
+    /// Takes the value that is posted under a number; one of several takers gets it.
+    pub fn reset(&self, number: u16) -> Option<NonZeroU32> {
+        NonZeroU32::new(self.slot(number)?.value.swap(0, Ordering::AcqRel))
+    }
+
+    /// Whether a number has a signal or a value that nobody has taken.
+    pub fn is_pending(&self, number: u16) -> bool {
+        self.pending(number) > 0 || self.value(number).is_some()
+    }
+
+    /// The first such number of a range, from `start` on and around.
+    pub fn find(&self, range: Range<u32>, start: u32) -> Option<u16> {
+        let end = range.end.min(self.numbers());
+        let start = if range.contains(&start) { start } else { range.start };
+        let mut numbers = (start..end).chain(range.start..start.min(end)).map(|number| number as u16);
+        numbers.find(|&number| self.is_pending(number))
+    }
+}
+
+#[cfg(test)]
+mod tests;

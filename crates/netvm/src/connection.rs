@@ -1,0 +1,359 @@
+//! One session of a node: its links, and the users that wait for its operations.
+
+use std::collections::HashMap;
+use std::os::fd::AsRawFd;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use netvm_core::endpoint::{Answer, Event, OpError, PostError};
+use netvm_core::segment::ImportTable;
+use netvm_core::wire::Status;
+use netvm_sys::epoll::Interest;
+use netvm_sys::mapping::Mapping;
+
+use crate::error::{Error, Result};
+use crate::link::Link;
+use crate::link::session::{Failure, Session};
+use crate::node::{Shared, View};
+
+/// A peer that does not answer for so long has failed.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Who waits for room behind somebody who waits for an answer looks again after so long.
+const PATIENCE: Duration = Duration::from_millis(1);
+/// Receives on one rail before the others have their turn.
+const ROUNDS_MAX: usize = 16;
+/// A session with one peer, shared by its users and the node's thread.
+pub(crate) struct Channel {
+    shared: Arc<Shared>,
+    pub(crate) address: String,
+    id: u64,
+    state: Mutex<State>,
+    /// An operation has ended, or nobody leads any more.
+    changed: Condvar,
+}
+
+pub(crate) struct State {
+    pub(crate) session: Session<Box<dyn Link>>,
+    pub(crate) imports: ImportTable,
+    ended: HashMap<u64, Result<Answer, OpError>>,
+    pub(crate) next_token: u64,
+    /// A user waits on the links itself; the node's thread keeps out.
+    led: bool,
+    watches_room: bool,
+    pub(crate) broken: Option<Error>,
+    pub(crate) bounces: Vec<Mapping>,
+}
+
+impl Channel {
+    pub(crate) fn new(
+        shared: Arc<Shared>,
+        links: Vec<Box<dyn Link>>,
+        limits: (u32, u32),
+        address: &str,
+        id: u64,
+    ) -> Self {
+        let state = State {
+            session: Session::new(links, limits.0, limits.1),
+            imports: ImportTable::default(),
+            ended: HashMap::new(),
+            next_token: 0,
+            led: false,
+            watches_room: false,
+            broken: None,
+            bounces: Vec::new(),
+        };
+        let address = address.to_owned();
+        Self { shared, address, id, state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn watch(&self) -> Result<()> {
+        let state = self.lock();
+        for rail in 0..state.session.endpoint.rails() {
+            let fd = state.session.link(rail).wait_fd();
+            let added = self.shared.epoll.add(
+                fd,
+                self.id + rail as u64,
+                Interest { readable: true, writable: false },
+            );
+            added.map_err(|error| Error::system("watch a link", &error))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.lock().broken.is_some()
+    }
+
+    /// Ends the session; operations under way fail.
+    pub(crate) fn close(&self, reason: &str) {
+        let mut state = self.lock();
+        if state.broken.is_none() {
+            state.session.endpoint.goodbye(Status::Stopping, reason);
+            let State { session, imports, .. } = &mut *state;
+            let mut view = View { exports: &self.shared.exports, imports };
+            let _ = session.send(0, &mut view);
+            let error = Error::LenderLost { lender: self.address.clone(), reason: reason.to_owned() };
+            self.break_off(&mut state, error);
+        }
+    }
+
+    fn break_off(&self, state: &mut State, error: Error) {
+        if state.broken.is_some() {
+            return;
+        }
+        for rail in 0..state.session.endpoint.rails() {
+            let _ = self.shared.epoll.remove(state.session.link(rail).wait_fd());
+        }
+        state.broken = Some(error);
+        state.session.endpoint.fail();
+        self.collect(state);
+        state.session.close_links();
+        self.changed.notify_all();
+    }
+
+    /// The node's thread: something is ready.
+    pub(crate) fn serve(&self) {
+        let mut state = self.lock();
+        if !state.led {
+            self.progress(&mut state);
+            self.arm(&mut state);
+        }
+    }
+
+    /// Tells the node's thread what to watch for.
+    fn arm(&self, state: &mut State) {
+        let room = state.session.has_output();
+        if state.broken.is_none() && room != state.watches_room {
+            state.watches_room = room;
+            self.set_interest(state, Interest { readable: true, writable: room });
+        }
+    }
+
+    fn set_interest(&self, state: &State, interest: Interest) {
+        for rail in 0..state.session.endpoint.rails() {
+            let fd = state.session.link(rail).wait_fd();
+            let _ = self.shared.epoll.change(fd, self.id + rail as u64, interest);
+        }
+    }
+
+    /// Sends and receives what goes without waiting.
+    fn progress(&self, state: &mut State) {
+        if state.broken.is_some() {
+            return;
+        }
+        if let Err(failure) = self.exchange(state) {
+            self.fail(state, &failure);
+        }
+    }
+
+    fn fail(&self, state: &mut State, failure: &Failure) {
+        self.collect(state);
+        let (lender, reason) = (self.address.clone(), failure.to_string());
+        let error = match failure {
+            Failure::Violation(_) => Error::Protocol { lender, reason },
+            Failure::Link(_) | Failure::Ended => Error::LenderLost { lender, reason },
+        };
+        self.break_off(state, error);
+    }
+
+    fn exchange(&self, state: &mut State) -> Result<(), Failure> {
+        for rail in 0..state.session.endpoint.rails() {
+            let State { session, imports, .. } = &mut *state;
+            let mut view = View { exports: &self.shared.exports, imports };
+            session.send(rail, &mut view)?;
+            for _ in 0..ROUNDS_MAX {
+                if !session.receive(rail, &mut view)? {
+                    break;
+                }
+            }
+        }
+        self.collect(state);
+        // Answers may go out on any rail: a write that arrived on one lets a read of another be served.
+        let rails = if state.broken.is_none() { state.session.endpoint.rails() } else { 0 };
+        for rail in 0..rails {
+            let State { session, imports, .. } = &mut *state;
+            session.send(rail, &mut View { exports: &self.shared.exports, imports })?;
+        }
+        // Writes complete when they are sent.
+        self.collect(state);
+        Ok(())
+    }
+
+    fn collect(&self, state: &mut State) {
+        let mut any = false;
+        while let Some(event) = state.session.event() {
+            match event {
+                Event::Completed { token, result, .. } => {
+                    any = true;
+                    state.ended.insert(token, result);
+                }
+                Event::Called { request, .. } => {
+                    state.session.endpoint.reply(request, Err(Status::NoMethod));
+                }
+                Event::Goodbye { reason, .. } => {
+                    let reason = String::from_utf8_lossy(&reason).chars().take(200).collect();
+                    self.break_off(state, Error::LenderLost { lender: self.address.clone(), reason });
+                }
+                // The next flush tells.
+                Event::WriteRefused(_) => {}
+            }
+        }
+        if any {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Posts an operation, waiting for room if need be.
+    pub(crate) fn post<'a, R>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        mut post: impl FnMut(&mut State, u64) -> Result<R, PostError>,
+    ) -> Result<(MutexGuard<'a, State>, u64)> {
+        let token = state.next_token;
+        state.next_token += 1;
+        let (state, posted) =
+            self.wait_until(state, "room for another operation", PATIENCE, |channel, state| {
+                if let Some(error) = &state.broken {
+                    return Some(Err(error.clone()));
+                }
+                match post(state, token) {
+                    Ok(_) => Some(Ok(())),
+                    Err(PostError::Full) => {
+                        channel.progress(state);
+                        state.broken.clone().map(Err)
+                    }
+                    Err(error) => Some(Err(Error::Other(error.to_string()))),
+                }
+            });
+        posted.map(|()| (state, token))
+    }
+
+    /// Sends what has just been posted and needs no answer. The link may take only some of it; the rest is waited for, which is
+    /// also what slows down whoever posts faster than the peer takes.
+    pub(crate) fn push<'a>(&'a self, mut state: MutexGuard<'a, State>) -> Result<()> {
+        let State { session, imports, .. } = &mut *state;
+        let mut view = View { exports: &self.shared.exports, imports };
+        let mut sent = Ok(());
+        for rail in 0..session.endpoint.rails() {
+            sent = sent.and_then(|()| session.send(rail, &mut view));
+        }
+        if let Err(failure) = sent {
+            self.fail(&mut state, &failure);
+        }
+        let (state, pushed) =
+            self.wait_until(state, "room on the link", PATIENCE, |_, state| match &state.broken {
+                Some(error) => Some(Err(error.clone())),
+                None => (!state.session.has_output()).then_some(Ok(())),
+            });
+        drop(state);
+        pushed
+    }
+
+    fn timeout(&self, state: &mut State, what: &'static str) -> Error {
+        let after_ms = TIMEOUT.as_millis() as u64;
+        let error = Error::Timeout { lender: self.address.clone(), what, after_ms };
+        // Its answer could still come, into memory that is in other use by then.
+        self.break_off(state, error.clone());
+        error
+    }
+
+    /// Waits for an operation.
+    pub(crate) fn wait<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        token: u64,
+        what: &'static str,
+    ) -> Result<(MutexGuard<'a, State>, Answer)> {
+        self.progress(&mut state);
+        let (state, result) = self.wait_until(state, what, TIMEOUT, |channel, state| {
+            let lender = || channel.address.clone();
+            let Some(result) = state.ended.remove(&token) else { return state.broken.clone().map(Err) };
+            let broken =
+                || state.broken.clone().unwrap_or_else(|| Error::Other("the session has ended".to_owned()));
+            Some(result.map_err(|error| match error {
+                OpError::Lost => broken(),
+                OpError::Unknown => {
+                    Error::OutcomeUnknown { lender: lender(), what, reason: broken().to_string() }
+                }
+                OpError::Refused(code) => Error::Op { lender: lender(), what, code },
+            }))
+        });
+        result.map(|answer| (state, answer))
+    }
+
+    /// Waits until `ready` has something. The first who waits waits on the links (and so saves a change of threads), the others on
+    /// him, and on news of completions only: who waits for anything else looks himself after `patience`. When that takes too long the session is broken off and `ready` asked for the last time.
+    fn wait_until<'a, R>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        what: &'static str,
+        patience: Duration,
+        mut ready: impl FnMut(&Self, &mut State) -> Option<Result<R>>,
+    ) -> (MutexGuard<'a, State>, Result<R>) {
+        // The clock is asked only by those who must wait.
+        let mut deadline = None;
+        let mut leads = false;
+        let result = loop {
+            if let Some(result) = ready(self, &mut state) {
+                break result;
+            }
+            let now = Instant::now();
+            let left = deadline.get_or_insert(now + TIMEOUT).saturating_duration_since(now);
+            if left.is_zero() {
+                let error = self.timeout(&mut state, what);
+                break ready(self, &mut state).unwrap_or(Err(error));
+            }
+            let room = state.session.has_output();
+            if !leads && state.led {
+                // The leader may have gone to sleep before our bytes were stuck: then we look after them.
+                let patience = if room { PATIENCE } else { patience }.min(left);
+                let wait = self.changed.wait_timeout(state, patience);
+                state = wait.unwrap_or_else(PoisonError::into_inner).0;
+                self.progress(&mut state);
+                continue;
+            }
+            if !leads {
+                (leads, state.led) = (true, true);
+                self.set_interest(&state, Interest { readable: false, writable: false });
+            }
+            let events = libc::POLLIN | if room { libc::POLLOUT } else { 0 };
+            let mut fds = [libc::pollfd { fd: -1, events, revents: 0 }; netvm_core::limits::RAILS_MAX];
+            let rails = state.session.endpoint.rails();
+            for (rail, fd) in fds.iter_mut().enumerate().take(rails) {
+                fd.fd = state.session.link(rail).wait_fd().as_raw_fd();
+            }
+            drop(state);
+            // Should the session end meanwhile, its descriptors may be closed or others': a spurious wake-up at worst.
+            let waited =
+                netvm_sys::thread::poll(&mut fds[..rails], Some(left.min(Duration::from_millis(100))));
+            state = self.lock();
+            if let Err(error) = waited {
+                break Err(Error::system("wait for a peer", &error));
+            }
+            self.progress(&mut state);
+        };
+        if leads {
+            state.led = false;
+            if state.broken.is_none() {
+                state.watches_room = state.session.has_output();
+                let writable = state.watches_room;
+                self.set_interest(&state, Interest { readable: true, writable });
+            }
+            self.changed.notify_all();
+        }
+        (state, result)
+    }
+}
+
+/// Closes the channel when the last user has gone.
+pub(crate) struct Connection(pub(crate) Arc<Channel>);
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.0.close("the peer has closed the connection");
+    }
+}

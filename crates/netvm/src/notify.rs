@@ -1,0 +1,425 @@
+//! Waiting for a peer's notifications: the local side of the board of a segment.
+//!
+//! ```no_run
+//! # fn main() -> netvm::Result<()> {
+//! use netvm::node::{Node, Rights};
+//! use netvm::notify::Notify;
+//!
+//! let consumer = Node::new()?;
+//! let address = consumer.listen("127.0.0.1:0")?;
+//! let memory = Node::memory(1 << 20)?;
+//! let (key, notifications) = consumer.export_notified("queue", memory, Rights::ReadWrite, 16)?;
+//!
+//! let producer = Node::new()?;
+//! let region = producer.connect(&address)?.import("queue", &key)?;
+//! region.write_notify(4096, b"item", Notify::Count { number: 3 })?;
+//!
+//! assert!(notifications.wait(3, None));
+//! // The item, and everything that was written before it, is in the consumer's memory.
+//! notifications.acknowledge(3);
+//! # Ok(()) }
+//! ```
+//!
+//! A number has an event count (signals are counted, and taken by [`Notifications::acknowledge`]) and a one-shot value (posted, and taken by
+//! [`Notifications::reset`]); a program uses the one that fits. docs/design/one-sided.md tells the promises and the races.
+
+use std::collections::HashMap;
+use std::num::NonZeroU32;
+use std::ops::Range;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, TryLockError};
+use std::thread::ThreadId;
+use std::time::{Duration, Instant};
+
+use netvm_core::notify::{Board, Wake};
+use netvm_sys::epoll::EventFd;
+use netvm_sys::thread::{futex_wait, futex_wake};
+
+pub use netvm_core::notify::Notify;
+
+use crate::error::{Error, Result};
+use crate::node::lock;
+
+/// Nobody spins longer than this before he blocks: about what blocking and waking cost together.
+const SPIN_NS_MAX: u64 = 50_000;
+/// Calls of one handler before the others have their turn.
+const CALLS_MAX: usize = 64;
+
+/// The notifications of one exported segment. Cloning is cheap; all clones are the same board.
+#[derive(Clone)]
+pub struct Notifications {
+    owner: Arc<Owner>,
+}
+
+/// Ends the dispatcher when nobody can signal or look any more.
+struct Owner(Arc<Inner>);
+
+impl Drop for Owner {
+    fn drop(&mut self) {
+        let handlers = std::mem::take(&mut lock(&self.0.dispatch).handlers);
+        // What they own may lock whatever it likes when it goes.
+        drop(handlers);
+        self.0.wake(self.0.board.ring());
+    }
+}
+
+struct Inner {
+    board: Board,
+    descriptor: OnceLock<EventFd>,
+    /// How long waits lately took, in nanoseconds: an exponential mean.
+    wait_ns_mean: AtomicU64,
+    /// Where `wait_any` looks first.
+    next: AtomicU32,
+    dispatch: Mutex<Dispatch>,
+}
+
+#[derive(Default)]
+struct Dispatch {
+    handlers: HashMap<u16, Arc<Handler>>,
+    /// The dispatcher, while it runs.
+    thread: Option<ThreadId>,
+}
+
+type Call = Box<dyn FnMut(Notify) + Send>;
+
+struct Handler {
+    /// Locked while it is called, so that removing it waits for the call.
+    call: Mutex<Option<Call>>,
+    disarmed: AtomicBool,
+}
+
+impl std::fmt::Debug for Notifications {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Notifications").field("numbers", &self.numbers()).finish_non_exhaustive()
+    }
+}
+
+impl Notifications {
+    pub(crate) fn new(numbers: u32) -> Self {
+        let inner = Inner {
+            board: Board::new(numbers),
+            descriptor: OnceLock::new(),
+            wait_ns_mean: AtomicU64::new(SPIN_NS_MAX / 4),
+            next: AtomicU32::new(0),
+            dispatch: Mutex::default(),
+        };
+        Self { owner: Arc::new(Owner(Arc::new(inner))) }
+    }
+
+    fn inner(&self) -> &Arc<Inner> {
+        &self.owner.0
+    }
+
+    fn board(&self) -> &Board {
+        &self.inner().board
+    }
+
+    /// How many numbers there are, from 0 on.
+    pub fn numbers(&self) -> u32 {
+        self.board().numbers()
+    }
+
+    /// Notifies as a peer would; false when there is no such number.
+    pub fn notify(&self, notify: Notify) -> bool {
+        let wake = self.board().deliver(notify);
+        if let Some(wake) = wake {
+            self.inner().wake(wake);
+        }
+        wake.is_some()
+    }
+
+    /// Signals of an event count that nobody has acknowledged.
+    pub fn test(&self, number: u16) -> u64 {
+        self.board().pending(number)
+    }
+
+    /// The value posted under a number, which stays.
+    pub fn value(&self, number: u16) -> Option<NonZeroU32> {
+        self.board().value(number)
+    }
+
+    /// Takes one signal of an event count; false when there is none. Of several callers one gets each.
+    pub fn acknowledge(&self, number: u16) -> bool {
+        self.board().acknowledge(number, 1) == 1
+    }
+
+    /// Takes up to `most` signals of an event count; returns how many.
+    pub fn acknowledge_many(&self, number: u16, most: u64) -> u64 {
+        self.board().acknowledge(number, most)
+    }
+
+    /// Takes the value posted under a number. Of several callers one gets it.
+    pub fn reset(&self, number: u16) -> Option<NonZeroU32> {
+        self.board().reset(number)
+    }
+
+    /// Waits until a number has a signal or a value; spins first if waits lately were short. False after `timeout`.
+    pub fn wait(&self, number: u16, timeout: Option<Duration>) -> bool {
+        let ready = |board: &Board| board.is_pending(number).then_some(());
+        self.inner().wait(timeout, self.inner().spin_ns(), ready).is_some()
+    }
+
+    /// As [`Notifications::wait`], and never blocks: the quickest on a CPU of its own, and a waste of it otherwise.
+    pub fn spin(&self, number: u16, timeout: Option<Duration>) -> bool {
+        let ready = |board: &Board| board.is_pending(number).then_some(());
+        self.inner().wait(timeout, u64::MAX, ready).is_some()
+    }
+
+    /// Waits until an event count has `signals` that nobody has acknowledged. False after `timeout`.
+    pub fn wait_count(&self, number: u16, signals: u64, timeout: Option<Duration>) -> bool {
+        let ready = |board: &Board| (board.pending(number) >= signals).then_some(());
+        self.inner().wait(timeout, self.inner().spin_ns(), ready).is_some()
+    }
+
+    /// Waits until one of the numbers has a signal or a value, and returns it; numbers take turns. `None` after `timeout`.
+    pub fn wait_any(&self, range: Range<u32>, timeout: Option<Duration>) -> Option<u16> {
+        let inner = self.inner();
+        let start = inner.next.load(Ordering::Relaxed);
+        let ready = |board: &Board| board.find(range.clone(), start);
+        let found = inner.wait(timeout, inner.spin_ns(), ready)?;
+        inner.next.store(u32::from(found) + 1, Ordering::Relaxed);
+        Some(found)
+    }
+
+    /// One of the numbers that has a signal or a value; numbers take turns.
+    pub fn test_any(&self, range: Range<u32>) -> Option<u16> {
+        let next = &self.inner().next;
+        let found = self.board().find(range, next.load(Ordering::Relaxed))?;
+        next.store(u32::from(found) + 1, Ordering::Relaxed);
+        Some(found)
+    }
+
+    /// A descriptor for epoll, poll or select: readable after a notification that came after [`Notifications::rearm`], which must
+    /// be called first. It is one for all numbers, for one waiter.
+    ///
+    /// # Errors
+    /// [`Error::System`] when no descriptor is left.
+    pub fn descriptor(&self) -> Result<BorrowedFd<'_>> {
+        let place = &self.inner().descriptor;
+        if place.get().is_none() {
+            let made = EventFd::new().map_err(|error| Error::system("make an event descriptor", &error))?;
+            // Another thread may have been first; then ours is closed again.
+            let _ = place.set(made);
+        }
+        match place.get() {
+            Some(descriptor) => Ok(descriptor.as_fd()),
+            None => Err(Error::Other("an event descriptor has vanished".to_owned())),
+        }
+    }
+
+    /// Makes the descriptor unreadable until the next notification. False when one of `range` is pending already: then take it,
+    /// and do not sleep.
+    #[must_use]
+    pub fn rearm(&self, range: Range<u32>) -> bool {
+        if let Some(descriptor) = self.inner().descriptor.get() {
+            descriptor.take();
+        }
+        // In this order: a notification is either found, or comes later and makes the descriptor readable.
+        self.board().watch();
+        self.board().find(range, 0).is_none()
+    }
+
+    /// Calls `handler` once for each signal and each posted value of `number`, also those that are pending now, on a thread that
+    /// all handlers of this segment share. It replaces the handler before.
+    ///
+    /// Whoever acknowledges or resets the number meanwhile takes signals away from the handler. A handler that panics is disarmed.
+    ///
+    /// # Errors
+    /// [`Error::Bounds`] when there is no such number; [`Error::System`] when no thread is to be had.
+    pub fn arm(&self, number: u16, handler: impl FnMut(Notify) + Send + 'static) -> Result<()> {
+        if u32::from(number) >= self.numbers() {
+            return Err(Error::Bounds {
+                offset: u64::from(number),
+                bytes: 1,
+                len: u64::from(self.numbers()),
+            });
+        }
+        self.disarm(number);
+        let inner = self.inner();
+        let handler =
+            Arc::new(Handler { call: Mutex::new(Some(Box::new(handler))), disarmed: AtomicBool::new(false) });
+        let mut dispatch = lock(&inner.dispatch);
+        if dispatch.thread.is_none() {
+            let dispatcher = Arc::clone(inner);
+            let thread = std::thread::Builder::new().name("netvm-notify".to_owned());
+            let thread = thread.spawn(move || dispatcher.dispatch());
+            let thread = thread.map_err(|error| Error::system("start a thread", &error))?;
+            dispatch.thread = Some(thread.thread().id());
+        }
+        let replaced = dispatch.handlers.insert(number, handler);
+        drop(dispatch);
+        // Two threads armed the number at once: the one before goes as if disarmed.
+        if let Some(replaced) = replaced {
+            inner.retire(&replaced);
+        }
+        // The dispatcher looks at what is pending already.
+        inner.wake(inner.board.ring());
+        Ok(())
+    }
+
+    /// Removes the handler of a number; false when there is none. When this returns it does not run and is not called again (when
+    /// it disarms itself, its present call is the last). Signals that it has not been called for stay pending.
+    pub fn disarm(&self, number: u16) -> bool {
+        let removed = lock(&self.inner().dispatch).handlers.remove(&number);
+        if let Some(handler) = &removed {
+            self.inner().retire(handler);
+        }
+        removed.is_some()
+    }
+}
+
+impl Inner {
+    fn wake(&self, wake: Wake) {
+        if wake.sleepers {
+            futex_wake(self.board.bell());
+        }
+        if wake.descriptor
+            && let Some(descriptor) = self.descriptor.get()
+        {
+            descriptor.signal();
+        }
+    }
+
+    /// How long the next wait spins: twice what waits lately took, and not at all when that is more than blocking costs.
+    fn spin_ns(&self) -> u64 {
+        let mean = self.wait_ns_mean.load(Ordering::Relaxed);
+        if mean > SPIN_NS_MAX || !several_cpus() { 0 } else { (2 * mean + 1000).min(SPIN_NS_MAX) }
+    }
+
+    fn wait<R>(
+        &self,
+        timeout: Option<Duration>,
+        spin_ns: u64,
+        ready: impl Fn(&Board) -> Option<R>,
+    ) -> Option<R> {
+        if let Some(found) = ready(&self.board) {
+            return Some(found);
+        }
+        let start = Instant::now();
+        let found = self.spin_and_block(start, timeout, spin_ns, ready);
+        // A wait of any length counts as a few times the longest spin at most, so that the mean finds back quickly.
+        let waited = (start.elapsed().as_nanos() as u64).min(4 * SPIN_NS_MAX);
+        let mean = self.wait_ns_mean.load(Ordering::Relaxed);
+        self.wait_ns_mean.store(mean - mean / 8 + waited / 8, Ordering::Relaxed);
+        found
+    }
+
+    fn spin_and_block<R>(
+        &self,
+        start: Instant,
+        timeout: Option<Duration>,
+        spin_ns: u64,
+        ready: impl Fn(&Board) -> Option<R>,
+    ) -> Option<R> {
+        let late = |now: Duration| timeout.is_some_and(|timeout| now >= timeout);
+        loop {
+            for _ in 0..16 {
+                if let Some(found) = ready(&self.board) {
+                    return Some(found);
+                }
+                std::hint::spin_loop();
+            }
+            let now = start.elapsed();
+            if late(now) {
+                return None;
+            }
+            if now.as_nanos() >= u128::from(spin_ns) {
+                break;
+            }
+        }
+        loop {
+            let seen = self.board.prepare();
+            if let Some(found) = ready(&self.board) {
+                return Some(found);
+            }
+            let now = start.elapsed();
+            if late(now) {
+                return None;
+            }
+            futex_wait(self.board.bell(), seen, timeout.map(|timeout| timeout - now));
+        }
+    }
+
+    /// The dispatcher's thread. It ends when nothing is armed.
+    fn dispatch(&self) {
+        let mut armed = Vec::new();
+        loop {
+            let seen = self.board.prepare();
+            {
+                let mut dispatch = lock(&self.dispatch);
+                if dispatch.handlers.is_empty() {
+                    dispatch.thread = None;
+                    return;
+                }
+                let pending = dispatch.handlers.iter().filter(|(number, _)| self.board.is_pending(**number));
+                armed.extend(pending.map(|(&number, handler)| (number, Arc::clone(handler))));
+            }
+            if armed.is_empty() {
+                futex_wait(self.board.bell(), seen, None);
+            }
+            for (number, handler) in armed.drain(..) {
+                if !handler.run(number, &self.board) {
+                    let mut dispatch = lock(&self.dispatch);
+                    if dispatch.handlers.get(&number).is_some_and(|now| Arc::ptr_eq(now, &handler)) {
+                        dispatch.handlers.remove(&number);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Makes sure that a handler which has left the table is not called again.
+    fn retire(&self, handler: &Handler) {
+        handler.disarmed.store(true, Ordering::Release);
+        if lock(&self.dispatch).thread == Some(std::thread::current().id()) {
+            // Called by a handler: this one, which then holds the lock itself, or another one, and then this one does not run.
+            if let Ok(mut call) = handler.call.try_lock() {
+                *call = None;
+            }
+        } else {
+            let call = lock(&handler.call).take();
+            drop(call);
+        }
+    }
+}
+
+impl Handler {
+    /// Calls it for what is pending; false when it is not armed any more.
+    fn run(&self, number: u16, board: &Board) -> bool {
+        let mut guard = match self.call.try_lock() {
+            Ok(guard) => guard,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            // Only whoever disarms it holds the lock.
+            Err(TryLockError::WouldBlock) => return false,
+        };
+        let Some(call) = guard.as_mut() else { return false };
+        for _ in 0..CALLS_MAX {
+            if self.disarmed.load(Ordering::Acquire) {
+                return false;
+            }
+            // Taken before the call: exactly one call for each signal, whoever else takes.
+            let notify = if board.acknowledge(number, 1) == 1 {
+                Notify::Count { number }
+            } else if let Some(value) = board.reset(number) {
+                Notify::Post { number, value }
+            } else {
+                return true;
+            };
+            if std::panic::catch_unwind(AssertUnwindSafe(|| call(notify))).is_err() {
+                *guard = None;
+                return false;
+            }
+        }
+        true
+    }
+}
+
+fn several_cpus() -> bool {
+    static SEVERAL: OnceLock<bool> = OnceLock::new();
+    *SEVERAL.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1))
+}
+
+#[cfg(test)]
+mod tests;
