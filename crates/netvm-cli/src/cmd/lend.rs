@@ -45,7 +45,7 @@ pub struct LendArgs {
     /// Memory is lent in slabs of this size
     #[arg(long, value_name = "SIZE", default_value = "16M")]
     slab: Size,
-    /// Look for requests this long before sleeping, in microseconds: lower latency, more CPU
+    /// While requests come in quick succession, look for the next one this long before sleeping, in microseconds; 0: never
     #[arg(long, value_name = "US", default_value_t = 0)]
     spin_us: u32,
     /// Run on this CPU only

@@ -20,6 +20,7 @@ use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::link::greeting::{self, Greeted, Greeting, Transport};
 use crate::link::session::{Failure, Memory, Session};
+use crate::link::spin::Spin;
 use crate::security::{Protection, Security};
 
 /// Most connections at once.
@@ -291,7 +292,7 @@ impl Lender {
     fn serve(&mut self, stop: &StopFlag, parent: Option<BorrowedFd<'_>>) -> Result<()> {
         let mut ready = Vec::new();
         let mut next_tick = Instant::now() + TICK;
-        let spin = Duration::from_micros(u64::from(self.config.spin_us));
+        let mut spin = Spin::new(Duration::from_micros(u64::from(self.config.spin_us)));
         loop {
             if self.draining && self.borrowers() == 0 {
                 return Ok(());
@@ -299,7 +300,7 @@ impl Lender {
             if self.config.private && self.parent_gone && self.peers.iter().all(Option::is_none) {
                 return Ok(());
             }
-            self.wait(&mut ready, spin)?;
+            self.wait(&mut ready, &mut spin)?;
             for Ready { id, interest } in ready.drain(..) {
                 match id {
                     STOP_ID => {
@@ -328,22 +329,22 @@ impl Lender {
         }
     }
 
-    fn wait(&self, ready: &mut Vec<Ready>, spin: Duration) -> Result<()> {
+    fn wait(&self, ready: &mut Vec<Ready>, spin: &mut Spin) -> Result<()> {
         let wait = |ready: &mut Vec<Ready>, timeout| {
             let waited = self.epoll.wait(ready, Some(timeout));
             waited.map_err(|error| Error::system("wait for borrowers", &error))
         };
-        if !spin.is_zero() {
-            let start = Instant::now();
-            while start.elapsed() < spin {
-                wait(ready, Duration::ZERO)?;
-                if !ready.is_empty() {
-                    return Ok(());
-                }
-                std::hint::spin_loop();
+        let ready = std::cell::RefCell::new(ready);
+        let look = || {
+            wait(&mut ready.borrow_mut(), Duration::ZERO)?;
+            // Others may want this CPU.
+            let came = !ready.borrow().is_empty();
+            if !came {
+                std::thread::yield_now();
             }
-        }
-        wait(ready, TICK)
+            Ok(came)
+        };
+        spin.wait(look, || wait(&mut ready.borrow_mut(), TICK))
     }
 
     fn say(&self, what: std::fmt::Arguments<'_>) {

@@ -14,6 +14,7 @@ pub(crate) mod greeting;
 mod loopback;
 mod sealed;
 pub(crate) mod session;
+pub(crate) mod spin;
 #[cfg(test)]
 mod suite;
 

@@ -9,6 +9,7 @@ use super::table::PageTable;
 use super::{Pager, PagerConfig};
 use crate::error::Result;
 use crate::lender::{BorrowOptions, Completion};
+use crate::link::spin::Spin;
 use crate::runfile::Slot as RunSlot;
 use crate::stats::PagerStats;
 use netvm_core::residency::{Entry, FRAME_MAX, FrameChain, FrameSet, PageQueue, PageState, Streams};
@@ -33,6 +34,9 @@ const TICK: Duration = Duration::from_millis(50);
 const FAULTS_MAX: usize = 32;
 /// Faults after which the counters are published again.
 const PUBLISH_FAULTS: u64 = 64;
+
+/// Longest time to look for an answer before sleeping.
+const ANSWER_SPIN_MAX: Duration = Duration::from_micros(100);
 
 /// What there is to do.
 #[derive(Clone, Copy, Debug)]
@@ -80,6 +84,7 @@ pub(super) struct Engine {
     area: Range<usize>,
     secret: [u8; 192],
     spin: Duration,
+    answers: Spin,
     lender_timeout: Duration,
     completions: Vec<Completion>,
     poll_fds: Vec<libc::pollfd>,
@@ -132,6 +137,7 @@ impl Engine {
             area,
             secret,
             spin: Duration::from_micros(config.spin_us.into()),
+            answers: Spin::new(ANSWER_SPIN_MAX),
             lender_timeout: config.lender_timeout,
             completions: Vec::with_capacity(1024),
             poll_fds: Vec::with_capacity(16),
@@ -310,7 +316,27 @@ impl Engine {
         } else {
             None
         };
-        let ready = netvm_sys::thread::poll(&mut self.poll_fds, timeout).map_err(|e| system("poll", e))?;
+        let fds = std::cell::RefCell::new((&mut self.poll_fds, 0));
+        let poll = |timeout| {
+            let (fds, ready) = &mut *fds.borrow_mut();
+            *ready = netvm_sys::thread::poll(fds, timeout).map_err(|e| system("poll", e))?;
+            Ok::<_, crate::Error>(*ready > 0)
+        };
+        // The program sleeps on this CPU, and nobody else is wanted here for the answer.
+        if block && waiting && self.placement.is_cpu_idle() {
+            let look = || {
+                let came = poll(Some(Duration::ZERO))?;
+                if !came {
+                    // A lender on this machine may have been put on this CPU.
+                    std::thread::yield_now();
+                }
+                Ok(came)
+            };
+            self.answers.wait(look, || poll(timeout).map(drop))?;
+        } else {
+            poll(timeout)?;
+        }
+        let (_, ready) = fds.into_inner();
         if ready == 0 && block {
             if waiting {
                 self.backing.check_answers()?;

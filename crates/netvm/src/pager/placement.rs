@@ -46,6 +46,8 @@ pub(super) struct Placement {
 /// Everybody is on one CPU.
 #[derive(Debug)]
 struct Together {
+    /// The lender too.
+    lender: bool,
     cpu: usize,
     thread: u32,
     looked: Instant,
@@ -80,6 +82,11 @@ impl Placement {
     /// Whether the pager must not sleep for longer than [`PATIENCE`].
     pub(super) fn is_holding(&self) -> bool {
         self.together.is_some()
+    }
+
+    /// Whether nobody else needs this CPU while the held thread waits for a page.
+    pub(super) fn is_cpu_idle(&self) -> bool {
+        self.together.as_ref().is_some_and(|together| !together.lender)
     }
 
     /// Notes a fault; now and then, moves.
@@ -133,17 +140,10 @@ impl Placement {
             return hold.release();
         }
         // Several processes would pull the lender to and fro.
-        if let Some(lender) = self.private_lender.filter(|_| alone_in_run) {
-            let _ = one.apply(lender);
-        }
-        let idle_ns = idle_ns_of(cpu).unwrap_or(0);
-        self.together = Some(Together {
-            cpu,
-            thread: self.thread,
-            looked: now,
-            run_ns: self.run_ns(self.thread),
-            idle_ns,
-        });
+        let lender = self.private_lender.filter(|_| alone_in_run);
+        let lender = lender.is_some_and(|lender| one.apply(lender).is_ok());
+        let (idle_ns, run_ns) = (idle_ns_of(cpu).unwrap_or(0), self.run_ns(self.thread));
+        self.together = Some(Together { lender, cpu, thread: self.thread, looked: now, run_ns, idle_ns });
     }
 
     /// Leaves it to the scheduler.

@@ -1,0 +1,106 @@
+//! How long to look for the next event before sleeping.
+//!
+//! To sleep and be woken costs 3 to 30 µs, more than most answers take; to look in vain costs the CPU. As in adaptive mutexes,
+//! what the last waits took decides (Karlin et al., *Empirical studies of competitive spinning for a shared-memory
+//! multiprocessor*, SOSP 1991).
+
+use std::time::{Duration, Instant};
+
+/// Waits in a row that must have been short before spinning starts is half of this; it stops as soon after long ones.
+const SCORE_MAX: u32 = 16;
+const LONG_WAIT_COSTS: u32 = 4;
+
+/// Decides for one kind of wait.
+#[derive(Clone, Debug)]
+pub struct Spin {
+    max: Duration,
+    /// Rises with short waits, falls faster with long ones.
+    score: u32,
+}
+
+impl Spin {
+    /// Never spins for longer than `max`; zero: never at all.
+    pub fn new(max: Duration) -> Self {
+        Self { max, score: 0 }
+    }
+
+    /// How long to spin now.
+    pub fn budget(&self) -> Duration {
+        if self.score >= SCORE_MAX / 2 { self.max } else { Duration::ZERO }
+    }
+
+    /// Notes how long a wait took, spun or slept.
+    pub fn note(&mut self, waited: Duration) {
+        // A sleeper is woken late: a wait that would have ended in time counts as one that did.
+        if waited <= self.max * 2 {
+            self.score = (self.score + 1).min(SCORE_MAX);
+        } else {
+            self.score = self.score.saturating_sub(LONG_WAIT_COSTS);
+        }
+    }
+
+    /// Waits: `look` says whether something came; `sleep` waits until something has or it gives up.
+    ///
+    /// # Errors
+    /// Those of the two.
+    pub fn wait<E>(
+        &mut self,
+        mut look: impl FnMut() -> Result<bool, E>,
+        sleep: impl FnOnce() -> Result<(), E>,
+    ) -> Result<(), E> {
+        if self.max.is_zero() {
+            return sleep();
+        }
+        let start = Instant::now();
+        let budget = self.budget();
+        let mut came = false;
+        while !came && start.elapsed() < budget {
+            came = look()?;
+        }
+        if !came {
+            sleep()?;
+        }
+        self.note(start.elapsed());
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spins_after_short_waits_and_stops_after_long_ones() {
+        let max = Duration::from_micros(50);
+        let mut spin = Spin::new(max);
+        assert_eq!(spin.budget(), Duration::ZERO);
+        for _ in 0..SCORE_MAX {
+            spin.note(Duration::from_micros(90));
+        }
+        assert_eq!(spin.budget(), max);
+        spin.note(Duration::from_secs(1));
+        assert_eq!(spin.budget(), max, "one pause in a busy time changes nothing");
+        for _ in 0..2 {
+            spin.note(Duration::from_secs(1));
+        }
+        assert_eq!(spin.budget(), Duration::ZERO);
+    }
+
+    #[test]
+    fn looks_only_when_it_pays() {
+        let mut spin = Spin::new(Duration::from_secs(1));
+        let (mut looks, mut sleeps) = (0, 0);
+        for _ in 0..100 {
+            let look = || {
+                Ok::<_, ()>({
+                    looks += 1;
+                    true
+                })
+            };
+            spin.wait(look, || Ok(sleeps += 1)).unwrap();
+        }
+        assert_eq!((looks, sleeps), (100 - SCORE_MAX / 2, SCORE_MAX / 2));
+        let mut never = Spin::new(Duration::ZERO);
+        never.wait(|| Err("looked"), || Ok(())).unwrap();
+    }
+}
