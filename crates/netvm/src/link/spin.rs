@@ -97,7 +97,11 @@ mod tests {
                     true
                 })
             };
-            spin.wait(look, || Ok(sleeps += 1)).unwrap();
+            let sleep = || {
+                sleeps += 1;
+                Ok(())
+            };
+            spin.wait(look, sleep).unwrap();
         }
         assert_eq!((looks, sleeps), (100 - SCORE_MAX / 2, SCORE_MAX / 2));
         let mut never = Spin::new(Duration::ZERO);
