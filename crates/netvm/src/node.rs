@@ -106,10 +106,13 @@ impl netvm_core::endpoint::Exports for View<'_> {
 
     fn notify(&mut self, handle: u32, notify: Notify) {
         let exports = lock(self.exports);
-        if let Some((id, _)) = self.imports.notifications(&exports.table, handle)
-            && let Some(segment) = exports.segment(id)
-        {
-            segment.notifications.notify(notify);
+        let segment = self.imports.notifications(&exports.table, handle);
+        let segment = segment.and_then(|(id, _)| exports.segment(id));
+        let notifications = segment.map(|segment| segment.notifications.clone());
+        // Waking somebody takes a system call, which other sessions need not wait for.
+        drop(exports);
+        if let Some(notifications) = notifications {
+            notifications.notify(notify);
         }
     }
 }

@@ -44,6 +44,8 @@ use crate::node::lock;
 
 /// Nobody spins longer than this before he blocks: about what blocking and waking cost together.
 const SPIN_NS_MAX: u64 = 50_000;
+/// Who spins longer lets others run in between.
+const YIELD_AFTER_NS: u64 = 5_000;
 /// Calls of one handler before the others have their turn.
 const CALLS_MAX: usize = 64;
 
@@ -328,6 +330,10 @@ impl Inner {
             if now.as_nanos() >= u128::from(spin_ns) {
                 break;
             }
+            // The thread that will notify us may be waiting for our CPU.
+            if now.as_nanos() >= u128::from(YIELD_AFTER_NS) {
+                std::thread::yield_now();
+            }
         }
         loop {
             let seen = self.board.prepare();
@@ -338,7 +344,9 @@ impl Inner {
             if late(now) {
                 return None;
             }
-            futex_wait(self.board.bell(), seen, timeout.map(|timeout| timeout - now));
+            // The kernel refuses times beyond the end of its clock; an hour, and then again, is as good.
+            let left = timeout.map(|timeout| (timeout - now).min(Duration::from_secs(3600)));
+            futex_wait(self.board.bell(), seen, left);
         }
     }
 

@@ -83,7 +83,7 @@ pub enum Place {
         /// Slot of the read.
         slot: u16,
     },
-    /// Into the endpoint: [`Endpoint::body`].
+    /// Into the endpoint: [`Endpoint::body`](super::Endpoint::body).
     Body,
     /// Nowhere.
     Discard,
@@ -92,9 +92,9 @@ pub enum Place {
 /// What the next bytes of a rail are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Want {
-    /// This many bytes of a header: [`Endpoint::header`].
+    /// This many bytes of a header: [`Endpoint::header`](super::Endpoint::header).
     Header(usize),
-    /// Payload: put it there and tell [`Endpoint::landed`].
+    /// Payload: put it there and tell [`Endpoint::landed`](super::Endpoint::landed).
     Payload {
         /// Where it belongs.
         place: Place,
@@ -202,7 +202,7 @@ pub enum Event {
     },
     /// A write that had been sent (and completed) was refused; the next flush says so too.
     WriteRefused(Status),
-    /// The peer calls; answer with [`Endpoint::reply`].
+    /// The peer calls; answer with [`Endpoint::reply`](super::Endpoint::reply).
     Called {
         /// Where to answer.
         request: Request,

@@ -22,6 +22,12 @@ fn waits_end_with_a_notification_or_in_time() {
     assert_eq!(board.wait_any(0..4, Some(Duration::ZERO)), None);
     assert!(start.elapsed() >= Duration::from_millis(22));
     assert!(!board.notify(count(4)), "beyond the board");
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| board.wait(1, Some(Duration::MAX)));
+        std::thread::sleep(Duration::from_millis(5));
+        board.notify(count(1));
+        assert!(waiter.join().unwrap() && board.acknowledge(1));
+    });
     assert!(board.notify(count(2)) && board.notify(count(2)) && board.notify(post(3, 7)));
     assert_eq!((board.test(2), board.value(3).unwrap().get()), (2, 7));
     assert!(board.wait_count(2, 2, SOON) && !board.wait_count(2, 3, Some(Duration::from_millis(1))));
