@@ -100,8 +100,8 @@ pub fn run(args: &DemoArgs) -> Outcome {
     println!(
         "{:<26} {:>8} MiB {:>10} MiB",
         "peak local memory",
-        in_ram.peak_kib >> 10,
-        on_netvm.peak_kib >> 10
+        (in_ram.peak_kib + 512) >> 10,
+        (on_netvm.peak_kib + 512) >> 10
     );
     println!("{:<26} {:>12} {:>14}", "page faults served", "-", stats.faults);
     println!("{:<26} {:>12} {:>10} MiB", "read from the lender", "-", stats.bytes_in >> 20);
