@@ -205,3 +205,32 @@ fn a_dispatcher_ends_with_its_board() {
         std::thread::yield_now();
     }
 }
+
+#[test]
+fn arming_finds_what_is_pending_while_the_dispatcher_sleeps() {
+    let board = Notifications::new(2);
+    let (tell, told) = mpsc::channel();
+    board.arm(0, |_| ()).unwrap();
+    board.notify(count(1));
+    std::thread::sleep(Duration::from_millis(30));
+    board.arm(1, move |notify| tell.send(notify).unwrap()).unwrap();
+    assert_eq!(told.recv_timeout(Duration::from_secs(10)), Ok(count(1)));
+}
+
+#[test]
+fn disarming_waits_for_the_call_that_runs() {
+    let board = Notifications::new(1);
+    let (tell, told) = mpsc::channel();
+    let ended = Arc::new(AtomicBool::new(false));
+    let ends = Arc::clone(&ended);
+    let handler = move |_| {
+        tell.send(()).unwrap();
+        std::thread::sleep(Duration::from_millis(50));
+        ends.store(true, Ordering::Relaxed);
+    };
+    board.arm(0, handler).unwrap();
+    board.notify(count(0));
+    told.recv_timeout(Duration::from_secs(10)).unwrap();
+    assert!(board.disarm(0));
+    assert!(ended.load(Ordering::Relaxed), "disarmed while it runs");
+}
