@@ -16,6 +16,10 @@ use crate::shared::SharedSlice;
 /// Most pieces in one call to the kernel: a reply of 256 pages and its neighbours.
 pub const PIECES_MAX: usize = 320;
 
+/// Longer copies than this may be made with `rep movsb`, which is 20 times slower when the destination lies a few bytes behind
+/// the source within a page: measured 2.7 instead of 50 GB/s for 4096 bytes.
+const COPY_BYTES_MAX: usize = 2048;
+
 /// Where to listen or connect: `HOST:PORT`, `[V6]:PORT` or `unix:/path`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
@@ -117,10 +121,13 @@ impl Pieces {
                 skip -= piece.len();
                 continue;
             }
-            let take = (piece.len() - skip).min(count);
-            let Some(part) = piece.sub(skip, take) else { break };
-            each(part, done);
-            (skip, done, count) = (0, done + take, count - take);
+            while skip < piece.len() && count > 0 {
+                let take = (piece.len() - skip).min(count).min(COPY_BYTES_MAX);
+                let Some(part) = piece.sub(skip, take) else { break };
+                each(part, done);
+                (skip, done, count) = (skip + take, done + take, count - take);
+            }
+            skip = 0;
             if count == 0 {
                 break;
             }

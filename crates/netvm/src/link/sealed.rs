@@ -22,7 +22,7 @@ const LENGTH_BYTES: usize = 2;
 /// A record with all that belongs to it.
 const SEALED_BYTES_MAX: usize = LENGTH_BYTES + RECORD_BYTES_MAX + TAG_BYTES;
 /// Bytes of records that one send or receive moves.
-const BUFFER_BYTES: usize = 4 * SEALED_BYTES_MAX;
+const BUFFER_BYTES: usize = 6 * SEALED_BYTES_MAX;
 
 const _: () = assert!(RECORD_BYTES_MAX <= u16::MAX as usize);
 
