@@ -46,7 +46,7 @@ pub fn run(args: &DoctorArgs) -> Outcome {
     let findings: Vec<Finding> = [kernel(), glibc()]
         .into_iter()
         .chain(userfaultfd())
-        .chain([preload(), memory(), overcommit(), address_limit(), hugepages(), pressure()])
+        .chain([preload(), encryption(), memory(), overcommit(), address_limit(), hugepages(), pressure()])
         .chain(views())
         .collect();
     let works = findings.iter().all(|finding| finding.verdict != Verdict::Missing);
@@ -146,6 +146,21 @@ fn preload() -> Finding {
             error,
             Some("cargo build --release -p netvm-preload"),
         ),
+    }
+}
+
+/// What `--encrypt` can count on.
+fn encryption() -> Finding {
+    #[cfg(target_arch = "x86_64")]
+    let in_hardware = std::is_x86_feature_detected!("aes") && std::is_x86_feature_detected!("pclmulqdq");
+    #[cfg(target_arch = "aarch64")]
+    let in_hardware = std::arch::is_aarch64_feature_detected!("aes");
+    #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+    let in_hardware = false;
+    if in_hardware {
+        finding("encryption", Verdict::Ok, "AES in hardware", None)
+    } else {
+        finding("encryption", Verdict::Without, "no AES in hardware: --encrypt works, slowly", None)
     }
 }
 
