@@ -1,7 +1,7 @@
 //! `netvm doctor`: what works on this machine, why the rest does not, and what would help.
 
 use super::Outcome;
-use crate::machine::meminfo;
+use crate::machine::{HUGE_ADVISE, lent_hugepages, meminfo};
 use crate::size::Size;
 use clap::Args;
 use netvm_sys::uffd;
@@ -206,15 +206,14 @@ fn address_limit() -> Finding {
 }
 
 fn hugepages() -> Finding {
-    let free = read("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages").unwrap_or_default();
-    match free.as_str() {
-        "" | "0" => finding(
+    match lent_hugepages() {
+        Ok(()) => finding("huge pages", Verdict::Ok, "lend --hugepages gets transparent ones", None),
+        Err(setting) => finding(
             "huge pages",
             Verdict::Without,
-            "none reserved; lend --hugepages uses transparent ones where it can",
-            Some("sysctl vm.nr_hugepages=N reserves N of 2 MiB each"),
+            format!("lend --hugepages gets none: shmem_enabled is {setting}"),
+            Some(HUGE_ADVISE),
         ),
-        number => finding("huge pages", Verdict::Ok, format!("{number} free of 2 MiB each"), None),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use super::Outcome;
 use super::secret::SecurityArgs;
-use crate::machine::meminfo;
+use crate::machine::{HUGE_ADVISE, lent_hugepages, meminfo};
 use crate::size::Size;
 use clap::Args;
 use netvm::lender::{Lender, LenderConfig, StopFlag};
@@ -61,6 +61,13 @@ pub fn run(args: LendArgs) -> Outcome {
     let signals = Signals::block(&[SIGTERM, SIGINT]);
     if let Some(cpu) = args.cpu {
         netvm_sys::cpu::pin(cpu).map_err(|error| format!("cannot run on CPU {cpu}: {error}"))?;
+    }
+    if args.hugepages
+        && let Err(setting) = lent_hugepages()
+    {
+        eprintln!(
+            "netvm: lending without huge pages: shmem_enabled is {setting}; `{HUGE_ADVISE}` allows them"
+        );
     }
     let security = if args.private { private_security(&args)? } else { args.security.load()? };
     let security = Security { insecure: args.insecure, ..security };
