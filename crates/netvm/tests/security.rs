@@ -223,3 +223,55 @@ fn half_open_connections_are_few_and_short() {
         "the youngest is not"
     );
 }
+
+/// Prints what encryption costs on one core; checked only loosely, a debug build on a busy machine must pass too.
+#[test]
+fn encryption_keeps_much_of_the_bandwidth() {
+    let memory = Mapping::anonymous(1 << 20).unwrap();
+    let pages: Vec<_> = (0..64).map(|page| memory.shared().sub(page * 4096, 4096).unwrap()).collect();
+    let measure = move |security: Security, write: bool| {
+        let lent = Lent::new(security.clone());
+        let options = BorrowOptions { security, ..BorrowOptions::default() };
+        let mut borrower = Borrower::connect(&lent.address, &options).unwrap();
+        let slabs: Vec<_> = (0..8).map(|_| borrower.borrow_slab().unwrap()).collect();
+        let (mut posted, mut done, batches) = (0u64, Vec::new(), 800);
+        let start = Instant::now();
+        while done.len() < batches {
+            while (posted as usize) < batches.min(done.len() + 8) {
+                // 8 MiB in all: more than the nearest caches hold.
+                let (slab, offset) = (slabs[posted as usize % 8], (posted / 8 % 4) << 18);
+                if write {
+                    borrower.post_write_pages(posted, slab, offset, &pages).unwrap();
+                } else {
+                    borrower.post_read_pages(posted, slab, offset, &pages).unwrap();
+                }
+                posted += 1;
+            }
+            let before = done.len();
+            borrower.poll(&mut done).unwrap();
+            if done.len() == before {
+                let mut fds = [netvm_sys::thread::readable(&borrower.as_fd())];
+                netvm_sys::thread::poll(&mut fds, Some(Duration::from_millis(1))).unwrap();
+            }
+        }
+        borrower.flush(Duration::from_secs(5)).unwrap();
+        (batches << 18) as f64 / start.elapsed().as_secs_f64() / 1e9
+    };
+    // Both ends on one CPU: the threads of the lender inherit it.
+    let pinned = std::thread::spawn(move || {
+        let _ = netvm_sys::cpu::pin(0);
+        for (what, write) in [("read", false), ("written", true)] {
+            let mut ratios = Vec::new();
+            let mut rates = (0.0, 0.0);
+            for _ in 0..7 {
+                rates = (measure(Security::default(), write), measure(security(Encryption::Always), write));
+                ratios.push(rates.1 / rates.0);
+            }
+            ratios.sort_by(f64::total_cmp);
+            let ratio = ratios[ratios.len() / 2];
+            println!("{what}: {:.2} GB/s plain, {:.2} encrypted; median ratio {ratio:.2}", rates.0, rates.1);
+            assert!(ratio > 0.1);
+        }
+    });
+    pinned.join().unwrap();
+}
