@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Lent, Random, alone, lend};
+use common::{Lent, Random, alone, lend, lend_in_slabs};
 use netvm::pager::{FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig};
 use netvm_sys::shared::SharedSlice;
 use std::sync::Arc;
@@ -93,6 +93,24 @@ fn sequential_passes_are_prefetched() {
     let stats = pager.stats();
     assert!(stats.faults < 3 * 8192 / 8, "{stats:?}");
     assert!(stats.prefetched > 4096, "{stats:?}");
+}
+
+#[test]
+fn a_window_beyond_the_longest_transfer_is_cut() {
+    let _alone = alone();
+    let lent = lend_in_slabs(256 << 20, 16 << 20);
+    let pager = start(&lent, 32 << 20, |config| config.prefetch_pages_max = 4096);
+    let memory = mapped(&pager, 0, 96 << 20);
+    for pass in 0..2_u64 {
+        for index in (0..memory.len() / 8).step_by(512) {
+            if pass > 0 {
+                assert_eq!(word(memory, index), index as u64, "word {index}");
+            }
+            set_word(memory, index, index as u64);
+        }
+        pager.will_need(pager.area().start, 96 << 20);
+    }
+    assert!(pager.stats().prefetched > 4096);
 }
 
 #[test]

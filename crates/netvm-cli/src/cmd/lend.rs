@@ -69,7 +69,12 @@ pub fn run(args: LendArgs) -> Outcome {
             "netvm: lending without huge pages: shmem_enabled is {setting}; `{HUGE_ADVISE}` allows them"
         );
     }
-    let security = if args.private { private_security(&args)? } else { args.security.load()? };
+    let security = match args.security.is_on_input() {
+        true => secret_on_input(&args)?,
+        // Whoever starts it for itself alone decides; the environment is the user's.
+        false if args.private => Security::default(),
+        false => args.security.load()?,
+    };
     let security = Security { insecure: args.insecure, ..security };
     if security.secret.is_none() && args.insecure {
         eprintln!("netvm: without a secret, whoever reaches the address can use the memory");
@@ -110,7 +115,7 @@ pub fn run(args: LendArgs) -> Outcome {
 }
 
 /// The secret that the starting process writes to our standard input: neither arguments nor files show it.
-fn private_security(args: &LendArgs) -> Result<Security, Box<dyn std::error::Error>> {
+fn secret_on_input(args: &LendArgs) -> Result<Security, Box<dyn std::error::Error>> {
     let mut line = Zeroizing::new(String::new());
     std::io::stdin().read_line(&mut line).map_err(|error| format!("cannot read the secret: {error}"))?;
     Ok(args.security.with(Secret::from_content(line.as_bytes())?))

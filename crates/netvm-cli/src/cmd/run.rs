@@ -81,9 +81,13 @@ impl PrivateLender {
     fn start(socket: &Path, size: Size, security: &Security) -> Result<Self, String> {
         let program =
             std::env::current_exe().map_err(|error| format!("cannot find netvm itself: {error}"))?;
-        let mut child = Command::new(program)
-            .args(["lend", "--private", "--size", &size.0.to_string(), "--listen"])
-            .arg(format!("unix:{}", socket.display()))
+        let mut command = Command::new(program);
+        command.args(["lend", "--private", "--size", &size.0.to_string(), "--listen"]);
+        command.arg(format!("unix:{}", socket.display()));
+        if security.secret.is_some() {
+            command.args(["--secret", "-"]);
+        }
+        let mut child = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             // Ctrl-C is for the program: its memory must stay until it has ended.

@@ -65,6 +65,11 @@ impl SecurityArgs {
         Ok(security)
     }
 
+    /// Whether the secret comes on standard input (`--secret -`).
+    pub fn is_on_input(&self) -> bool {
+        self.secret.as_ref().is_some_and(|file| file.as_os_str() == "-")
+    }
+
     /// With a secret that lives as long as one run and its private lender.
     ///
     /// # Errors

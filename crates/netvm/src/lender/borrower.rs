@@ -393,6 +393,8 @@ impl Borrower {
         let mut slot = None;
         loop {
             if slot.is_none() {
+                // What has completed may have had the slot that the new operation gets.
+                self.collect(None, &mut None)?;
                 slot = match post(self) {
                     Ok(slot) => Some(slot),
                     Err(PostError::Full) => None,

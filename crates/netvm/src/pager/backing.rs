@@ -3,6 +3,7 @@
 use super::error::{PagerError, system};
 use crate::error::{Error, Result};
 use crate::lender::{BorrowOptions, Borrower, Completion, ForkTicket};
+use netvm_core::endpoint::PostError;
 use netvm_core::residency::{Slot, SlotMap};
 use netvm_sys::shared::SharedSlice;
 use netvm_sys::uffd::PAGE_BYTES;
@@ -123,8 +124,8 @@ impl Backing {
         let (lender, slab, page) = self.slots.locate(slot);
         let offset = u64::from(page) * PAGE_BYTES as u64;
         let borrower = &mut self.borrowers[lender as usize];
-        while borrower.post_read(token, slab, offset, local).is_err() {
-            Self::make_room(borrower, &mut self.completions, self.timeout)?;
+        while let Err(error) = borrower.post_read(token, slab, offset, local) {
+            Self::make_room(error, borrower, &mut self.completions, self.timeout)?;
         }
         Ok(())
     }
@@ -134,18 +135,22 @@ impl Backing {
         let (lender, slab, page) = self.slots.locate(slot);
         let offset = u64::from(page) * PAGE_BYTES as u64;
         let borrower = &mut self.borrowers[lender as usize];
-        while borrower.post_write(token, slab, offset, local).is_err() {
-            Self::make_room(borrower, &mut self.completions, self.timeout)?;
+        while let Err(error) = borrower.post_write(token, slab, offset, local) {
+            Self::make_room(error, borrower, &mut self.completions, self.timeout)?;
         }
         Ok(())
     }
 
     /// The queue of a connection is full: wait until it is not. Completions are kept for the next [`Backing::poll`].
     fn make_room(
+        error: PostError,
         borrower: &mut Borrower,
         completions: &mut Vec<Completion>,
         timeout: Duration,
     ) -> Result<()> {
+        if error == PostError::TooLong {
+            return Err(Error::Other(format!("a transfer for lender {}: {error}", borrower.lender())));
+        }
         let before = completions.len();
         borrower.poll(completions)?;
         if completions.len() == before {

@@ -12,6 +12,7 @@ use crate::lender::{BorrowOptions, Completion};
 use crate::link::spin::Spin;
 use crate::runfile::Slot as RunSlot;
 use crate::stats::PagerStats;
+use netvm_core::limits::PAYLOAD_BYTES_MAX;
 use netvm_core::residency::{Entry, FRAME_MAX, FrameChain, FrameSet, PageQueue, PageState, Streams};
 use netvm_sys::cpu::Hold;
 use netvm_sys::paged::{Bell, PagedArea};
@@ -27,6 +28,8 @@ use xxhash_rust::xxh3::xxh3_64_with_secret;
 pub(super) const EVICT_PAGES: usize = 32;
 /// Frames that get memory at a time while the budget is not used up.
 const GROW_FRAMES: u64 = 64;
+/// Pages in one transfer: what the protocol carries at once.
+pub(super) const TRANSFER_PAGES_MAX: u32 = PAYLOAD_BYTES_MAX / PAGE_BYTES as u32;
 /// How often an idle pager looks whether others need its frames.
 const TICK: Duration = Duration::from_millis(50);
 
@@ -123,7 +126,7 @@ impl Engine {
             mapped: PageQueue::new(),
             cached: FrameChain::new(frames),
             backing,
-            streams: Streams::new(config.prefetch_pages_max),
+            streams: Streams::new(config.prefetch_pages_max.min(TRANSFER_PAGES_MAX)),
             budget: Budget::new(frames as u64, slot),
             stats: PagerStats::default(),
             deferred: Vec::with_capacity(64),

@@ -1,6 +1,6 @@
 //! Faults: bringing pages in.
 
-use super::engine::{Engine, Transfer};
+use super::engine::{Engine, TRANSFER_PAGES_MAX, Transfer};
 use super::error::{PagerError, system};
 use crate::error::Result;
 use netvm_core::residency::{Ahead, Entry, PageState};
@@ -173,7 +173,7 @@ impl Engine {
         let page = pages.start;
         let slot = self.table.get(page).slot();
         let mut run = 1;
-        while page + run < pages.end {
+        while page + run < pages.end && run < TRANSFER_PAGES_MAX {
             let entry = self.table.get(page + run);
             let adjacent = entry.state() == PageState::Remote
                 && self.backing.slots.adjacent(slot + run - 1, entry.slot());

@@ -56,7 +56,7 @@ pub struct PagerConfig {
     pub name: String,
     /// How pages travel; `None` takes the best that the kernel has.
     pub design: Option<FrameDesign>,
-    /// Longest prefetch window in pages, 0 for none.
+    /// Longest prefetch window in pages, 0 for none, at most 256.
     pub prefetch_pages_max: u32,
     /// How long the pager spins for the next event before it sleeps, in microseconds.
     pub spin_us: u32,

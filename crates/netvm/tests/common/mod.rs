@@ -17,7 +17,12 @@ impl Lent {
 
 /// A lender of `size_bytes` over TCP loopback.
 pub fn lend(size_bytes: u64) -> Lent {
-    let config = LenderConfig { size_bytes, slab_bytes: 1 << 20, ..LenderConfig::default() };
+    lend_in_slabs(size_bytes, 1 << 20)
+}
+
+/// The same in slabs of `slab_bytes`.
+pub fn lend_in_slabs(size_bytes: u64, slab_bytes: u64) -> Lent {
+    let config = LenderConfig { size_bytes, slab_bytes, ..LenderConfig::default() };
     let mut lender = Lender::bind(config).unwrap();
     let address = lender.addresses().remove(0);
     let stop = StopFlag::new().unwrap();
