@@ -266,6 +266,22 @@ fn a_status_lists_borrowers() {
     assert_eq!((listed.name.as_str(), listed.pid, listed.bytes, listed.ops), ("sort?[2J", 42, SLAB, 1));
 }
 
+/// A write that `push` has sent completes only at the next poll, when a call may have taken its place already.
+#[test]
+fn a_call_is_not_answered_by_a_write_that_was_pushed_before() {
+    let lent = Lent::new(1);
+    let mut borrower = lent.connect();
+    let slab = borrower.borrow_slab().unwrap();
+    for token in 0..50 {
+        borrower.post_write(token, slab, 0, memory(4096)).unwrap();
+        borrower.push().unwrap();
+        assert_eq!(borrower.sole_holder(slab), Ok(true));
+        let done = settle(&mut borrower);
+        assert_eq!(done.iter().map(|completion| completion.token).collect::<Vec<_>>(), [token]);
+        ok(&done);
+    }
+}
+
 #[test]
 fn a_full_queue_is_backpressure() {
     let lent = Lent::new(1);

@@ -461,7 +461,10 @@ impl Borrower {
         while let Some(event) = self.session.event() {
             any = true;
             match event {
-                Event::Completed { slot, result, .. } if Some(slot) == awaited && answer.is_none() => {
+                // By its token, too: a write sent before may have had the same slot, and its completion still be here.
+                Event::Completed { token: INTERNAL, slot, result }
+                    if Some(slot) == awaited && answer.is_none() =>
+                {
                     *answer = Some(result);
                 }
                 Event::Completed { token: INTERNAL, .. } => {}
