@@ -314,25 +314,6 @@ fn a_full_queue_is_backpressure() {
 }
 
 #[test]
-fn a_call_is_not_answered_by_a_write_that_completed_before() {
-    let lent = Lent::new(4);
-    let mut borrower = lent.connect();
-    let slab = borrower.borrow_slab().unwrap();
-    let local = memory(4096);
-    for token in 0..100 {
-        borrower.post_write(token, slab, 0, local).unwrap();
-        // Sent and complete, which nobody has been told yet.
-        borrower.push().unwrap();
-        let other = borrower.borrow_slab().unwrap();
-        borrower.return_slab(other).unwrap();
-        let mut done = Vec::new();
-        borrower.poll(&mut done).unwrap();
-        ok(&done);
-        assert_eq!(done.iter().map(|done| done.token).collect::<Vec<_>>(), [token]);
-    }
-}
-
-#[test]
 fn a_killed_lender_is_named_and_nothing_hangs() {
     let lent = Lent::new(1);
     let mut borrower = lent.connect();
