@@ -57,7 +57,7 @@ fn churn(memory: SharedSlice, seed: u64, steps: usize) {
 
 #[test]
 fn contents_survive_four_times_the_budget() {
-    let _alone = alone();
+    let Some(_alone) = alone() else { return };
     let lent = lend(64 << 20);
     let pager = start(&lent, LOCAL_BYTES_MIN, |_| {});
     let memory = mapped(&pager, 0, 4 * LOCAL_BYTES_MIN as usize);
@@ -70,7 +70,7 @@ fn contents_survive_four_times_the_budget() {
 
 #[test]
 fn the_copying_design_keeps_contents_too() {
-    let _alone = alone();
+    let Some(_alone) = alone() else { return };
     let lent = lend(64 << 20);
     let pager = start(&lent, LOCAL_BYTES_MIN, |config| config.design = Some(FrameDesign::Copy));
     churn(mapped(&pager, 0, 3 * LOCAL_BYTES_MIN as usize), 2, 30_000);
@@ -78,7 +78,7 @@ fn the_copying_design_keeps_contents_too() {
 
 #[test]
 fn sequential_passes_are_prefetched() {
-    let _alone = alone();
+    let Some(_alone) = alone() else { return };
     let lent = lend(128 << 20);
     let pager = start(&lent, 8 << 20, |_| {});
     let memory = mapped(&pager, 0, 32 << 20);
@@ -97,7 +97,7 @@ fn sequential_passes_are_prefetched() {
 
 #[test]
 fn a_window_beyond_the_longest_transfer_is_cut() {
-    let _alone = alone();
+    let Some(_alone) = alone() else { return };
     let lent = lend_in_slabs(256 << 20, 16 << 20);
     let pager = start(&lent, 32 << 20, |config| config.prefetch_pages_max = 4096);
     let memory = mapped(&pager, 0, 96 << 20);
@@ -115,7 +115,7 @@ fn a_window_beyond_the_longest_transfer_is_cut() {
 
 #[test]
 fn clean_pages_are_not_written_again() {
-    let _alone = alone();
+    let Some(_alone) = alone() else { return };
     let lent = lend(64 << 20);
     let pager = start(&lent, LOCAL_BYTES_MIN, |_| {});
     let memory = mapped(&pager, 0, 4 * LOCAL_BYTES_MIN as usize);
@@ -136,7 +136,7 @@ fn clean_pages_are_not_written_again() {
 
 #[test]
 fn zero_pages_need_no_lender_memory() {
-    let _alone = alone();
+    let Some(_alone) = alone() else { return };
     let lent = lend(16 << 20);
     let pager = start(&lent, LOCAL_BYTES_MIN, |_| {});
     // 64 MiB of zeroes on a 16 MiB lender.
@@ -152,7 +152,7 @@ fn zero_pages_need_no_lender_memory() {
 
 #[test]
 fn discarded_and_remapped_memory_reads_zero() {
-    let _alone = alone();
+    let Some(_alone) = alone() else { return };
     let lent = lend(64 << 20);
     let pager = start(&lent, LOCAL_BYTES_MIN, |_| {});
     let bytes = 3 * LOCAL_BYTES_MIN as usize;
@@ -177,7 +177,7 @@ fn discarded_and_remapped_memory_reads_zero() {
 
 #[test]
 fn relocated_memory_keeps_its_contents() {
-    let _alone = alone();
+    let Some(_alone) = alone() else { return };
     let lent = lend(64 << 20);
     let pager = start(&lent, LOCAL_BYTES_MIN, |_| {});
     let bytes = 3 * LOCAL_BYTES_MIN as usize;
@@ -197,7 +197,7 @@ fn relocated_memory_keeps_its_contents() {
 
 #[test]
 fn protected_memory_is_evicted_and_comes_back() {
-    let _alone = alone();
+    let Some(_alone) = alone() else { return };
     let lent = lend(64 << 20);
     let pager = start(&lent, LOCAL_BYTES_MIN, |_| {});
     let bytes = LOCAL_BYTES_MIN as usize / 2;
@@ -214,7 +214,7 @@ fn protected_memory_is_evicted_and_comes_back() {
 
 #[test]
 fn threads_share_one_pager() {
-    let _alone = alone();
+    let Some(_alone) = alone() else { return };
     let lent = lend(128 << 20);
     let pager = start(&lent, 8 << 20, |_| {});
     std::thread::scope(|scope| {
@@ -237,7 +237,7 @@ fn threads_share_one_pager() {
 
 #[test]
 fn bad_ranges_and_budgets_are_refused() {
-    let _alone = alone();
+    let Some(_alone) = alone() else { return };
     let lent = lend(64 << 20);
     let pager = start(&lent, LOCAL_BYTES_MIN, |_| {});
     let area = pager.area();

@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 use netvm::lender::{Lender, LenderConfig, StopFlag};
+use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// A lender on a thread of this process, until the process ends: pagers have no end either.
@@ -30,10 +31,18 @@ pub fn lend_in_slabs(size_bytes: u64, slab_bytes: u64) -> Lent {
     Lent { address }
 }
 
-/// One test at a time: several pagers that move pages at once interrupt each other's CPUs, and all of them crawl.
-pub fn alone() -> MutexGuard<'static, ()> {
+/// One test at a time: several pagers that move pages at once interrupt each other's CPUs, and all of them crawl. `None` where
+/// there can be no pager, having said so.
+pub fn alone() -> Option<MutexGuard<'static, ()>> {
     static ALONE: Mutex<()> = Mutex::new(());
-    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+    if let Err(error) = netvm_sys::uffd::probe() {
+        let thread = std::thread::current();
+        let test = thread.name().unwrap_or_default();
+        // Past the capture of the test harness.
+        let _ = writeln!(std::io::stderr(), "{test}: skipped (userfaultfd: {error})");
+        return None;
+    }
+    Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// SplitMix64: small, seeded, good enough to make contents that do not repeat.
