@@ -24,6 +24,10 @@ fn bench(arguments: &[&str]) -> Option<Vec<serde_json::Value>> {
         println!("skipped (no userfaultfd here: {error})");
         return None;
     }
+    Some(rows_of(arguments))
+}
+
+fn rows_of(arguments: &[&str]) -> Vec<serde_json::Value> {
     let output = Command::new(env!("CARGO_BIN_EXE_netvm")).arg("bench").args(arguments).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "netvm bench {}: {said}", arguments.join(" "));
@@ -37,7 +41,7 @@ fn bench(arguments: &[&str]) -> Option<Vec<serde_json::Value>> {
         keys.sort_unstable();
         assert_eq!(keys, KEYS, "{row}");
     }
-    Some(rows)
+    rows
 }
 
 fn number(row: &serde_json::Value, key: &str) -> f64 {
@@ -91,4 +95,28 @@ fn bench_frames_compares_both_designs() {
         let row = rows.iter().find(|row| row["case"] == case && row["placement"] == "quiet");
         assert!(number(row.unwrap_or_else(|| panic!("no {case}")), "median") > 0.0);
     }
+}
+
+#[test]
+fn bench_rma_measures_all_operations_beside_their_floors() {
+    let svg = std::env::temp_dir().join(format!("netvm-bench-rma-test-{}.svg", std::process::id()));
+    for link in ["tcp", "unix"] {
+        let arguments = ["rma", "--quick", "--json", "--placement", "unpinned", "--link", link, "--svg"];
+        let rows = rows_of(&[&arguments[..], &[svg.to_str().unwrap()]].concat());
+        let names = ["put", "put-complete", "get", "fetch-add", "cas", "notify-spin", "notify-block"];
+        for name in names.into_iter().chain(["notify-handler", "put-rate", "put-bw", "get-bw"]) {
+            let of_netvm = |row: &&serde_json::Value| row["case"] == name && row["peer"].is_null();
+            let row = rows.iter().find(of_netvm).unwrap_or_else(|| panic!("no row for {name}"));
+            assert_eq!((&row["bench"], &row["link"]), (&"rma".into(), &link.into()));
+            for key in ["median", "per_s", "floor", "ratio", "n", "size_bytes"] {
+                assert!(number(row, key) > 0.0, "{key} of {row}");
+            }
+        }
+        for name in ["ping-pong-poll", "ping-pong-block", "stream"] {
+            assert!(rows.iter().any(|row| row["case"] == name && !row["peer"].is_null()), "no floor {name}");
+        }
+    }
+    let drawn = std::fs::read_to_string(&svg).unwrap();
+    std::fs::remove_file(&svg).unwrap();
+    assert!(drawn.contains("<svg") && drawn.contains("bare stream"), "no picture in {drawn}");
 }

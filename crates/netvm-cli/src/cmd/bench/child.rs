@@ -50,6 +50,15 @@ impl Helper {
         Ok(line.trim_end().to_string())
     }
 
+    /// Sends the child a line.
+    ///
+    /// # Errors
+    /// When it has ended.
+    pub fn tell(&mut self, line: &str) -> Result<(), Box<dyn Error>> {
+        let input = self.input.as_mut().ok_or("child without input")?;
+        Ok(writeln!(input, "{line}")?)
+    }
+
     /// Has a worker do something and waits for the outcome.
     ///
     /// # Errors

@@ -11,6 +11,7 @@ mod floors;
 mod frames;
 mod plot;
 mod report;
+mod rma;
 mod swap;
 mod worker;
 
@@ -40,6 +41,10 @@ enum Which {
         #[arg(long)]
         quick: bool,
     },
+    /// Measure one-sided operations between two processes, next to bare sockets
+    Rma(rma::RmaArgs),
+    #[command(hide = true)]
+    RmaPartner(rma::PartnerArgs),
     #[command(hide = true)]
     Echo(floors::EchoArgs),
     #[command(hide = true)]
@@ -56,6 +61,8 @@ pub fn run(args: BenchArgs) -> Result<(), Box<dyn Error>> {
     match args.which {
         Which::Fault(args) => fault::run(&args),
         Which::Frames { json, quick } => print(&frames::run(quick)?, json),
+        Which::Rma(args) => rma::run(&args),
+        Which::RmaPartner(args) => rma::run_partner(&args),
         Which::Echo(args) => floors::serve(&args),
         Which::Worker(args) => worker::run(&args),
         Which::SwapKeeper(args) => swap::keep(&args),

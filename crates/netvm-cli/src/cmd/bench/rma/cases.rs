@@ -1,0 +1,209 @@
+//! The measured cases of `netvm bench rma`. Each checks what it moved.
+
+use std::error::Error;
+use std::time::{Duration, Instant};
+
+use netvm::node::Mapping;
+use netvm::notify::Notify;
+use netvm::region::Region;
+
+use super::super::child::Helper;
+use super::partner::{HANDLED, How, PONG, PONG_OFFSET, Side};
+use super::raw::AREA_BYTES;
+use super::timing::{Sample, latency};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+/// Where atomics work.
+const WORD: u64 = PONG_OFFSET as u64 + (512 << 10);
+/// Larger pieces are put from where they lie; smaller ones are copied.
+const COPIED_BYTES_MAX: usize = 16 << 10;
+/// Bytes of gets under way at once, and how many at most.
+const GETS_BYTES: usize = 1 << 20;
+const GETS_MAX: usize = 128;
+const PIECE_BYTES_MAX: usize = 1 << 20;
+
+/// Both ends of a bench.
+pub struct Pair {
+    pub here: Side,
+    pub region: Region,
+    pub partner: Helper,
+    pub local: Mapping,
+    /// Number of the last put of a ping-pong.
+    pub round: u64,
+    /// Changes what is put with each run.
+    pub salt: u8,
+}
+
+impl Pair {
+    /// One way of a put, from the call until the other process sees it: half of a ping-pong of `rounds` at most.
+    pub fn put(&mut self, size: usize, time: Duration) -> Result<Sample> {
+        let rounds = self.rounds(size, time)?;
+        let mut bytes = vec![5; size];
+        let first = self.round + 1;
+        self.round += rounds;
+        self.partner.tell(&format!("put {size} {first} {}", first + rounds))?;
+        let mut next = first;
+        let sample = latency_of(rounds, || {
+            bytes[size - 8..].copy_from_slice(&next.to_ne_bytes());
+            self.region.write(PONG_OFFSET as u64, &bytes)?;
+            self.here.await_put(size, next)?;
+            next += 1;
+            Ok(())
+        });
+        self.partner.line()?;
+        sample
+    }
+
+    /// How many rounds fit the time, from a short run.
+    fn rounds(&mut self, size: usize, time: Duration) -> Result<u64> {
+        let few = latency(time / 20, 1, || Ok(self.region.read(0, &mut vec![0; size])?))?;
+        Ok(((time.as_secs_f64() * 1e6 / few.median.max(1.0)) as u64).clamp(100, 200_000))
+    }
+
+    pub fn notify(&mut self, how: How, time: Duration) -> Result<Sample> {
+        let rounds = self.rounds(8, time)?;
+        let what = if how == How::Spin { "spin" } else { "block" };
+        self.partner.tell(&format!("{what} {rounds}"))?;
+        let sample = latency_of(rounds, || {
+            self.region.notify(Notify::Count { number: PONG })?;
+            self.here.await_signal(PONG, how)
+        });
+        self.partner.line()?;
+        sample
+    }
+
+    /// The other side's handler answers; this side spins.
+    pub fn notify_handler(&mut self, time: Duration) -> Result<Sample> {
+        latency(time, 2, || {
+            self.region.notify(Notify::Count { number: HANDLED })?;
+            self.here.await_signal(PONG, How::Spin)
+        })
+    }
+
+    pub fn put_complete(&mut self, size: usize, time: Duration) -> Result<Sample> {
+        let bytes = vec![self.salt; size];
+        let sample = latency(time, 1, || {
+            self.region.write(0, &bytes)?;
+            Ok(self.region.flush()?)
+        })?;
+        self.expect(0, &bytes)?;
+        Ok(sample)
+    }
+
+    pub fn get(&mut self, size: usize, time: Duration) -> Result<Sample> {
+        let expected: Vec<u8> = (0..size).map(|index| index as u8 ^ self.salt).collect();
+        self.region.write(0, &expected)?;
+        let mut bytes = vec![0; size];
+        let sample = latency(time, 1, || Ok(self.region.read(0, &mut bytes)?))?;
+        if bytes == expected { Ok(sample) } else { Err("a get read something else".into()) }
+    }
+
+    pub fn fetch_add(&mut self, time: Duration) -> Result<Sample> {
+        let mut expected = self.region.atomic_load::<u64>(WORD)?;
+        latency(time, 1, || {
+            let before = self.region.fetch_add(WORD, 3u64)?;
+            if before != expected {
+                return Err("a fetch-add was lost".into());
+            }
+            expected += 3;
+            Ok(())
+        })
+    }
+
+    pub fn compare_swap(&mut self, time: Duration) -> Result<Sample> {
+        let mut expected = self.region.atomic_load::<u64>(WORD)?;
+        latency(time, 1, || {
+            let before = self.region.compare_swap(WORD, expected, expected + 1)?;
+            if before != expected {
+                return Err("a compare-and-swap was lost".into());
+            }
+            expected += 1;
+            Ok(())
+        })
+    }
+
+    /// GB/s of puts of `size` bytes, until all are there, `shift` bytes off the page.
+    pub fn put_bandwidth(&mut self, size: usize, shift: usize, time: Duration) -> Result<Sample> {
+        let area = size.max(AREA_BYTES);
+        let salt = self.salt;
+        let source: Vec<u8> = (0..area).map(|index| (index / 7) as u8 ^ salt).collect();
+        self.local.shared().write_from(0, &source).ok_or("the area is too large")?;
+        let local = self.local.shared();
+        let piece = |at: usize, bytes: usize| local.sub(at, bytes).ok_or("beyond the area");
+        let (start, mut count, mut at) = (Instant::now(), 0u64, 0);
+        while count == 0 || start.elapsed() < time {
+            for _ in 0..if size < AREA_BYTES { 64 } else { 1 } {
+                let offset = (at + shift) as u64;
+                if size <= COPIED_BYTES_MAX {
+                    self.region.write(offset, &source[at..at + size])?;
+                } else if size <= PIECE_BYTES_MAX {
+                    self.region.write_shared(offset, &[piece(at, size)?])?;
+                } else {
+                    let pieces: std::result::Result<Vec<_>, &str> = (0..size / PIECE_BYTES_MAX)
+                        .map(|index| index * PIECE_BYTES_MAX)
+                        .map(|part| Ok((offset + part as u64, piece(at + part, PIECE_BYTES_MAX)?)))
+                        .collect();
+                    self.region.write_vectored(&pieces?)?;
+                }
+                count += 1;
+                at = if at + 2 * size > area { 0 } else { at + size };
+            }
+        }
+        self.region.flush()?;
+        let sample = Sample::of_rate(count, size, start.elapsed());
+        let covered = area.min((count as usize).saturating_mul(size)) / size * size;
+        self.expect(shift, &source[..covered])?;
+        Ok(sample)
+    }
+
+    /// GB/s of gets of `size` bytes, several under way.
+    pub fn get_bandwidth(&mut self, size: usize, shift: usize, time: Duration) -> Result<Sample> {
+        let area = size.max(AREA_BYTES);
+        let salt = self.salt;
+        let expected: Vec<u8> = (0..area + shift).map(|index| (index / 5) as u8 ^ salt).collect();
+        self.region.write(0, &expected)?;
+        let part = size.min(PIECE_BYTES_MAX);
+        let parts = (GETS_BYTES.max(size) / part).clamp(1, GETS_MAX);
+        let local = self.local.shared();
+        let pieces: Vec<_> = (0..parts)
+            .map(|index| index * part % area)
+            .filter_map(|at| Some(((at + shift) as u64, local.sub(at, part)?)))
+            .collect();
+        let gets = (pieces.len() * part / size) as u64;
+        let (start, mut count) = (Instant::now(), 0u64);
+        while count == 0 || start.elapsed() < time {
+            self.region.read_vectored(&pieces)?;
+            count += gets;
+        }
+        let sample = Sample::of_rate(count, size, start.elapsed());
+        for (offset, piece) in pieces {
+            if piece.to_vec() != expected[offset as usize..][..part] {
+                return Err("a get read something else".into());
+            }
+        }
+        Ok(sample)
+    }
+
+    fn expect(&self, offset: usize, expected: &[u8]) -> Result<()> {
+        let mut bytes = vec![0; expected.len()];
+        self.region.read(offset as u64, &mut bytes)?;
+        if bytes == expected { Ok(()) } else { Err("what was put is not there".into()) }
+    }
+}
+
+/// Half the microseconds of `one`, `rounds` times: exactly as often as the other side answers.
+fn latency_of(rounds: u64, mut one: impl FnMut() -> Result<()>) -> Result<Sample> {
+    let mut histogram = super::super::histogram()?;
+    let start = Instant::now();
+    let mut now = start;
+    for _ in 0..rounds {
+        one()?;
+        let end = Instant::now();
+        histogram.saturating_record(end.duration_since(now).as_nanos() as u64);
+        now = end;
+    }
+    let at = |share| histogram.value_at_quantile(share) as f64 / 2000.0;
+    let per_s = rounds as f64 / now.duration_since(start).as_secs_f64();
+    Ok(Sample { median: at(0.5), p99: Some(at(0.99)), per_s, n: rounds })
+}

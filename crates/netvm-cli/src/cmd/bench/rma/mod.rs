@@ -1,0 +1,374 @@
+//! `netvm bench rma`: one-sided operations between two processes beside bare sockets.
+
+use std::error::Error;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use netvm::node::Node;
+use netvm_sys::bench_floor::{allowed_cpus, unpin_thread};
+use netvm_sys::cpu::pin;
+
+use super::child::Helper;
+use super::report::{Row, median_and_spread};
+use cases::Pair;
+use partner::{How, MEMORY_BYTES, Side};
+pub use partner::{PartnerArgs, run as run_partner};
+use timing::Sample;
+
+mod cases;
+mod partner;
+mod plot;
+mod raw;
+mod timing;
+
+type Failure = Box<dyn Error>;
+
+#[derive(Args, Debug)]
+#[command(after_help = "Examples:
+  netvm bench rma                                 over TCP, all placements
+  netvm bench rma --placement two-cpus --link unix
+  netvm bench rma --json --svg rma.svg            for a program, and a picture
+
+Two processes: one operates on the memory of the other, whose program does nothing except in put and notify-*, where
+it answers. put and notify-* are one way (half of a ping-pong), the others a round trip. The floor is a ping-pong of
+bare sockets with the same bytes: polling, or blocking for notify-block and when both share a CPU. That of put-bw,
+get-bw and put-rate is a bare stream in sends of that size. The ratio says how many times worse: 1 is the floor.
+Contents are checked. Floors and cases take turns, and the spread is over the rounds.")]
+pub struct RmaArgs {
+    /// Print one JSON object per line
+    #[arg(long)]
+    json: bool,
+    /// What carries the bytes
+    #[arg(long, value_enum, default_value = "tcp")]
+    link: Link,
+    /// Which CPUs the two processes run on
+    #[arg(long, value_enum, default_value = "all")]
+    placement: Placements,
+    /// Only the cases whose name contains this
+    #[arg(long)]
+    case: Option<String>,
+    /// Rounds, in each of which all floors and cases have a turn
+    #[arg(long, default_value_t = 5)]
+    rounds: usize,
+    /// Milliseconds of one case in one round
+    #[arg(long, default_value_t = 150)]
+    case_ms: u64,
+    /// A short run, for tests
+    #[arg(long)]
+    quick: bool,
+    /// Write a plot of bandwidth by size to this file
+    #[arg(long)]
+    svg: Option<PathBuf>,
+}
+
+/// A kind of socket.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Link {
+    /// TCP over loopback
+    Tcp,
+    /// A unix socket
+    Unix,
+}
+
+impl Link {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Unix => "unix",
+        }
+    }
+
+    fn floor(self) -> &'static str {
+        match self {
+            Self::Tcp => "floor-tcp",
+            Self::Unix => "floor-unix",
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Placements {
+    /// Each process on a CPU of its own
+    TwoCpus,
+    /// Both on one
+    SameCpu,
+    /// As the kernel likes
+    Unpinned,
+    /// All three
+    All,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Placement {
+    name: &'static str,
+    here: Option<usize>,
+    there: Option<usize>,
+}
+
+fn placements(wanted: Placements) -> Vec<Placement> {
+    let cpus = allowed_cpus();
+    let (first, second) = (cpus.first().copied(), cpus.get(1).copied());
+    let is = |one| wanted == one || wanted == Placements::All;
+    let mut all = Vec::new();
+    if is(Placements::TwoCpus) {
+        if second.is_some() {
+            all.push(Placement { name: "two-cpus", here: first, there: second });
+        } else {
+            eprintln!("skipped (two-cpus: there is only one)");
+        }
+    }
+    if is(Placements::SameCpu) {
+        all.push(Placement { name: "same-cpu", here: first, there: first });
+    }
+    if is(Placements::Unpinned) {
+        all.push(Placement { name: "unpinned", here: None, there: None });
+    }
+    all
+}
+
+const PING_POLLING: &str = "ping-pong-poll";
+const PING_BLOCKING: &str = "ping-pong-block";
+const STREAM: &str = "stream";
+const SIZES: [usize; 9] = [8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20];
+
+/// What is measured: a floor or a case of netvm.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Case {
+    name: &'static str,
+    size: usize,
+    /// Bytes off alignment.
+    shift: usize,
+    is_floor: bool,
+}
+
+impl Case {
+    fn unit(&self) -> &'static str {
+        match self.name {
+            "put-bw" | "get-bw" | "put-bw-misaligned" | "get-bw-misaligned" | STREAM => "GB/s",
+            "put-rate" => "M/s",
+            _ => "us",
+        }
+    }
+
+    /// The name and size of its floor, and how many of its operations are one of the floor's.
+    fn floor(&self, placement: &str) -> Option<(&'static str, usize, f64)> {
+        // Who polls keeps the other one from running.
+        let ping = if placement == "same-cpu" { PING_BLOCKING } else { PING_POLLING };
+        Some(match self.name {
+            _ if self.is_floor => return None,
+            "put" => (ping, self.size, 0.5),
+            "notify-spin" => (ping, 8, 0.5),
+            "notify-block" | "notify-handler" => (PING_BLOCKING, 8, 0.5),
+            "put-complete" | "get" | "fetch-add" | "cas" => (ping, self.size, 1.0),
+            _ => (STREAM, self.size, 1.0),
+        })
+    }
+}
+
+fn all_cases(quick: bool) -> Vec<Case> {
+    let case = |name, size| Case { name, size, shift: 0, is_floor: false };
+    let floor = |name, size| Case { is_floor: true, ..case(name, size) };
+    let mut all = Vec::new();
+    for size in [8, 4 << 10] {
+        all.extend([floor(PING_POLLING, size), floor(PING_BLOCKING, size)]);
+    }
+    let sizes: &[usize] = if quick { &[8, 64, 4 << 10, 64 << 10, 1 << 20] } else { &SIZES };
+    all.extend(sizes.iter().map(|&size| floor(STREAM, size)));
+    for name in ["put", "put-complete", "get"] {
+        all.extend([case(name, 8), case(name, 4 << 10)]);
+    }
+    all.extend(
+        ["fetch-add", "cas", "notify-spin", "notify-block", "notify-handler"].map(|name| case(name, 8)),
+    );
+    all.extend([case("put-rate", 8), case("put-rate", 64)]);
+    for name in ["put-bw", "get-bw"] {
+        all.extend(sizes.iter().map(|&size| case(name, size)));
+    }
+    for name in ["put-bw-misaligned", "get-bw-misaligned"] {
+        all.extend([4 << 10, 64 << 10].map(|size| Case { shift: 1, ..case(name, size) }));
+    }
+    all
+}
+
+/// One placement, ready to measure.
+struct Setup {
+    placement: Placement,
+    link: Link,
+    raw: String,
+    pair: Pair,
+}
+
+impl Setup {
+    fn new(link: Link, placement: Placement) -> Result<Self, Failure> {
+        let mut args = ["bench", "rma-partner", "--link", link.name()].map(str::to_owned).to_vec();
+        if let Some(cpu) = placement.there {
+            args.extend(["--cpu".to_owned(), cpu.to_string()]);
+        }
+        let mut partner = Helper::start(&args, false)?;
+        if let Some(cpu) = placement.here {
+            // The node's thread is started here and stays with it.
+            pin(cpu)?;
+        }
+        let raw = partner.line()?;
+        let ticket = partner.line()?;
+        let here = Side::new(link)?;
+        let region = here.open(&ticket)?;
+        partner.tell(&here.ticket)?;
+        partner.line()?;
+        let local = Node::memory(MEMORY_BYTES)?;
+        let local = std::sync::Arc::into_inner(local).ok_or("the local memory is shared already")?;
+        Ok(Self { placement, link, raw, pair: Pair { here, region, partner, local, round: 0, salt: 1 } })
+    }
+
+    fn measure(&mut self, case: &Case, time: Duration) -> Result<Sample, Failure> {
+        let (size, shift, pair) = (case.size, case.shift, &mut self.pair);
+        pair.salt = pair.salt.wrapping_add(1).max(2);
+        match case.name {
+            PING_POLLING | PING_BLOCKING => {
+                raw::round_trip(self.link, &self.raw, size, case.name == PING_POLLING, time)
+            }
+            STREAM => raw::stream(self.link, &self.raw, size, time),
+            "put" => pair.put(size, time),
+            "put-complete" => pair.put_complete(size, time),
+            "get" => pair.get(size, time),
+            "fetch-add" => pair.fetch_add(time),
+            "cas" => pair.compare_swap(time),
+            "notify-spin" => pair.notify(How::Spin, time),
+            "notify-block" => pair.notify(How::Block, time),
+            "notify-handler" => pair.notify_handler(time),
+            "put-rate" => pair.put_bandwidth(size, 0, time).map(Sample::in_millions),
+            "put-bw" | "put-bw-misaligned" => pair.put_bandwidth(size, shift, time),
+            _ => pair.get_bandwidth(size, shift, time),
+        }
+    }
+}
+
+/// What all rounds of one case in one placement found.
+struct Series {
+    placement: &'static str,
+    case: Case,
+    samples: Vec<Sample>,
+    note: String,
+}
+
+/// Runs the bench and prints its rows.
+///
+/// # Errors
+/// When the other process or the sockets cannot be had.
+pub fn run(args: &RmaArgs) -> Result<(), Failure> {
+    let (rounds, time) = if args.quick {
+        (2, Duration::from_millis(20))
+    } else {
+        (args.rounds.max(1), Duration::from_millis(args.case_ms.max(1)))
+    };
+    let wanted = |case: &Case| args.case.as_deref().is_none_or(|part| case.name.contains(part));
+    let all = all_cases(args.quick);
+    let needed = |floor: &Case| {
+        let is_floor_of = |case: &&Case| {
+            placements(args.placement).iter().any(|placement| {
+                case.floor(placement.name)
+                    .is_some_and(|(name, size, _)| (name, size) == (floor.name, floor.size))
+            })
+        };
+        all.iter().filter(|case| wanted(case)).any(|case| is_floor_of(&case))
+    };
+    let cases: Vec<Case> =
+        all.iter().copied().filter(|case| if case.is_floor { needed(case) } else { wanted(case) }).collect();
+    let cpus = allowed_cpus();
+    let mut rows = Vec::new();
+    for placement in placements(args.placement) {
+        unpin_thread(&cpus)?;
+        let series = Setup::new(args.link, placement).map(|mut setup| {
+            let mut series = start(&cases, placement.name);
+            for _ in 0..rounds {
+                for one in &mut series {
+                    // Whoever polls on the same CPU gets a turn only when the other one's time is up.
+                    if one.case.name == PING_POLLING && setup.placement.name == "same-cpu" {
+                        continue;
+                    }
+                    match setup.measure(&one.case, time) {
+                        Ok(sample) => one.samples.push(sample),
+                        Err(error) => one.note = format!("failed ({error})"),
+                    }
+                }
+            }
+            series
+        });
+        unpin_thread(&cpus)?;
+        let series = series?;
+        rows.extend(
+            series
+                .iter()
+                .filter(|one| !one.samples.is_empty() || !one.note.is_empty())
+                .map(|one| row(one, &series, args.link)),
+        );
+    }
+    rows.extend(peers());
+    if let Some(path) = &args.svg {
+        plot::write(&rows, path)?;
+    }
+    super::print(&rows, args.json)?;
+    match rows.iter().find(|row| row.note.starts_with("failed")) {
+        Some(row) => Err(format!("{} {}: {}", row.placement.unwrap_or("-"), row.case, row.note).into()),
+        None => Ok(()),
+    }
+}
+
+fn start(cases: &[Case], placement: &'static str) -> Vec<Series> {
+    let one = |&case: &Case| Series { placement, case, samples: Vec::new(), note: String::new() };
+    cases.iter().map(one).collect()
+}
+
+fn median(series: &Series) -> Option<(f64, (f64, f64))> {
+    median_and_spread(&series.samples.iter().map(|sample| sample.median).collect::<Vec<_>>())
+}
+
+fn row(series: &Series, all: &[Series], link: Link) -> Row {
+    let Series { placement, case, samples, note } = series;
+    let mut row = Row::new("rma", case.name, case.unit());
+    row.link = Some(link.name());
+    row.placement = Some(placement);
+    row.size_bytes = Some(case.size as u64);
+    row.peer = case.is_floor.then(|| link.floor());
+    row.n = samples.iter().map(|sample| sample.n).sum();
+    row.note = if note.is_empty() {
+        super::super::super::size::Size(case.size as u64).to_string()
+    } else {
+        note.clone()
+    };
+    let Some((middle, spread)) = median(series) else { return row };
+    row.median = Some(middle);
+    row.spread = Some(spread);
+    let tails: Vec<f64> = samples.iter().filter_map(|sample| sample.p99).collect();
+    row.p99 = median_and_spread(&tails).map(|(middle, _)| middle);
+    row.per_s = median_and_spread(&samples.iter().map(|sample| sample.per_s).collect::<Vec<_>>())
+        .map(|(middle, _)| middle);
+    if let Some((name, size, share)) = case.floor(placement) {
+        let floor =
+            all.iter().find(|one| (one.case.name, one.case.size) == (name, size) && one.case.is_floor);
+        row.floor = floor.and_then(median).map(|(floor, _)| match case.unit() {
+            "M/s" => floor * 1e3 / size as f64,
+            _ => floor * share,
+        });
+        row.ratio = row.floor.map(|floor| if case.unit() == "us" { middle / floor } else { floor / middle });
+    }
+    row
+}
+
+/// Other libraries are measured when they are installed. So far they are only looked for.
+fn peers() -> Vec<Row> {
+    let found = |program: &str| {
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        std::env::split_paths(&path).any(|folder| folder.join(program).is_file())
+    };
+    [("ucx", "ucx_perftest"), ("libfabric", "fi_pingpong")]
+        .map(|(peer, program)| {
+            let mut row = Row::new("rma", "put", "us");
+            row.peer = Some(peer);
+            let why = if found(program) { "is installed, but not driven yet" } else { "is not installed" };
+            row.note = format!("skipped ({program} {why})");
+            row
+        })
+        .to_vec()
+}

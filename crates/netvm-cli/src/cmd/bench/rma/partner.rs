@@ -1,0 +1,189 @@
+//! The other process of `netvm bench rma`: it exports memory, answers puts and notifications when asked to, and is passive otherwise.
+
+use std::error::Error;
+use std::io::BufRead;
+use std::num::ParseIntError;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use netvm::node::{Mapping, Node, RemoteKey, Rights};
+use netvm::notify::{Notifications, Notify};
+use netvm::region::Region;
+use netvm_sys::cpu::pin;
+
+use super::{Link, raw};
+
+/// Bytes that each side exports.
+pub const MEMORY_BYTES: usize = 9 << 20;
+/// Where puts of a ping-pong go.
+pub const PONG_OFFSET: usize = 8 << 20;
+const NUMBERS: u32 = 8;
+/// Notification number of pings and pongs.
+pub const PONG: u16 = 1;
+/// Notification number that a handler answers.
+pub const HANDLED: u16 = 2;
+/// Who waits for so long has lost something.
+pub const TIMEOUT: Duration = Duration::from_secs(5);
+
+#[derive(Args, Debug)]
+pub struct PartnerArgs {
+    #[arg(long, value_enum)]
+    link: Link,
+    #[arg(long)]
+    cpu: Option<usize>,
+}
+
+/// One side: its node, and the memory that the other one reaches.
+pub struct Side {
+    pub node: Node,
+    pub memory: Arc<Mapping>,
+    pub board: Notifications,
+    /// Address and key, for the other side.
+    pub ticket: String,
+}
+
+impl Side {
+    /// A node that listens and exports.
+    ///
+    /// # Errors
+    /// When there is no such kind of socket here.
+    pub fn new(link: Link) -> Result<Self, Box<dyn Error>> {
+        let node = Node::new()?;
+        let address = match link {
+            Link::Tcp => node.listen("127.0.0.1:0")?,
+            Link::Unix => {
+                let name = format!("netvm-rma-{}", std::process::id());
+                node.listen(&format!("unix:{}", std::env::temp_dir().join(name).display()))?
+            }
+        };
+        let memory = Node::memory(MEMORY_BYTES)?;
+        // No page fault of a first touch is measured.
+        memory.shared().fill(1);
+        let (key, board) = node.export_notified("rma", Arc::clone(&memory), Rights::ReadWrite, NUMBERS)?;
+        let key: String = key.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Self { node, memory, board, ticket: format!("{address} {key}") })
+    }
+
+    /// Opens the memory of the side with that ticket.
+    ///
+    /// # Errors
+    /// When the ticket is none or nobody is there.
+    pub fn open(&self, ticket: &str) -> Result<Region, Box<dyn Error>> {
+        let (address, key) = ticket.split_once(' ').ok_or("no key in the ticket")?;
+        let bytes: Result<Vec<u8>, ParseIntError> =
+            (0..key.len() / 2).map(|index| u8::from_str_radix(&key[2 * index..2 * index + 2], 16)).collect();
+        let key = RemoteKey::from_bytes(bytes?.try_into().map_err(|_| "a key of another length")?);
+        Ok(self.node.connect(address)?.import("rma", &key)?)
+    }
+
+    /// Waits, without sleeping, until the last word of a put of `size` bytes has the number `round`.
+    ///
+    /// # Errors
+    /// When it does not come.
+    pub fn await_put(&self, size: usize, round: u64) -> Result<(), Box<dyn Error>> {
+        let memory = self.memory.shared();
+        let at = PONG_OFFSET + size - 8;
+        let start = Instant::now();
+        loop {
+            for _ in 0..32 {
+                if memory.with_u64(at, |word| word.load(Ordering::Acquire)) == Some(round) {
+                    return Ok(());
+                }
+                std::hint::spin_loop();
+            }
+            match start.elapsed() {
+                late if late > TIMEOUT => return Err(format!("put {round} has not come").into()),
+                // Whoever puts may need this CPU.
+                long if long > Duration::from_micros(20) => std::thread::yield_now(),
+                _ => {}
+            }
+        }
+    }
+
+    /// Waits for a signal of a number and takes it.
+    ///
+    /// # Errors
+    /// When it does not come.
+    pub fn await_signal(&self, number: u16, how: How) -> Result<(), Box<dyn Error>> {
+        let came = match how {
+            How::Spin => self.board.spin(number, Some(TIMEOUT)),
+            How::Block => self.block(number)?,
+        };
+        if came && self.board.acknowledge(number) { Ok(()) } else { Err("a notification was lost".into()) }
+    }
+
+    /// Sleeps in poll(2) until a number is signalled.
+    fn block(&self, number: u16) -> Result<bool, Box<dyn Error>> {
+        let range = u32::from(number)..u32::from(number) + 1;
+        let descriptor = self.board.descriptor()?;
+        while self.board.rearm(range.clone()) {
+            let mut fds = [netvm_sys::thread::readable(&descriptor)];
+            if netvm_sys::thread::poll(&mut fds, Some(TIMEOUT))? == 0 {
+                return Ok(self.board.test(number) > 0);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// How a side waits for a notification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum How {
+    Spin,
+    Block,
+}
+
+/// Serves one bench; ends when its input does.
+///
+/// # Errors
+/// When the floors or the node cannot be had, or a ping was lost.
+pub fn run(args: &PartnerArgs) -> Result<(), Box<dyn Error>> {
+    if let Some(cpu) = args.cpu {
+        pin(cpu)?;
+    }
+    println!("{}", raw::serve(args.link)?);
+    let side = Arc::new(Side::new(args.link)?);
+    println!("{}", side.ticket);
+    let mut lines = std::io::stdin().lock().lines();
+    let Some(ticket) = lines.next().transpose()? else { return Ok(()) };
+    let region = Arc::new(side.open(&ticket)?);
+    println!("ready");
+    let answering = Arc::clone(&region);
+    side.board.arm(HANDLED, move |_| {
+        let _ = answering.notify(Notify::Count { number: PONG });
+    })?;
+    for line in lines {
+        let line = line?;
+        let mut words = line.split(' ');
+        let what = words.next().unwrap_or_default();
+        let mut number =
+            || words.next().and_then(|word| word.parse::<u64>().ok()).ok_or("a number is missing");
+        match what {
+            "put" => {
+                let (size, first, last) = (number()? as usize, number()?, number()?);
+                let mut bytes = vec![3; size];
+                for round in first..last {
+                    side.await_put(size, round)?;
+                    bytes[size - 8..].copy_from_slice(&round.to_ne_bytes());
+                    region.write(PONG_OFFSET as u64, &bytes)?;
+                }
+            }
+            "spin" | "block" => {
+                let how = if what == "spin" { How::Spin } else { How::Block };
+                for _ in 0..number()? {
+                    side.await_signal(PONG, how)?;
+                    region.notify(Notify::Count { number: PONG })?;
+                }
+            }
+            _ => return Err(format!("unknown command {line}").into()),
+        }
+        println!("done");
+    }
+    if args.link == Link::Unix {
+        let _ =
+            std::fs::remove_file(std::env::temp_dir().join(format!("netvm-rma-raw-{}", std::process::id())));
+    }
+    Ok(())
+}
