@@ -166,11 +166,11 @@ impl Engine {
         netvm_sys::thread::block_signals();
         // Where unshare(2) is forbidden the program's table is shared: it works, less protected.
         let own_table = netvm_sys::thread::own_descriptors(&self.descriptors()).is_ok();
-        match pager.config.cpu {
+        if let Some(cpu) = pager.config.cpu {
             // A CPU that went away leaves the thread unpinned.
-            Some(cpu) => drop(netvm_sys::cpu::pin(cpu)),
-            None => self.placement.start(),
+            let _ = netvm_sys::cpu::pin(cpu);
         }
+        self.placement.start();
         if let Err(error) = self.paged.open_memory() {
             netvm_sys::thread::die(&format!("cannot open /proc/self/mem: {error}"));
         }

@@ -27,8 +27,8 @@ const REST: Duration = Duration::from_secs(1);
 /// Where the pager runs, and why.
 #[derive(Debug)]
 pub(super) struct Placement {
-    /// All CPUs that the pager's thread may use; `None` when it is not to move.
-    allowed: Option<CpuSet>,
+    /// All CPUs that the pager's thread may use.
+    allowed: CpuSet,
     /// The pager's thread.
     this_thread: u32,
     /// Lender that serves nobody else.
@@ -59,7 +59,7 @@ impl Placement {
     pub(super) fn new(private_lender: Option<u32>) -> Self {
         let now = Instant::now();
         Self {
-            allowed: None,
+            allowed: CpuSet::default(),
             this_thread: 0,
             private_lender,
             together: None,
@@ -74,7 +74,7 @@ impl Placement {
 
     /// On the pager's thread: from now on it may move among the CPUs it has now.
     pub(super) fn start(&mut self) {
-        self.allowed = CpuSet::of(0).ok().filter(|set| set.len() > 1);
+        self.allowed = CpuSet::of(0).unwrap_or_default();
         self.this_thread = netvm_sys::thread::number();
         self.together = None;
     }
@@ -91,7 +91,7 @@ impl Placement {
 
     /// Notes a fault; now and then, moves.
     pub(super) fn note(&mut self, fault: Fault, hold: &Hold, alone_in_run: impl FnOnce() -> bool) {
-        if self.allowed.is_none() || fault.thread == 0 {
+        if self.allowed.is_empty() || fault.thread == 0 {
             return;
         }
         if fault.thread == self.thread {
@@ -115,6 +115,9 @@ impl Placement {
         if self.same < SAME_MIN || !often {
             return self.let_go(hold);
         }
+        if self.allowed.len() == 1 {
+            return self.meet(now);
+        }
         match &self.together {
             Some(together) if together.thread == self.thread && hold.cpus_of(self.thread).is_some() => {
                 if now - together.looked > SHARE_INTERVAL && !self.is_cpu_ours(now) {
@@ -125,6 +128,20 @@ impl Placement {
             _ if now < self.rest_until => {}
             _ => self.gather(now, hold, alone_in_run()),
         }
+    }
+
+    /// Whether the thread has been put on the pager's only CPU, so that nobody needs to be held.
+    fn meet(&mut self, now: Instant) {
+        let is_here = CpuSet::of(self.thread).is_ok_and(|cpus| cpus == self.allowed);
+        let lender = self.private_lender.is_some();
+        self.together = is_here.then_some(Together {
+            lender,
+            cpu: 0,
+            thread: self.thread,
+            looked: now,
+            run_ns: 0,
+            idle_ns: 0,
+        });
     }
 
     /// Brings everybody to the thread's CPU.
@@ -151,12 +168,13 @@ impl Placement {
         if self.together.take().is_none() {
             return;
         }
+        if self.allowed.len() == 1 {
+            return;
+        }
         hold.release();
-        if let Some(allowed) = self.allowed {
-            let _ = allowed.apply(0);
-            if let Some(lender) = self.private_lender {
-                let _ = allowed.apply(lender);
-            }
+        let _ = self.allowed.apply(0);
+        if let Some(lender) = self.private_lender {
+            let _ = self.allowed.apply(lender);
         }
     }
 

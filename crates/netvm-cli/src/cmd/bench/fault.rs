@@ -60,9 +60,11 @@ enum Placements {
     SameCpu,
     /// The pager on another CPU than the program and the lender: every wake-up crosses CPUs
     OtherCpu,
+    /// The lender on a CPU of its own, looking for requests; the pager beside the program, looking for answers
+    Spin,
     /// As the kernel likes
     Unpinned,
-    /// All three
+    /// All of them
     All,
 }
 
@@ -81,6 +83,8 @@ struct Placement {
     program: Option<usize>,
     pager: Option<usize>,
     lender: Option<usize>,
+    /// Lender and pager look for messages instead of sleeping.
+    spin: bool,
 }
 
 fn placements(wanted: Placements) -> Result<Vec<Placement>, Failure> {
@@ -89,17 +93,30 @@ fn placements(wanted: Placements) -> Result<Vec<Placement>, Failure> {
     let second = cpus.get(1).copied();
     let mut all = Vec::new();
     if matches!(wanted, Placements::SameCpu | Placements::All) {
-        all.push(Placement { name: "same-cpu", program: first, pager: first, lender: first });
+        all.push(Placement { name: "same-cpu", program: first, pager: first, lender: first, spin: false });
     }
     if matches!(wanted, Placements::OtherCpu | Placements::All) {
         if second.is_some() {
-            all.push(Placement { name: "other-cpu", program: first, pager: second, lender: first });
+            all.push(Placement {
+                name: "other-cpu",
+                program: first,
+                pager: second,
+                lender: first,
+                spin: false,
+            });
         } else {
             eprintln!("skipped: other-cpu (needs two CPUs)");
         }
     }
+    if matches!(wanted, Placements::Spin | Placements::All) {
+        if second.is_some() {
+            all.push(Placement { name: "spin", program: first, pager: first, lender: second, spin: true });
+        } else {
+            eprintln!("skipped: spin (needs two CPUs)");
+        }
+    }
     if matches!(wanted, Placements::Unpinned | Placements::All) {
-        all.push(Placement { name: "unpinned", program: None, pager: None, lender: None });
+        all.push(Placement { name: "unpinned", program: None, pager: None, lender: None, spin: false });
     }
     if all.is_empty() { Err("no placement can be measured on this host".into()) } else { Ok(all) }
 }
@@ -296,11 +313,15 @@ impl Setup {
         let words = |text: &str| text.split(' ').map(str::to_string).collect::<Vec<_>>();
         let mut command = words("bench echo");
         command.extend(pinned("cpu", placement.lender));
+        command.extend(placement.spin.then(|| "--spin".to_owned()));
         let mut echo = Helper::start(&command, false)?;
         let echo_address = echo.line()?;
         let lent = plan.size_bytes.next_multiple_of(16 << 20) + (64 << 20);
         let mut command = words(&format!("lend --private --listen 127.0.0.1:0 --size {lent}"));
         command.extend(pinned("cpu", placement.lender));
+        if placement.spin {
+            command.extend(words("--spin-us 1000"));
+        }
         let mut lender = Helper::start(&command, false)?;
         let said = lender.line()?;
         let address = said.rsplit(' ').next().unwrap_or_default();
@@ -327,7 +348,7 @@ impl Setup {
             name,
             Some("floor-tcp"),
             ROUND_TRIP,
-            Ok(floors::round_trip(&self.echo_address, plan.floor)?),
+            Ok(floors::round_trip(&self.echo_address, self.placement.spin, plan.floor)?),
         );
         table.add(name, Some("floor-tcp"), STREAM, Ok(floors::stream(&self.echo_address, plan.floor)?));
         be(self.placement.program)?;

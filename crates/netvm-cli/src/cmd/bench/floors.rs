@@ -22,6 +22,9 @@ pub const STREAM_BYTES: usize = 256 << 10;
 pub struct EchoArgs {
     #[arg(long)]
     cpu: Option<usize>,
+    /// Look for requests instead of sleeping until one comes
+    #[arg(long)]
+    spin: bool,
 }
 
 /// The other side of the TCP floors: a process that answers 16 bytes with 4 KiB, or streams.
@@ -42,15 +45,38 @@ pub fn serve(args: &EchoArgs) -> Result<(), Box<dyn Error>> {
     });
     for stream in listener.incoming() {
         // A client that has gone is nothing to report.
-        let _ = stream.and_then(serve_one);
+        let _ = stream.and_then(|stream| serve_one(stream, args.spin));
     }
     Ok(())
 }
 
-fn serve_one(mut stream: TcpStream) -> std::io::Result<()> {
+/// Fills `bytes` from a stream that does not block.
+fn spin_exact(stream: &mut TcpStream, bytes: &mut [u8]) -> std::io::Result<()> {
+    let mut have = 0;
+    while have < bytes.len() {
+        match stream.read(&mut bytes[have..]) {
+            Ok(0) => return Err(std::io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => have += read,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => std::hint::spin_loop(),
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn serve_one(mut stream: TcpStream, spin: bool) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut kind = [0];
     stream.read_exact(&mut kind)?;
+    if spin && kind[0] != b's' {
+        // Answers fit the socket's buffer.
+        stream.set_nonblocking(true)?;
+        let (answer, mut request) = ([0x5A; PAGE_BYTES], [0; REQUEST_BYTES]);
+        loop {
+            spin_exact(&mut stream, &mut request)?;
+            stream.write_all(&answer)?;
+        }
+    }
     let answer = vec![0x5A; if kind[0] == b's' { STREAM_BYTES } else { PAGE_BYTES }];
     let mut request = [0; REQUEST_BYTES];
     loop {
@@ -61,18 +87,23 @@ fn serve_one(mut stream: TcpStream) -> std::io::Result<()> {
     }
 }
 
-/// Blocking round trips of 16 bytes there and 4 KiB back.
+/// Round trips of 16 bytes there and 4 KiB back; who waits sleeps, or looks for the bytes if `spin`.
 ///
 /// # Errors
 /// When the connection fails.
-pub fn round_trip(address: &str, time: Duration) -> Result<Outcome, Box<dyn Error>> {
+pub fn round_trip(address: &str, spin: bool, time: Duration) -> Result<Outcome, Box<dyn Error>> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_nodelay(true)?;
     stream.write_all(b"r")?;
+    stream.set_nonblocking(spin)?;
     let mut page = [0; PAGE_BYTES];
     timed(time, || {
         stream.write_all(&[1; REQUEST_BYTES])?;
-        stream.read_exact(&mut page)?;
+        if spin {
+            spin_exact(&mut stream, &mut page)?
+        } else {
+            stream.read_exact(&mut page)?
+        }
         Ok(())
     })
 }
