@@ -12,8 +12,14 @@ pub const HELLO_BYTES: usize = 64;
 
 /// Most bytes that one write or read moves.
 pub const PAYLOAD_BYTES_MAX: u32 = 1 << 20;
-/// Most bytes of a write that is copied into its frame and needs no buffer afterwards.
-pub const INLINE_BYTES_MAX: usize = 64;
+/// Most bytes of a write that is copied into the queue and needs no buffer afterwards.
+pub const COPIED_BYTES_MAX: usize = 16 << 10;
+/// Copied writes that follow each other are queued as one piece of at most so many bytes.
+pub const BATCH_BYTES_MAX: usize = 64 << 10;
+/// No further write is copied into a rail's queue of so many bytes.
+pub const QUEUE_BYTES_MAX: usize = 256 << 10;
+/// Most bytes of an atomic's body.
+pub const INLINE_BYTES_MAX: usize = 16;
 /// Bytes of an atomic's operand and comparand.
 pub const ATOMIC_BYTES: usize = 16;
 /// Most notification numbers of one segment: they have 16 bits on the wire.
@@ -35,9 +41,9 @@ pub const OPS_MAX: usize = 256;
 /// Most calls that wait for an answer in one session: calls have bodies.
 pub const CALLS_MAX: usize = 16;
 /// Sequence numbers of writes that may be under way at once in one session.
-pub const WINDOW: u64 = 1024;
+pub const WINDOW: u64 = 4096;
 /// An acknowledgement is sent after this many writes when no other frame has carried one.
-pub const ACKNOWLEDGE_EVERY: u64 = WINDOW / 2;
+pub const ACKNOWLEDGE_EVERY: u64 = WINDOW / 4;
 /// Most connections in one session.
 pub const RAILS_MAX: usize = 16;
 /// Most segments that one node exports.
@@ -60,4 +66,6 @@ const _: () = assert!(WINDOW.is_multiple_of(64) && ACKNOWLEDGE_EVERY * 2 <= WIND
 const _: () = assert!(CALLS_MAX <= OPS_MAX && OPS_MAX <= u16::MAX as usize);
 const _: () = assert!(NAME_BYTES_MAX + 64 <= BODY_BYTES_MAX && BODY_BYTES_MAX <= PAYLOAD_BYTES_MAX as usize);
 const _: () = assert!(ATOMIC_BYTES <= INLINE_BYTES_MAX && INLINE_BYTES_MAX <= u8::MAX as usize);
+const _: () =
+    assert!(HEADER_BYTES + COPIED_BYTES_MAX <= BATCH_BYTES_MAX && BATCH_BYTES_MAX <= QUEUE_BYTES_MAX);
 const _: () = assert!(VERSION_MIN <= VERSION);

@@ -84,19 +84,41 @@ impl Epoll {
         self.control(libc::EPOLL_CTL_DEL, fd, 0, Interest { readable: false, writable: false })
     }
 
-    /// Waits until something is ready or `timeout` (whole milliseconds, rounded up) has passed; `ready` holds what is.
+    /// Waits until something is ready or `timeout` has passed (before Linux 5.11 rounded up to milliseconds); `ready` holds what is.
     ///
     /// # Errors
     /// None in practice; EINTR is an empty result.
     pub fn wait(&self, ready: &mut Vec<Ready>, timeout: Option<Duration>) -> io::Result<()> {
         ready.clear();
         let mut events = [libc::epoll_event { events: 0, u64: 0 }; EVENTS_MAX];
-        let milliseconds = timeout
-            .map_or(-1, |timeout| i32::try_from(timeout.as_nanos().div_ceil(1_000_000)).unwrap_or(i32::MAX));
-        // SAFETY: the kernel writes at most EVENTS_MAX events into the local array.
-        let count = unsafe {
-            libc::epoll_wait(self.fd.as_raw_fd(), events.as_mut_ptr(), EVENTS_MAX as i32, milliseconds)
-        };
+        let is_short = timeout.is_some_and(|timeout| timeout.subsec_nanos() % 1_000_000 != 0);
+        let mut count = -1;
+        if let Some(timeout) = timeout.filter(|_| is_short) {
+            let time = libc::timespec {
+                tv_sec: timeout.as_secs() as libc::time_t,
+                tv_nsec: timeout.subsec_nanos() as libc::c_long,
+            };
+            // SAFETY: the kernel writes at most EVENTS_MAX events into the local array and reads the local time; no signal mask.
+            count = unsafe {
+                libc::syscall(
+                    libc::SYS_epoll_pwait2,
+                    self.fd.as_raw_fd(),
+                    events.as_mut_ptr(),
+                    EVENTS_MAX as i32,
+                    &raw const time,
+                    std::ptr::null::<libc::sigset_t>(),
+                    0usize,
+                ) as i32
+            };
+        }
+        if !is_short || (count < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::ENOSYS)) {
+            let whole = |timeout: Duration| i32::try_from(timeout.as_nanos().div_ceil(1_000_000));
+            let milliseconds = timeout.map_or(-1, |timeout| whole(timeout).unwrap_or(i32::MAX));
+            // SAFETY: the kernel writes at most EVENTS_MAX events into the local array.
+            count = unsafe {
+                libc::epoll_wait(self.fd.as_raw_fd(), events.as_mut_ptr(), EVENTS_MAX as i32, milliseconds)
+            };
+        }
         if count < 0 {
             let error = io::Error::last_os_error();
             return if error.kind() == io::ErrorKind::Interrupted { Ok(()) } else { Err(error) };

@@ -36,7 +36,7 @@ pub use netvm_sys::mapping::Mapping;
 use netvm_sys::net::{Address, Listener};
 use netvm_sys::shared::SharedSlice;
 
-use crate::connection::Channel;
+use crate::connection::{Channel, gather};
 use crate::error::{Error, Result};
 use crate::link::greeting::{self, Greeted, Greeting, Transport};
 use crate::link::session::Memory;
@@ -48,6 +48,7 @@ use crate::security::Security;
 const STOP_ID: u64 = u64::MAX;
 const LISTENER_ID: u64 = 1 << 40;
 const GREETING_ID: u64 = 1 << 41;
+const KICK_ID: u64 = u64::MAX - 1;
 const TICK: Duration = Duration::from_millis(500);
 
 /// What a node exports.
@@ -124,6 +125,16 @@ impl Memory for View<'_> {
         let id = self.imports.check(&exports.table, handle, offset, bytes, Access::Read).ok()?;
         exports.segment(id)?.memory.shared().sub(usize::try_from(offset).ok()?, bytes as usize)
     }
+
+    fn write(&mut self, handle: u32, offset: u64, bytes: &[u8]) -> Result<(), Status> {
+        let exports = lock(self.exports);
+        let id = self.imports.check(&exports.table, handle, offset, bytes.len() as u32, Access::Write)?;
+        let memory = exports.segment(id).ok_or(Status::NoHandle)?.memory.shared();
+        // The page may have to come in first: nobody else waits for it, and the session's lock keeps `unexport` waiting.
+        drop(exports);
+        let offset = usize::try_from(offset).map_err(|_| Status::OutOfBounds)?;
+        memory.write_from(offset, bytes).ok_or(Status::OutOfBounds)
+    }
 }
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -144,9 +155,24 @@ pub(crate) struct Shared {
     channels: Mutex<Vec<Option<Arc<Channel>>>>,
     listeners: Mutex<Vec<Listener>>,
     stop: EventFd,
+    /// Channels that gather writes, and what tells the node's thread of new ones.
+    ticking: Mutex<Vec<u64>>,
+    kick: EventFd,
     /// Unexporting takes the locks of all channels: one at a time.
     unexporting: Mutex<()>,
     security: Security,
+}
+
+impl Shared {
+    /// Has the node's thread look after a channel every [`gather::TICK`], until it wants that no more.
+    pub(crate) fn tick_for(&self, channel: u64) {
+        lock(&self.ticking).push(channel);
+        self.kick.signal();
+    }
+
+    fn channel(&self, id: u64) -> Option<Arc<Channel>> {
+        lock(&self.channels).get((id / 256) as usize).cloned().flatten()
+    }
 }
 
 /// See the module.
@@ -183,11 +209,21 @@ impl Node {
             channels: Mutex::default(),
             listeners: Mutex::default(),
             stop: EventFd::new().map_err(system)?,
+            ticking: Mutex::default(),
+            kick: EventFd::new().map_err(system)?,
             unexporting: Mutex::default(),
             security,
         });
         watch(&shared.epoll, shared.stop.as_fd(), STOP_ID)?;
-        let server = Server { shared: Arc::clone(&shared), greetings: Vec::new(), forming: Vec::new() };
+        watch(&shared.epoll, shared.kick.as_fd(), KICK_ID)?;
+        let server = Server {
+            shared: Arc::clone(&shared),
+            greetings: Vec::new(),
+            forming: Vec::new(),
+            ticking: Vec::new(),
+            ticked: Instant::now(),
+            ticks: 0,
+        };
         let thread = std::thread::Builder::new().name("netvm-node".to_owned());
         let thread = thread.spawn(move || server.run()).map_err(system)?;
         Ok(Self { shared, thread: Some(thread) })
@@ -391,30 +427,54 @@ struct Server {
     shared: Arc<Shared>,
     greetings: Vec<Option<Greeting>>,
     forming: Vec<Forming>,
+    /// Channels that are looked after every `gather::TICK`, and when that was.
+    ticking: Vec<u64>,
+    ticked: Instant,
+    ticks: u64,
 }
 
 impl Server {
     fn run(mut self) {
         let mut ready = Vec::new();
         loop {
-            if self.shared.epoll.wait(&mut ready, Some(TICK)).is_err() {
+            let timeout = if self.ticking.is_empty() { TICK } else { gather::TICK };
+            if self.shared.epoll.wait(&mut ready, Some(timeout)).is_err() {
                 return;
             }
             for Ready { id, .. } in ready.drain(..) {
                 match id {
                     STOP_ID => return,
+                    KICK_ID => {
+                        self.shared.kick.take();
+                        self.ticking.append(&mut lock(&self.shared.ticking));
+                    }
                     GREETING_ID.. => self.greet((id - GREETING_ID) as usize),
                     LISTENER_ID.. => self.accept((id - LISTENER_ID) as usize),
                     _ => {
-                        let channels = lock(&self.shared.channels);
-                        let channel = channels.get((id / 256) as usize).cloned().flatten();
-                        drop(channels);
-                        if let Some(channel) = channel {
+                        if let Some(channel) = self.shared.channel(id) {
                             channel.serve();
                         }
                     }
                 }
             }
+            if self.ticking.is_empty() {
+                self.tidy();
+            } else {
+                self.tick();
+            }
+        }
+    }
+
+    fn tick(&mut self) {
+        if self.ticked.elapsed() < gather::TICK {
+            return;
+        }
+        let shared = &self.shared;
+        self.ticking.retain(|&id| shared.channel(id).is_some_and(|channel| channel.tick()));
+        self.ticked = Instant::now();
+        // Some ten times a second is enough.
+        self.ticks += 1;
+        if self.ticks.is_multiple_of(256) {
             self.tidy();
         }
     }

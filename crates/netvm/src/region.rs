@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use netvm_core::endpoint::{Answer, PostError};
 use netvm_core::key::{RemoteKey, Rights};
-use netvm_core::limits::{INLINE_BYTES_MAX, PAYLOAD_BYTES_MAX};
+use netvm_core::limits::{COPIED_BYTES_MAX, PAYLOAD_BYTES_MAX};
 use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
 
@@ -136,13 +136,13 @@ impl Region {
     pub fn write_with(&self, offset: u64, bytes: &[u8], options: WriteOptions) -> Result<()> {
         self.check(offset, bytes.len())?;
         self.check_notify(options)?;
-        if bytes.len() <= INLINE_BYTES_MAX {
+        if bytes.len() <= COPIED_BYTES_MAX {
             let post = |state: &mut State, _| {
-                state.session.endpoint.post_write_inline(self.handle, offset, bytes, options)
+                state.session.endpoint.post_write_copied(self.handle, offset, bytes, options)
             };
             let channel = &self.connection.0;
             let (state, _) = channel.post(channel.lock(), post)?;
-            return channel.push(state);
+            return channel.push(state, options.notify.is_some());
         }
         let mut offset = offset;
         let mut parts = bytes.chunks(BOUNCE_BYTES).peekable();

@@ -28,8 +28,8 @@ use alloc::vec::Vec;
 
 use crate::key::{Access, RemoteKey, Rights};
 use crate::limits::{
-    ACKNOWLEDGE_EVERY, BODY_BYTES_MAX, CALLS_MAX, HEADER_BYTES, NAME_BYTES_MAX, NOTIFICATIONS_MAX, OPS_MAX,
-    PAYLOAD_BYTES_MAX,
+    ACKNOWLEDGE_EVERY, BATCH_BYTES_MAX, BODY_BYTES_MAX, CALLS_MAX, HEADER_BYTES, NAME_BYTES_MAX,
+    NOTIFICATIONS_MAX, OPS_MAX, PAYLOAD_BYTES_MAX,
 };
 use crate::notify::Notify;
 use crate::wire::{Header, Kind, Status};
@@ -50,6 +50,8 @@ struct Rail {
     /// Bytes of the first frame that are sent.
     sent: usize,
     queued_bytes: usize,
+    /// A sent batch, for the next one.
+    spare: Vec<u8>,
     /// All of our writes on this rail have numbers below.
     written: u64,
 }
@@ -97,6 +99,7 @@ impl Endpoint {
             queue: VecDeque::with_capacity(64),
             sent: 0,
             queued_bytes: 0,
+            spare: Vec::new(),
             written: 0,
         };
         Self {
@@ -138,7 +141,27 @@ impl Endpoint {
         let header = Header { applied: self.told, ..header }.encode();
         let rail = &mut self.rails[rail];
         rail.queued_bytes += HEADER_BYTES + payload.bytes();
-        rail.queue.push_back(Frame { header, payload, answers });
+        rail.queue.push_back(Frame { header, payload, answers, batch: false });
+    }
+
+    /// Queues a write with a copy of its bytes: behind the copied writes at the end of the queue, so that they are sent as one piece.
+    fn queue_copied(&mut self, rail: usize, header: Header, bytes: &[u8]) {
+        self.told = self.receive.applied();
+        let header = Header { applied: self.told, ..header }.encode();
+        let rail = &mut self.rails[rail];
+        let len = HEADER_BYTES + bytes.len();
+        rail.queued_bytes += len;
+        if let Some(Frame { payload: Payload::Body(batch), batch: true, .. }) = rail.queue.back_mut()
+            && batch.len() + len <= BATCH_BYTES_MAX
+        {
+            batch.extend_from_slice(&header);
+            batch.extend_from_slice(bytes);
+            return;
+        }
+        let mut batch = core::mem::take(&mut rail.spare);
+        batch.clear();
+        batch.extend_from_slice(bytes);
+        rail.queue.push_back(Frame { header, payload: Payload::Body(batch), answers: false, batch: true });
     }
 
     // ---- sending ----
@@ -146,6 +169,11 @@ impl Endpoint {
     /// Whether there is something to send on this rail.
     pub fn has_output(&self, rail: usize) -> bool {
         !self.rails[rail].queue.is_empty()
+    }
+
+    /// Bytes that wait to be sent on this rail.
+    pub fn queued_bytes(&self, rail: usize) -> usize {
+        self.rails[rail].queued_bytes - self.rails[rail].sent
     }
 
     /// The frames to send, in order, and how many bytes of the first are sent already.
@@ -165,7 +193,9 @@ impl Endpoint {
             let Some(frame) = self.rails[rail].queue.pop_front() else { break };
             self.rails[rail].queued_bytes -= len;
             self.serving -= usize::from(frame.answers);
-            if let Payload::Local { slot, .. } = frame.payload {
+            if let Frame { payload: Payload::Body(batch), batch: true, .. } = frame {
+                self.rails[rail].spare = batch;
+            } else if let Payload::Local { slot, .. } = frame.payload {
                 let op = self.ops.release(slot);
                 let result = op.failed.map_or(Ok(Answer::Done), |status| Err(OpError::Refused(status)));
                 self.events.push_back(Event::Completed { slot, token: op.token, result });
@@ -201,6 +231,43 @@ impl Endpoint {
         queue.iter().map_while(next)
     }
 
+    /// The header of the write that `bytes` begin with, if the rail is between frames, all of the write is there, and it asks for
+    /// nothing but to be written: then the driver may apply it in one step and tell [`Endpoint::wrote`]. Otherwise nothing has
+    /// happened, and the bytes go the usual way.
+    pub fn whole_write(&self, rail: usize, bytes: &[u8]) -> Option<Header> {
+        let state = &self.rails[rail];
+        if state.arriving.is_some() || state.partial_bytes > 0 || bytes.first() != Some(&(Kind::Write as u8))
+        {
+            return None;
+        }
+        let header = Header::decode(bytes.first_chunk()?).ok()?;
+        let is_whole = bytes.len() - HEADER_BYTES >= header.payload_bytes as usize;
+        (is_whole && header.flags == 0 && self.receive.accepts(header.sequence)).then_some(header)
+    }
+
+    /// Tells that the write of [`Endpoint::whole_write`] is in place, or why not.
+    ///
+    /// # Errors
+    /// The session must end.
+    pub fn wrote(
+        &mut self,
+        rail: usize,
+        header: &Header,
+        result: Result<(), Status>,
+        exports: &mut impl Exports,
+    ) -> Result<(), Violation> {
+        if !self.send.acknowledge(header.applied) || !self.receive.apply(header.sequence) {
+            return Err(Violation::Sequence);
+        }
+        if !self.held.is_empty() {
+            self.release_held();
+        }
+        if let Err(status) = result {
+            self.refuse_write(rail, header.token, status);
+        }
+        self.after_write(rail, exports)
+    }
+
     /// Takes bytes of a header, at most as many as [`Want::Header`] says.
     ///
     /// # Errors
@@ -211,13 +278,20 @@ impl Endpoint {
     pub fn header(&mut self, rail: usize, bytes: &[u8], exports: &mut impl Exports) -> Result<(), Violation> {
         let state = &mut self.rails[rail];
         assert!(state.arriving.is_none(), "a payload is arriving");
-        state.partial[state.partial_bytes..][..bytes.len()].copy_from_slice(bytes);
-        state.partial_bytes += bytes.len();
-        if state.partial_bytes < HEADER_BYTES {
-            return Ok(());
-        }
-        state.partial_bytes = 0;
-        let header = Header::decode(&state.partial).map_err(Violation::Wire)?;
+        let whole = if state.partial_bytes == 0 { bytes.first_chunk() } else { None };
+        let header = if let Some(header) = whole {
+            assert!(bytes.len() == HEADER_BYTES, "more than a header");
+            Header::decode(header)
+        } else {
+            state.partial[state.partial_bytes..][..bytes.len()].copy_from_slice(bytes);
+            state.partial_bytes += bytes.len();
+            if state.partial_bytes < HEADER_BYTES {
+                return Ok(());
+            }
+            state.partial_bytes = 0;
+            Header::decode(&state.partial)
+        };
+        let header = header.map_err(Violation::Wire)?;
         if !self.send.acknowledge(header.applied) {
             return Err(Violation::Sequence);
         }
@@ -339,15 +413,7 @@ impl Endpoint {
                 if let (Place::Segment { handle, .. }, Some(Some(notify))) = (place, header.notify()) {
                     self.notices.insert(header.sequence, (handle, notify));
                 }
-                self.deliver_notices(exports);
-                self.serve_deferred(exports);
-                if self.receive.applied() - self.told >= ACKNOWLEDGE_EVERY {
-                    // An honest peer has at most two windows' acknowledgements and OPS_MAX answers to take.
-                    if self.rails[rail].queue.len() > 2 * OPS_MAX {
-                        return Err(Violation::TooMany);
-                    }
-                    self.queue(rail, Header::new(Kind::Acknowledge), Payload::None, false);
-                }
+                self.after_write(rail, exports)?;
             }
             Kind::ReadReply => {
                 if let Place::Local { slot } = place {
@@ -394,6 +460,20 @@ impl Endpoint {
                 self.events.push_back(Event::Goodbye { status: Status::from_number(header.status), reason });
             }
             Kind::Acknowledge => {}
+        }
+        Ok(())
+    }
+
+    /// A write has been applied: what waited for it, and an acknowledgement when it is time.
+    fn after_write(&mut self, rail: usize, exports: &mut impl Exports) -> Result<(), Violation> {
+        self.deliver_notices(exports);
+        self.serve_deferred(exports);
+        if self.receive.applied() - self.told >= ACKNOWLEDGE_EVERY {
+            // An honest peer has at most two windows' acknowledgements and OPS_MAX answers to take.
+            if self.rails[rail].queue.len() > 2 * OPS_MAX {
+                return Err(Violation::TooMany);
+            }
+            self.queue(rail, Header::new(Kind::Acknowledge), Payload::None, false);
         }
         Ok(())
     }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::atomic::Atomic;
+use crate::limits::{COPIED_BYTES_MAX, QUEUE_BYTES_MAX};
 use crate::wire::QUIET;
 
 /// Token of a write without a slot: no slot has this number.
@@ -55,23 +56,35 @@ impl Endpoint {
         Ok(slot)
     }
 
-    /// Writes a copy of at most [`INLINE_BYTES_MAX`](crate::limits::INLINE_BYTES_MAX) bytes, perhaps none. It has no slot and is
+    /// Writes a copy of at most [`COPIED_BYTES_MAX`] bytes, perhaps none. It has no slot and is
     /// complete when this returns; a refusal is told by [`Event::WriteRefused`] and the next flush.
     ///
     /// # Errors
     /// See [`PostError`].
-    pub fn post_write_inline(
+    pub fn post_write_copied(
         &mut self,
         handle: u32,
         offset: u64,
         bytes: &[u8],
         options: WriteOptions,
     ) -> Result<(), PostError> {
-        let inline = Inline::new(bytes).ok_or(PostError::TooLong)?;
+        if bytes.len() > COPIED_BYTES_MAX {
+            return Err(PostError::TooLong);
+        }
         let rail = self.admit(options.fence, 0)?;
+        if self.rails[rail.unwrap_or(0)].queued_bytes > QUEUE_BYTES_MAX {
+            return Err(PostError::Full);
+        }
         let header =
             Header { handle, offset, token: NO_SLOT, ..Header::write(options.fence, options.notify) };
-        self.submit(rail, header, Payload::Inline(inline))
+        let Some(rail) = rail else {
+            // Held back: it needs a place of its own.
+            return self.submit(None, header, Payload::Body(bytes.to_vec()));
+        };
+        let sequence = self.send.take().ok_or(PostError::Full)?;
+        self.rails[rail].written = self.rails[rail].written.max(sequence + 1);
+        self.queue_copied(rail, Header { sequence, payload_bytes: bytes.len() as u32, ..header }, bytes);
+        Ok(())
     }
 
     /// Whether a write may be posted that needs so many slots; the rail it takes, none when it must be held back.

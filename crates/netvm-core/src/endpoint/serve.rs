@@ -42,6 +42,7 @@ impl Endpoint {
     }
 
     /// Makes visible the notifications before which everything has been applied, in the order of their writes.
+    #[inline]
     pub(super) fn deliver_notices(&mut self, exports: &mut impl Exports) {
         while let Some(first) = self.notices.first_entry() {
             if *first.key() >= self.receive.applied() {
@@ -52,6 +53,7 @@ impl Endpoint {
         }
     }
 
+    #[inline]
     pub(super) fn serve_deferred(&mut self, exports: &mut impl Exports) {
         let mut index = 0;
         while index < self.deferred.len() {

@@ -119,6 +119,18 @@ impl Side {
 
     pub(super) fn feed(&mut self, rail: usize, mut bytes: &[u8]) -> Result<(), Violation> {
         while !bytes.is_empty() {
+            if let Some(header) = self.endpoint.whole_write(rail, bytes) {
+                let (frame, tail) = bytes.split_at(HEADER_BYTES + header.payload_bytes as usize);
+                bytes = tail;
+                let Header { handle, offset, payload_bytes, .. } = header;
+                let allowed = self.memory.check(handle, offset, payload_bytes, Access::Write);
+                if allowed.is_ok() {
+                    self.memory.bytes[offset as usize..][..payload_bytes as usize]
+                        .copy_from_slice(&frame[HEADER_BYTES..]);
+                }
+                self.endpoint.wrote(rail, &header, allowed, &mut self.memory)?;
+                continue;
+            }
             match self.endpoint.want(rail) {
                 Want::Header(missing) => {
                     let (head, tail) = bytes.split_at(missing.min(bytes.len()));
@@ -251,6 +263,18 @@ fn post_something(side: &mut Side, client: &mut Client, random: &mut Random) {
             let len = 1 + random.below((BLOCK_BYTES - start) as u64) as usize;
             let data: Vec<u8> = (0..len).map(|_| random.draw() as u8).collect();
             let offset = block * BLOCK_BYTES + start;
+            if random.once_in(2) {
+                // Copied: complete at once, and gathered with others until the rail takes them.
+                let options = WriteOptions::default();
+                match side.endpoint.post_write_copied(client.handle, offset as u64, &data, options) {
+                    Ok(()) => {
+                        client.model[offset..offset + len].copy_from_slice(&data);
+                        client.written[block] = true;
+                    }
+                    Err(error) => assert_eq!(error, PostError::Full),
+                }
+                return;
+            }
             side.endpoint.post_write(token, client.handle, offset as u64, len as u32).map(|slot| {
                 client.model[offset..offset + len].copy_from_slice(&data);
                 client.written[block] = true;

@@ -56,7 +56,7 @@ impl Run {
             5 => {
                 let options = WriteOptions { fence: true, notify: None };
                 let value = (self.fenced + 1).to_le_bytes();
-                let posted = side.endpoint.post_write_inline(self.handle, 8, &value, options);
+                let posted = side.endpoint.post_write_copied(self.handle, 8, &value, options);
                 self.fenced += u64::from(posted.is_ok());
             }
             6 => {
@@ -85,7 +85,7 @@ impl Run {
         let bytes: Vec<u8> = (first..first + cells).flat_map(filling).collect();
         let offset = (first * CELL_BYTES) as u64;
         let posted = if bytes.len() <= 48 {
-            side.endpoint.post_write_inline(self.handle, offset, &bytes, options)
+            side.endpoint.post_write_copied(self.handle, offset, &bytes, options)
         } else {
             let posted =
                 side.endpoint.post_write_with(token, self.handle, offset, bytes.len() as u32, options);
@@ -244,10 +244,10 @@ fn refusals_concern_one_atomic_or_notification() {
     endpoint.post_atomic(3, handle + 1, 0, &add(Width::Four)).unwrap();
     endpoint.post_atomic(4, handle, 4, &add(Width::Four)).unwrap();
     let notify = |number| WriteOptions { fence: false, notify: Some(Notify::Count { number }) };
-    endpoint.post_write_inline(handle, 0, &[9; 4], notify(NUMBERS as u16)).unwrap();
-    endpoint.post_write_inline(handle, 0, &[], notify(3)).unwrap();
+    endpoint.post_write_copied(handle, 0, &[9; 4], notify(NUMBERS as u16)).unwrap();
+    endpoint.post_write_copied(handle, 0, &[], notify(3)).unwrap();
     // The probe of a fenced write must not swallow the refusal.
-    endpoint.post_write_inline(handle, 16, &[1; 4], WriteOptions { fence: true, notify: None }).unwrap();
+    endpoint.post_write_copied(handle, 16, &[1; 4], WriteOptions { fence: true, notify: None }).unwrap();
     assert_eq!(endpoint.held.len(), 1, "two rails have writes that may not have been applied");
     let mut events = settle(&mut world);
     world.sides[0].endpoint.post_flush(5).unwrap();
@@ -318,7 +318,7 @@ fn fenced_writes_without_end_are_backpressure() {
     let mut posted = 0;
     // Nothing is ever sent: two plain writes occupy both rails, then all must be held.
     for options in [WriteOptions::default(); 2] {
-        side.endpoint.post_write_inline(0, 0, &[1], options).unwrap();
+        side.endpoint.post_write_copied(0, 0, &[1], options).unwrap();
     }
     let error = loop {
         match side.endpoint.post_write_with(posted, 0, 0, 1, fenced) {

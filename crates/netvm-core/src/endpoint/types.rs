@@ -126,7 +126,7 @@ pub enum Payload {
         /// Length.
         bytes: u32,
     },
-    /// Bytes of the endpoint's.
+    /// Bytes of the endpoint's; behind the first payload perhaps more whole frames.
     Body(Vec<u8>),
     /// A few bytes of the endpoint's.
     Inline(Inline),
@@ -153,6 +153,8 @@ pub struct Frame {
     pub payload: Payload,
     /// It answers a request of the peer's.
     pub(super) answers: bool,
+    /// The payload is a body to which further copied writes may be appended, whole frames.
+    pub(super) batch: bool,
 }
 
 /// How an operation ended that the peer did not refuse.

@@ -84,8 +84,13 @@ impl ReceiveWindow {
         if !self.accepts(sequence) {
             return false;
         }
-        let (word, bit) = Self::bit(sequence);
-        self.bits[word] |= bit;
+        if sequence == self.applied {
+            // In order, as always on one rail.
+            self.applied += 1;
+        } else {
+            let (word, bit) = Self::bit(sequence);
+            self.bits[word] |= bit;
+        }
         loop {
             let (word, bit) = Self::bit(self.applied);
             if self.bits[word] & bit == 0 {

@@ -3,15 +3,20 @@
 use std::io;
 
 use netvm_core::endpoint::{Endpoint, Event, Exports, Payload, Place, Violation, Want};
+use netvm_core::key::Access;
 use netvm_core::limits::HEADER_BYTES;
+use netvm_core::wire::Status;
 use netvm_sys::shared::SharedSlice;
 
 use super::{Incoming, Link, Outgoing};
 
 /// Replies that one receive may take with their headers.
 const CHAIN_MAX: usize = 16;
-/// Bytes received besides what is known to belong somewhere: several requests, or a write's first pages.
-const BUFFER_BYTES: usize = 16 << 10;
+/// Bytes received besides what is known to belong somewhere: many small frames, or several requests.
+const BUFFER_BYTES: usize = 64 << 10;
+/// After a payload of at least so many bytes only a header is received besides: the next one is probably as long, and goes
+/// straight to its place. Below, a second copy costs less than a second call.
+const DIRECT_BYTES_MIN: usize = 12 << 10;
 /// Bytes offered to one send or receive; more would only be looked at again.
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
@@ -19,28 +24,29 @@ const BATCH_BYTES_MAX: usize = 1 << 20;
 pub(crate) trait Memory: Exports {
     /// The memory of a handle, if the peer may still reach it.
     fn memory(&mut self, handle: u32, offset: u64, bytes: u32) -> Option<SharedSlice>;
+
+    /// Writes to the memory of a handle, if the peer may.
+    fn write(&mut self, handle: u32, offset: u64, bytes: &[u8]) -> Result<(), Status> {
+        self.check(handle, offset, bytes.len() as u32, Access::Write)?;
+        let memory = self.memory(handle, offset, bytes.len() as u32).ok_or(Status::Fault)?;
+        memory.write_from(0, bytes).ok_or(Status::Fault)
+    }
 }
 
 /// For peers that may reach nothing here.
 pub(crate) struct NoMemory;
 
 impl Exports for NoMemory {
-    fn check(
-        &mut self,
-        _: u32,
-        _: u64,
-        _: u32,
-        _: netvm_core::key::Access,
-    ) -> Result<(), netvm_core::wire::Status> {
-        Err(netvm_core::wire::Status::NoHandle)
+    fn check(&mut self, _: u32, _: u64, _: u32, _: Access) -> Result<(), Status> {
+        Err(Status::NoHandle)
     }
 
     fn import(
         &mut self,
         _: &str,
         _: &netvm_core::key::RemoteKey,
-    ) -> Result<(u32, u64, netvm_core::key::Rights), netvm_core::wire::Status> {
-        Err(netvm_core::wire::Status::NoSegment)
+    ) -> Result<(u32, u64, netvm_core::key::Rights), Status> {
+        Err(Status::NoSegment)
     }
 
     fn unimport(&mut self, _: u32) {}
@@ -83,6 +89,8 @@ struct Rail<L> {
     link: L,
     headers: Box<[[u8; HEADER_BYTES]; CHAIN_MAX]>,
     buffer: Box<[u8]>,
+    /// The last payload was long.
+    direct: bool,
 }
 
 /// What one receive was laid out for.
@@ -110,6 +118,7 @@ impl<L: Link> Session<L> {
             link,
             headers: Box::new([[0; HEADER_BYTES]; CHAIN_MAX]),
             buffer: vec![0; BUFFER_BYTES].into(),
+            direct: false,
         };
         Self { endpoint, rails: links.into_iter().map(rail).collect(), locals: Vec::new() }
     }
@@ -273,7 +282,7 @@ impl<L: Link> Session<L> {
             }
             Want::Payload { .. } => chained = false,
         }
-        let Rail { link, headers, buffer } = &mut self.rails[rail];
+        let Rail { link, headers, buffer, direct } = &mut self.rails[rail];
         if chained {
             let mut headers = headers.iter_mut();
             for (slot, bytes) in self.endpoint.expected(rail).take(CHAIN_MAX) {
@@ -289,7 +298,8 @@ impl<L: Link> Session<L> {
                 plan.links += 1;
             }
         }
-        into.bytes(buffer);
+        let besides = if *direct && chained { HEADER_BYTES } else { buffer.len() };
+        into.bytes(&mut buffer[..besides]);
         let offered = into.total_bytes();
         (plan, offered, link.poll(&mut into))
     }
@@ -361,11 +371,21 @@ impl<L: Link> Session<L> {
     /// Takes bytes from a buffer of ours.
     fn feed(&mut self, rail: usize, mut bytes: &[u8], memory: &mut impl Memory) -> Result<(), Failure> {
         while !bytes.is_empty() {
+            if let Some(header) = self.endpoint.whole_write(rail, bytes) {
+                let (frame, tail) = bytes.split_at(HEADER_BYTES + header.payload_bytes as usize);
+                bytes = tail;
+                let written = memory.write(header.handle, header.offset, &frame[HEADER_BYTES..]);
+                self.rails[rail].direct = header.payload_bytes as usize >= DIRECT_BYTES_MIN;
+                self.endpoint.wrote(rail, &header, written, memory)?;
+                continue;
+            }
             match self.endpoint.want(rail) {
                 Want::Header(missing) => {
                     let (head, tail) = bytes.split_at(missing.min(bytes.len()));
                     bytes = tail;
                     self.endpoint.header(rail, head, memory)?;
+                    self.rails[rail].direct = matches!(self.endpoint.want(rail),
+                        Want::Payload { bytes, .. } if bytes as usize >= DIRECT_BYTES_MIN);
                 }
                 Want::Payload { place, at, bytes: missing } => {
                     let (head, tail) = bytes.split_at(bytes.len().min(missing as usize));

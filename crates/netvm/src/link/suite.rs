@@ -177,6 +177,46 @@ fn regions_are_protected(pair: Pair) {
     assert!(matches!(region.read(0, &mut byte), Err(Error::Op { .. })), "an old handle");
 }
 
+/// Small writes that follow each other closely come in order and without a word more, also those that nothing follows.
+fn crowds_of_writes_come_by_themselves(pair: Pair) {
+    let (server, _client, peer) = nodes(pair);
+    let memory = Node::memory(1 << 20).unwrap();
+    let key = server.export("log", Arc::clone(&memory), Rights::ReadWrite).unwrap();
+    let region = peer.import("log", &key).unwrap();
+    let word = |at: usize| memory.shared().with_u64(at, |word| word.load(Ordering::Acquire)).unwrap();
+    for round in 1..=5u64 {
+        // As many as fill the queue, and some.
+        for index in 0..20_000u64 {
+            region.write(8 + index * 8, &(round * index).to_ne_bytes()).unwrap();
+            if index % 1000 == 7 {
+                region.write(200_000, &[round as u8; 9000]).unwrap();
+            }
+        }
+        region.write(0, &round.to_ne_bytes()).unwrap();
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while word(0) != round {
+            assert!(Instant::now() < deadline, "the last write of round {round} was not sent");
+            std::thread::yield_now();
+        }
+        assert!((0..20_000).all(|index| word(8 + index as usize * 8) == round * index));
+        assert_eq!(memory.shared().sub(200_000, 9000).unwrap().to_vec(), [round as u8; 9000]);
+    }
+    for index in 0..10_000u64 {
+        region.write(index * 8, &index.to_ne_bytes()).unwrap();
+    }
+    region.flush().unwrap();
+    assert!((0..10_000).all(|index| word(index * 8) == index as u64), "flushed, not there");
+    for _ in 0..1000 {
+        region.write(64, &[1; 8]).unwrap();
+    }
+    assert!(server.unexport("log"));
+    memory.shared().fill(7);
+    assert!(matches!(region.flush(), Err(Error::Op { .. })) || memory.shared().to_vec() == [7; 1 << 20]);
+    region.write(64, &[1; 8]).unwrap();
+    assert!(matches!(region.flush(), Err(Error::Op { .. })));
+    assert!(memory.shared().to_vec() == [7; 1 << 20], "written after unexport");
+}
+
 /// When the peer goes, everything that waits fails soon, and says whose fault it is.
 fn an_end_is_told(pair: Pair) {
     let (server, _client, peer) = nodes(pair);
@@ -358,6 +398,11 @@ macro_rules! link_suite {
             }
 
             #[test]
+            fn crowds_of_writes_come_by_themselves() {
+                super::crowds_of_writes_come_by_themselves($pair);
+            }
+
+            #[test]
             fn an_end_is_told() {
                 super::an_end_is_told($pair);
             }
@@ -400,6 +445,36 @@ fn a_cut_at_any_byte_ends_everything_in_time() {
         assert!(matches!(error, Err(Error::LenderLost { .. })), "{error:?}");
         assert!(start.elapsed() < Duration::from_secs(2));
     }
+}
+
+#[test]
+fn a_cut_within_gathered_writes_leaves_a_beginning_of_them() {
+    const WRITES: u64 = 300;
+    let mut whole = 0;
+    for cut in (200..WRITES * 56 + 400).step_by(61) {
+        let (server, _client, peer) =
+            nodes(faulty(loopback(), Fault::CutAfter(u64::MAX), Fault::CutAfter(cut)));
+        let memory = Node::memory(4096).unwrap();
+        let key = server.export("log", Arc::clone(&memory), Rights::ReadWrite).unwrap();
+        let region = peer.import("log", &key).unwrap();
+        let mut result = Ok(());
+        for index in 0..WRITES {
+            result = result.and_then(|()| region.write(index * 8, &(index + 1).to_ne_bytes()));
+        }
+        let flushed = result.and_then(|()| region.flush());
+        drop((region, peer, server));
+        let word =
+            |index: u64| memory.shared().with_u64(index as usize * 8, |word| word.load(Ordering::SeqCst));
+        let came = (0..WRITES).take_while(|&index| word(index) == Some(index + 1)).count() as u64;
+        // The cut may lie within the next one's bytes.
+        assert!((came + 1..WRITES).all(|index| word(index) == Some(0)), "cut at {cut}: a gap after {came}");
+        match flushed {
+            Ok(()) => assert_eq!(came, WRITES),
+            Err(error) => assert!(matches!(error, Error::LenderLost { .. }), "{error}"),
+        }
+        whole += u32::from(came == WRITES);
+    }
+    assert!(whole > 0, "no cut came after the writes");
 }
 
 #[test]

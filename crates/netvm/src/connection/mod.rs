@@ -1,5 +1,7 @@
 //! One session of a node: its links, and the users that wait for its operations.
 
+pub(crate) mod gather;
+
 use std::collections::HashMap;
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -15,11 +17,14 @@ use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::link::session::{Failure, Session};
 use crate::node::{Shared, View};
+use gather::{Gather, Step};
 
 /// A peer that does not answer for so long has failed.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Who waits for room behind somebody who waits for an answer looks again after so long.
 const PATIENCE: Duration = Duration::from_millis(1);
+/// A session that ends waits so long for its links to take what is queued.
+const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 /// Receives on one rail before the others have their turn.
 const ROUNDS_MAX: usize = 16;
 /// A session with one peer, shared by its users and the node's thread.
@@ -40,6 +45,7 @@ pub(crate) struct State {
     /// A user waits on the links itself; the node's thread keeps out.
     led: bool,
     watches_room: bool,
+    gather: Gather,
     pub(crate) broken: Option<Error>,
     pub(crate) bounces: Vec<Mapping>,
 }
@@ -59,6 +65,7 @@ impl Channel {
             next_token: 0,
             led: false,
             watches_room: false,
+            gather: Gather::default(),
             broken: None,
             bounces: Vec::new(),
         };
@@ -93,12 +100,48 @@ impl Channel {
         let mut state = self.lock();
         if state.broken.is_none() {
             state.session.endpoint.goodbye(Status::Stopping, reason);
-            let State { session, imports, .. } = &mut *state;
-            let mut view = View { exports: &self.shared.exports, imports };
-            let _ = session.send(0, &mut view);
+            self.drain(&mut state);
             let error = Error::LenderLost { lender: self.address.clone(), reason: reason.to_owned() };
             self.break_off(&mut state, error);
         }
+    }
+
+    /// Sends what is queued, for as long as the links take it: writes have completed that are still in the queue.
+    fn drain(&self, state: &mut State) {
+        let deadline = Instant::now() + DRAIN_TIMEOUT;
+        while self.send_all(state).is_ok() && state.session.has_output() {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let events = libc::POLLOUT;
+            let fd = |rail| state.session.link(rail).wait_fd().as_raw_fd();
+            let rails = 0..state.session.endpoint.rails();
+            let mut fds: Vec<_> =
+                rails.map(|rail| libc::pollfd { fd: fd(rail), events, revents: 0 }).collect();
+            if left.is_zero() || netvm_sys::thread::poll(&mut fds, Some(left.min(PATIENCE))).is_err() {
+                return;
+            }
+        }
+    }
+
+    fn send_all(&self, state: &mut State) -> Result<(), Failure> {
+        let State { session, imports, .. } = state;
+        let mut view = View { exports: &self.shared.exports, imports };
+        (0..session.endpoint.rails()).try_for_each(|rail| session.send(rail, &mut view))
+    }
+
+    /// The node's thread: time to send what has been gathered. False when nobody gathers any more.
+    pub(crate) fn tick(&self) -> bool {
+        let mut state = self.lock();
+        if state.broken.is_some() {
+            return false;
+        }
+        if state.session.has_output()
+            && let Err(failure) = self.send_all(&mut state)
+        {
+            self.fail(&mut state, &failure);
+            return false;
+        }
+        let sent_all = !state.session.has_output();
+        state.gather.tick(sent_all)
     }
 
     fn break_off(&self, state: &mut State, error: Error) {
@@ -232,17 +275,25 @@ impl Channel {
         posted.map(|()| (state, token))
     }
 
-    /// Sends what has just been posted and needs no answer. The link may take only some of it; the rest is waited for, which is
-    /// also what slows down whoever posts faster than the peer takes.
-    pub(crate) fn push<'a>(&'a self, mut state: MutexGuard<'a, State>) -> Result<()> {
-        let State { session, imports, .. } = &mut *state;
-        let mut view = View { exports: &self.shared.exports, imports };
-        let mut sent = Ok(());
-        for rail in 0..session.endpoint.rails() {
-            sent = sent.and_then(|()| session.send(rail, &mut view));
+    /// Sees to it that a copied write is sent: now, or together with others that follow closely. `tells` somebody: now.
+    ///
+    /// When the link takes only some of what is sent now, the rest is waited for. What is gathered is bounded by the queue, where
+    /// posting waits.
+    pub(crate) fn push<'a>(&'a self, mut state: MutexGuard<'a, State>, tells: bool) -> Result<()> {
+        let endpoint = &state.session.endpoint;
+        let bytes = (0..endpoint.rails()).map(|rail| endpoint.queued_bytes(rail)).sum();
+        let gathered = state.gather.is_on();
+        if state.gather.queued(bytes, Instant::now) == Step::Leave && !tells {
+            return Ok(());
         }
-        if let Err(failure) = sent {
+        if let Err(failure) = self.send_all(&mut state) {
             self.fail(&mut state, &failure);
+        }
+        if state.gather.sent(Instant::now) {
+            self.shared.tick_for(self.id);
+        }
+        if gathered && state.broken.is_none() {
+            return Ok(());
         }
         let (state, pushed) =
             self.wait_until(state, "room on the link", PATIENCE, |_, state| match &state.broken {

@@ -1,0 +1,114 @@
+//! When small writes are sent.
+//!
+//! A write that comes alone is sent at once. Writes that follow each other closely are gathered, until they are many bytes, until
+//! anything else is posted that wants an answer or tells somebody, or until the node's thread has its turn: it looks after every
+//! [`TICK`] while writes are being gathered, and stops when they have become few. So a write never waits for later ones to come.
+
+use std::time::{Duration, Instant};
+
+/// How often the node's thread sends what has been gathered.
+pub(crate) const TICK: Duration = Duration::from_micros(50);
+/// Gathered bytes that are worth a send of their own.
+pub(super) const SEND_BYTES: usize = 32 << 10;
+/// A write that comes so soon after the one before was sent follows it closely.
+const CLOSE: Duration = Duration::from_micros(1);
+/// Writes that must follow each other closely before gathering starts: a few in a row are still sent at once.
+const CLOSE_MIN: u32 = 4;
+/// Gathering stops when fewer writes came during a tick.
+const WRITES_MIN: u32 = 8;
+
+/// What to do with a write that has been queued.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Step {
+    /// Send now, then call [`Gather::sent`].
+    Send,
+    /// Leave it to the next one, or to the tick.
+    Leave,
+}
+
+/// Decides for one session.
+#[derive(Debug, Default)]
+pub(super) struct Gather {
+    on: bool,
+    close: u32,
+    sent: Option<Instant>,
+    /// Writes since the last tick.
+    writes: u32,
+}
+
+impl Gather {
+    pub(super) fn is_on(&self) -> bool {
+        self.on
+    }
+
+    /// A write has been queued, and so many bytes wait now; `now` is asked for only when nothing is gathered.
+    pub(super) fn queued(&mut self, bytes: usize, now: impl FnOnce() -> Instant) -> Step {
+        if self.on {
+            self.writes += 1;
+            return if bytes >= SEND_BYTES { Step::Send } else { Step::Leave };
+        }
+        let now = now();
+        let is_close = self.sent.is_some_and(|sent| now.saturating_duration_since(sent) <= CLOSE);
+        self.close = if is_close { self.close + 1 } else { 0 };
+        Step::Send
+    }
+
+    /// It has been sent; true when gathering starts: then the node's thread must tick.
+    pub(super) fn sent(&mut self, now: impl FnOnce() -> Instant) -> bool {
+        if self.on {
+            return false;
+        }
+        self.sent = Some(now());
+        self.on = self.close >= CLOSE_MIN;
+        self.writes = WRITES_MIN;
+        self.on
+    }
+
+    /// A tick has sent what there was, all of it or not; false when no more ticks are needed.
+    pub(super) fn tick(&mut self, sent_all: bool) -> bool {
+        let goes_on = self.on && (self.writes >= WRITES_MIN || !sent_all);
+        if !goes_on {
+            (self.on, self.close, self.sent) = (false, 0, None);
+        }
+        self.writes = 0;
+        goes_on
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lone_writes_go_at_once_and_crowds_are_gathered() {
+        let start = Instant::now();
+        let at = |micros| move || start + Duration::from_micros(micros);
+        let mut gather = Gather::default();
+        for write in 0..50 {
+            assert_eq!(gather.queued(56, at(10 * write)), Step::Send);
+            assert!(!gather.sent(at(10 * write + 3)));
+        }
+        let mut sent = 0;
+        for _ in 0..100 {
+            if gather.queued(56, at(1000)) == Step::Send {
+                sent += 1;
+                let _ = gather.sent(at(1000));
+            }
+        }
+        assert_eq!(sent, CLOSE_MIN + 1);
+        assert_eq!(gather.queued(SEND_BYTES, at(1000)), Step::Send);
+        assert!(gather.tick(true) && !gather.tick(true), "a tick without writes is the last");
+        assert_eq!(gather.queued(56, at(1000)), Step::Send);
+    }
+
+    #[test]
+    fn ticks_go_on_while_something_is_stuck() {
+        let now = Instant::now();
+        let mut gather = Gather::default();
+        while gather.queued(56, || now) == Step::Send {
+            let _ = gather.sent(|| now);
+        }
+        assert!((0..10).all(|_| gather.tick(false)));
+        assert!(!gather.tick(true));
+    }
+}
