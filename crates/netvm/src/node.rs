@@ -36,10 +36,11 @@ pub use netvm_sys::mapping::Mapping;
 use netvm_sys::net::{Address, Listener};
 use netvm_sys::shared::SharedSlice;
 
-use crate::connection::{Channel, gather};
+use crate::connection::{Channel, LEASE_TICK, LOOK_MAX, Ticks, gather};
 use crate::error::{Error, Result};
 use crate::link::greeting::{self, Greeted, Greeting, Transport};
 use crate::link::session::Memory;
+use crate::link::spin::Trial;
 use crate::link::{Link, Loopback};
 use crate::notify::{Notifications, Notify};
 use crate::region::Peer;
@@ -49,6 +50,13 @@ const STOP_ID: u64 = u64::MAX;
 const LISTENER_ID: u64 = 1 << 40;
 const GREETING_ID: u64 = 1 << 41;
 const KICK_ID: u64 = u64::MAX - 1;
+/// More peers than this are not polled one by one.
+const POLLED_MAX: usize = 8;
+/// Who comes back from yielding the CPU so late had to share it.
+const AWAY: Duration = Duration::from_micros(50);
+/// Then it does not look for so long, twice as long each time until looking is not disturbed.
+const REST_MIN: Duration = Duration::from_millis(1);
+const REST_MAX: Duration = Duration::from_millis(64);
 const TICK: Duration = Duration::from_millis(500);
 
 /// What a node exports.
@@ -170,6 +178,23 @@ impl Shared {
         self.kick.signal();
     }
 
+    /// Sends and receives in this thread, for all peers when they are few; otherwise the node's thread is as quick.
+    pub(crate) fn poll(&self) {
+        if let Ok(channels) = self.channels.try_lock()
+            && channels.len() <= POLLED_MAX
+        {
+            channels.iter().flatten().for_each(|channel| channel.poll());
+        }
+    }
+
+    /// This thread goes to sleep: the node's thread watches again what this one polled.
+    pub(crate) fn stop_polling(&self) {
+        let channels = lock(&self.channels);
+        if channels.len() <= POLLED_MAX {
+            channels.iter().flatten().for_each(|channel| channel.stop_polling());
+        }
+    }
+
     fn channel(&self, id: u64) -> Option<Arc<Channel>> {
         lock(&self.channels).get((id / 256) as usize).cloned().flatten()
     }
@@ -223,10 +248,21 @@ impl Node {
             ticking: Vec::new(),
             ticked: Instant::now(),
             ticks: 0,
+            interval: gather::TICK,
+            look: Trial::new(LOOK_MAX),
+            look_again: Instant::now(),
+            rest: REST_MIN,
         };
         let thread = std::thread::Builder::new().name("netvm-node".to_owned());
         let thread = thread.spawn(move || server.run()).map_err(system)?;
         Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Serves peers in this thread: for a program that looks for what they write into its memory, without sleeping. Nobody has to:
+    /// the node's own thread serves them as well, but has to be woken first. Whoever stops calling it leaves them to that thread
+    /// again, within a millisecond.
+    pub fn poll(&self) {
+        self.shared.poll();
     }
 
     /// `bytes` of zero memory that can be exported.
@@ -294,7 +330,7 @@ impl Node {
         if exports.segments.len() <= id.index() {
             exports.segments.resize_with(id.index() + 1, || None);
         }
-        let notifications = Notifications::new(numbers);
+        let notifications = Notifications::new(numbers, Arc::downgrade(&self.shared));
         exports.segments[id.index()] = Some(Segment { memory, notifications: notifications.clone() });
         exports.names.insert(name.to_owned(), id);
         Ok((key, notifications))
@@ -431,28 +467,37 @@ struct Server {
     ticking: Vec<u64>,
     ticked: Instant,
     ticks: u64,
+    interval: Duration,
+    look: Trial,
+    /// Others wanted this CPU: no looking before then.
+    look_again: Instant,
+    rest: Duration,
 }
 
 impl Server {
     fn run(mut self) {
         let mut ready = Vec::new();
+        let mut served = false;
         loop {
-            let timeout = if self.ticking.is_empty() { TICK } else { gather::TICK };
-            if self.shared.epoll.wait(&mut ready, Some(timeout)).is_err() {
+            let timeout = if self.ticking.is_empty() { TICK } else { self.interval };
+            if self.wait(&mut ready, timeout, served).is_err() {
                 return;
             }
+            served = false;
             for Ready { id, .. } in ready.drain(..) {
                 match id {
                     STOP_ID => return,
                     KICK_ID => {
                         self.shared.kick.take();
                         self.ticking.append(&mut lock(&self.shared.ticking));
+                        self.interval = gather::TICK;
                     }
                     GREETING_ID.. => self.greet((id - GREETING_ID) as usize),
                     LISTENER_ID.. => self.accept((id - LISTENER_ID) as usize),
                     _ => {
                         if let Some(channel) = self.shared.channel(id) {
                             channel.serve();
+                            served = true;
                         }
                     }
                 }
@@ -465,12 +510,50 @@ impl Server {
         }
     }
 
+    /// Waits for something to do. After a request the next one may come soon: then it looks for it before it sleeps, as long as
+    /// that pays and nobody else wants the CPU.
+    fn wait(&mut self, ready: &mut Vec<Ready>, timeout: Duration, served: bool) -> std::io::Result<()> {
+        let mut last = Instant::now();
+        if served && last >= self.look_again {
+            let budget = self.look.budget();
+            let until = last + budget.min(timeout);
+            while last < until {
+                self.shared.epoll.wait(ready, Some(Duration::ZERO))?;
+                if !ready.is_empty() {
+                    self.look.note(true);
+                    self.rest = (self.rest / 2).max(REST_MIN);
+                    return Ok(());
+                }
+                std::thread::yield_now();
+                let now = Instant::now();
+                if now.duration_since(last) > AWAY {
+                    self.look_again = now + self.rest;
+                    self.rest = (self.rest * 2).min(REST_MAX);
+                    return self.shared.epoll.wait(ready, Some(timeout));
+                }
+                last = now;
+            }
+            if !budget.is_zero() {
+                self.look.note(false);
+            }
+        }
+        self.shared.epoll.wait(ready, Some(timeout))
+    }
+
     fn tick(&mut self) {
-        if self.ticked.elapsed() < gather::TICK {
+        if self.ticked.elapsed() < self.interval {
             return;
         }
         let shared = &self.shared;
-        self.ticking.retain(|&id| shared.channel(id).is_some_and(|channel| channel.tick()));
+        self.interval = LEASE_TICK;
+        let interval = &mut self.interval;
+        self.ticking.retain(|&id| {
+            let ticks = shared.channel(id).map_or(Ticks::Never, |channel| channel.tick());
+            if ticks == Ticks::Soon {
+                *interval = gather::TICK;
+            }
+            ticks != Ticks::Never
+        });
         self.ticked = Instant::now();
         // Some ten times a second is enough.
         self.ticks += 1;

@@ -29,7 +29,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::panic::AssertUnwindSafe;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, TryLockError};
+use std::sync::{Arc, Mutex, OnceLock, TryLockError, Weak};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
@@ -40,7 +40,7 @@ use netvm_sys::thread::{futex_wait, futex_wake};
 pub use netvm_core::notify::Notify;
 
 use crate::error::{Error, Result};
-use crate::node::lock;
+use crate::node::{Shared, lock};
 
 /// Nobody spins longer than this before he blocks: about what blocking and waking cost together.
 const SPIN_NS_MAX: u64 = 50_000;
@@ -75,6 +75,8 @@ struct Inner {
     /// Where `wait_any` looks first.
     next: AtomicU32,
     dispatch: Mutex<Dispatch>,
+    /// What brings notifications: whoever spins drives it himself.
+    node: Weak<Shared>,
 }
 
 #[derive(Default)]
@@ -99,13 +101,14 @@ impl std::fmt::Debug for Notifications {
 }
 
 impl Notifications {
-    pub(crate) fn new(numbers: u32) -> Self {
+    pub(crate) fn new(numbers: u32, node: Weak<Shared>) -> Self {
         let inner = Inner {
             board: Board::new(numbers),
             descriptor: OnceLock::new(),
             wait_ns_mean: AtomicU64::new(SPIN_NS_MAX / 4),
             next: AtomicU32::new(0),
             dispatch: Mutex::default(),
+            node,
         };
         Self { owner: Arc::new(Owner(Arc::new(inner))) }
     }
@@ -316,12 +319,18 @@ impl Inner {
         ready: impl Fn(&Board) -> Option<R>,
     ) -> Option<R> {
         let late = |now: Duration| timeout.is_some_and(|timeout| now >= timeout);
+        let node = if spin_ns > 0 { self.node.upgrade() } else { None };
+        let mut polled = false;
         loop {
             for _ in 0..16 {
                 if let Some(found) = ready(&self.board) {
                     return Some(found);
                 }
                 std::hint::spin_loop();
+            }
+            if let Some(node) = &node {
+                node.poll();
+                polled = true;
             }
             let now = start.elapsed();
             if late(now) {
@@ -334,6 +343,9 @@ impl Inner {
             if now.as_nanos() >= u128::from(YIELD_AFTER_NS) {
                 std::thread::yield_now();
             }
+        }
+        if let Some(node) = node.filter(|_| polled) {
+            node.stop_polling();
         }
         loop {
             let seen = self.board.prepare();

@@ -16,6 +16,7 @@ use netvm_sys::mapping::Mapping;
 use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::link::session::{Failure, Session};
+use crate::link::spin::Trial;
 use crate::node::{Shared, View};
 use gather::{Gather, Step};
 
@@ -25,6 +26,12 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_millis(1);
 /// A session that ends waits so long for its links to take what is queued.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
+/// Who waits looks for so long before sleeping, when that pays: about what sleeping and being woken cost where it is dear.
+pub(crate) const LOOK_MAX: Duration = Duration::from_micros(100);
+/// A wait that begins so soon after the last one ended belongs to a series.
+const SERIES_GAP: Duration = Duration::from_micros(20);
+/// Waits of a series before the node's thread is kept out between them too.
+const SERIES_MIN: u32 = 4;
 /// Receives on one rail before the others have their turn.
 const ROUNDS_MAX: usize = 16;
 /// A session with one peer, shared by its users and the node's thread.
@@ -37,6 +44,20 @@ pub(crate) struct Channel {
     changed: Condvar,
 }
 
+/// When the node's thread should come by again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ticks {
+    /// After [`gather::TICK`].
+    Soon,
+    /// After [`LEASE_TICK`].
+    Later,
+    /// When it is told to.
+    Never,
+}
+
+/// While those who wait watch the links, a request of the peer's that comes when none of them does waits so long at most.
+pub(crate) const LEASE_TICK: Duration = Duration::from_micros(200);
+
 pub(crate) struct State {
     pub(crate) session: Session<Box<dyn Link>>,
     pub(crate) imports: ImportTable,
@@ -46,6 +67,16 @@ pub(crate) struct State {
     led: bool,
     watches_room: bool,
     gather: Gather,
+    look: Trial,
+    /// The node's thread does not watch the links: those who wait or poll do, and it comes by with every tick. Saves telling it
+    /// twice for each wait of a series.
+    leased: bool,
+    /// It has been told to tick.
+    ticking: bool,
+    /// Waits and polls since the last tick.
+    visits: u32,
+    series: u32,
+    waited: Option<Instant>,
     pub(crate) broken: Option<Error>,
     pub(crate) bounces: Vec<Mapping>,
 }
@@ -66,6 +97,12 @@ impl Channel {
             led: false,
             watches_room: false,
             gather: Gather::default(),
+            look: Trial::new(LOOK_MAX),
+            leased: false,
+            ticking: false,
+            visits: 0,
+            series: 0,
+            waited: None,
             broken: None,
             bounces: Vec::new(),
         };
@@ -128,20 +165,83 @@ impl Channel {
         (0..session.endpoint.rails()).try_for_each(|rail| session.send(rail, &mut view))
     }
 
-    /// The node's thread: time to send what has been gathered. False when nobody gathers any more.
-    pub(crate) fn tick(&self) -> bool {
-        let mut state = self.lock();
-        if state.broken.is_some() {
-            return false;
-        }
+    /// The node's thread: time to send what has been gathered, and to come by where it does not watch.
+    pub(crate) fn tick(&self) -> Ticks {
+        // Who holds the lock sends and receives himself.
+        let Ok(mut state) = self.state.try_lock() else { return Ticks::Soon };
         if state.session.has_output()
+            && state.broken.is_none()
             && let Err(failure) = self.send_all(&mut state)
         {
             self.fail(&mut state, &failure);
-            return false;
         }
         let sent_all = !state.session.has_output();
-        state.gather.tick(sent_all)
+        let gathers = state.gather.tick(sent_all);
+        if state.leased && !state.led {
+            self.progress(&mut state);
+            if state.visits == 0 {
+                self.end_lease(&mut state);
+            }
+            state.visits = 0;
+        }
+        match (state.broken.is_none(), gathers, state.leased) {
+            (true, true, _) => Ticks::Soon,
+            (true, false, true) => Ticks::Later,
+            _ => {
+                state.ticking = false;
+                Ticks::Never
+            }
+        }
+    }
+
+    fn begin_ticks(&self, state: &mut State) {
+        if !std::mem::replace(&mut state.ticking, true) {
+            self.shared.tick_for(self.id);
+        }
+    }
+
+    fn begin_lease(&self, state: &mut State) {
+        if !state.leased {
+            state.leased = true;
+            self.set_interest(state, Interest { readable: false, writable: false });
+            self.begin_ticks(state);
+        }
+    }
+
+    fn end_lease(&self, state: &mut State) {
+        if state.leased {
+            state.leased = false;
+            (state.series, state.waited) = (0, None);
+            self.watch_again(state);
+        }
+    }
+
+    /// The node's thread watches the links again.
+    fn watch_again(&self, state: &mut State) {
+        if state.broken.is_none() {
+            state.watches_room = state.session.has_output();
+            let writable = state.watches_room;
+            self.set_interest(state, Interest { readable: true, writable });
+        }
+    }
+
+    /// Sends and receives for whoever waits for something that a peer does.
+    pub(crate) fn poll(&self) {
+        // Who holds the lock does it.
+        let Ok(mut state) = self.state.try_lock() else { return };
+        if state.broken.is_none() && !state.led {
+            self.begin_lease(&mut state);
+            state.visits += 1;
+            self.progress(&mut state);
+        }
+    }
+
+    /// Nobody polls any more.
+    pub(crate) fn stop_polling(&self) {
+        let mut state = self.lock();
+        if !state.led {
+            self.end_lease(&mut state);
+        }
     }
 
     fn break_off(&self, state: &mut State, error: Error) {
@@ -161,7 +261,7 @@ impl Channel {
     /// The node's thread: something is ready.
     pub(crate) fn serve(&self) {
         let mut state = self.lock();
-        if !state.led {
+        if !state.led && !state.leased {
             self.progress(&mut state);
             self.arm(&mut state);
         }
@@ -290,7 +390,7 @@ impl Channel {
             self.fail(&mut state, &failure);
         }
         if state.gather.sent(Instant::now) {
-            self.shared.tick_for(self.id);
+            self.begin_ticks(&mut state);
         }
         if gathered && state.broken.is_none() {
             return Ok(());
@@ -348,8 +448,12 @@ impl Channel {
         // The clock is asked only by those who must wait.
         let mut deadline = None;
         let mut leads = false;
+        let mut look_until = None;
         let result = loop {
             if let Some(result) = ready(self, &mut state) {
+                if look_until.is_some() {
+                    state.look.note(true);
+                }
                 break result;
             }
             let now = Instant::now();
@@ -369,7 +473,26 @@ impl Channel {
             }
             if !leads {
                 (leads, state.led) = (true, true);
-                self.set_interest(&state, Interest { readable: false, writable: false });
+                if !state.leased {
+                    self.set_interest(&state, Interest { readable: false, writable: false });
+                }
+                let is_series =
+                    state.waited.is_some_and(|end| now.saturating_duration_since(end) <= SERIES_GAP);
+                state.series = if is_series { state.series + 1 } else { 0 };
+                let budget = state.look.budget();
+                look_until = (!budget.is_zero()).then(|| now + budget);
+            }
+            if let Some(until) = look_until {
+                if now < until {
+                    // Others get the lock in between.
+                    drop(state);
+                    std::hint::spin_loop();
+                    state = self.lock();
+                    self.progress(&mut state);
+                    continue;
+                }
+                look_until = None;
+                state.look.note(false);
             }
             let events = libc::POLLIN | if room { libc::POLLOUT } else { 0 };
             let mut fds = [libc::pollfd { fd: -1, events, revents: 0 }; netvm_core::limits::RAILS_MAX];
@@ -389,10 +512,14 @@ impl Channel {
         };
         if leads {
             state.led = false;
-            if state.broken.is_none() {
-                state.watches_room = state.session.has_output();
-                let writable = state.watches_room;
-                self.set_interest(&state, Interest { readable: true, writable });
+            state.waited = Some(Instant::now());
+            state.visits += 1;
+            if state.leased || state.series >= SERIES_MIN {
+                // Its interest is off as it is.
+                state.leased = true;
+                self.begin_ticks(&mut state);
+            } else {
+                self.watch_again(&mut state);
             }
             self.changed.notify_all();
         }

@@ -65,9 +65,68 @@ impl Spin {
     }
 }
 
+/// Decides by what looking brought: where the other side needs our CPU to answer, waits are short and looking is vain all the same.
+#[derive(Clone, Debug)]
+pub struct Trial {
+    max: Duration,
+    score: u32,
+    /// Waits without looking since the last that looked.
+    blind: u32,
+}
+
+/// Even who looks in vain tries again once in so many waits.
+const TRY_EVERY: u32 = 64;
+
+impl Trial {
+    /// Never looks for longer than `max`. Begins with looking.
+    pub fn new(max: Duration) -> Self {
+        Self { max, score: SCORE_MAX, blind: 0 }
+    }
+
+    /// How long to look in the wait that begins now.
+    pub fn budget(&mut self) -> Duration {
+        if self.score < SCORE_MAX / 2 {
+            self.blind += 1;
+            if self.blind < TRY_EVERY {
+                return Duration::ZERO;
+            }
+            self.blind = 0;
+        }
+        self.max
+    }
+
+    /// Notes whether what was waited for came while looking.
+    pub fn note(&mut self, came: bool) {
+        self.score = match came {
+            true => (self.score + LONG_WAIT_COSTS).min(SCORE_MAX),
+            false => self.score.saturating_sub(LONG_WAIT_COSTS),
+        };
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_looks_in_vain_rarely_looks() {
+        let max = Duration::from_micros(50);
+        let mut trial = Trial::new(max);
+        let mut looked = 0;
+        for _ in 0..1000 {
+            if trial.budget() == max {
+                looked += 1;
+                trial.note(false);
+            }
+        }
+        assert!((10..25).contains(&looked), "{looked}");
+        for _ in 0..400 {
+            if trial.budget() == max {
+                trial.note(true);
+            }
+        }
+        assert!((0..10).all(|_| trial.budget() == max), "it pays again");
+    }
 
     #[test]
     fn spins_after_short_waits_and_stops_after_long_ones() {

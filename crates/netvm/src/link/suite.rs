@@ -530,6 +530,39 @@ fn notifications_come_after_the_data_over_several_rails() {
 }
 
 #[test]
+fn who_stops_polling_is_served_all_the_same() {
+    let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
+    let address = server.listen("127.0.0.1:0").unwrap();
+    let memory = Node::memory(1 << 12).unwrap();
+    let (key, board) = server.export_notified("words", memory, Rights::ReadWrite, 2).unwrap();
+    let region = client.connect(&address).unwrap().import("words", &key).unwrap();
+    for round in 0..30u64 {
+        std::thread::scope(|scope| {
+            let reader = scope.spawn(|| {
+                for turn in 0..100u64 {
+                    assert_eq!(region.fetch_add(0, 1u64).unwrap(), round * 100 + turn);
+                }
+            });
+            while round % 3 == 0 && !reader.is_finished() {
+                server.poll();
+            }
+        });
+        // Nobody polls now, or a sleeper has just stopped.
+        if round % 3 == 1 {
+            assert!(!board.spin(1, Some(Duration::from_millis(2))));
+        }
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| board.wait(0, SOON) && board.acknowledge(0));
+            std::thread::sleep(Duration::from_millis(round % 4));
+            let start = Instant::now();
+            region.notify(Notify::Count { number: 0 }).unwrap();
+            assert!(waiter.join().unwrap());
+            assert!(start.elapsed() < Duration::from_secs(1));
+        });
+    }
+}
+
+#[test]
 fn a_session_runs_over_several_rails() {
     over_several_rails(&Security::default());
 }

@@ -15,7 +15,7 @@ fn post(number: u16, value: u32) -> Notify {
 
 #[test]
 fn waits_end_with_a_notification_or_in_time() {
-    let board = Notifications::new(4);
+    let board = Notifications::new(4, std::sync::Weak::new());
     let start = Instant::now();
     assert!(!board.wait(0, Some(Duration::from_millis(20))));
     assert!(!board.spin(0, Some(Duration::from_millis(2))));
@@ -40,7 +40,7 @@ fn waits_end_with_a_notification_or_in_time() {
 #[test]
 fn many_waiters_take_every_signal_once() {
     const EACH: u64 = 20_000;
-    let board = Notifications::new(3);
+    let board = Notifications::new(3, std::sync::Weak::new());
     let taken = AtomicU64::new(0);
     std::thread::scope(|scope| {
         for _ in 0..2 {
@@ -74,7 +74,8 @@ fn many_waiters_take_every_signal_once() {
 
 #[test]
 fn ping_pong_between_blocked_threads_never_stalls() {
-    let (ping, pong) = (Notifications::new(1), Notifications::new(1));
+    let (ping, pong) =
+        (Notifications::new(1, std::sync::Weak::new()), Notifications::new(1, std::sync::Weak::new()));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for _ in 0..20_000 {
@@ -93,7 +94,7 @@ fn ping_pong_between_blocked_threads_never_stalls() {
 
 #[test]
 fn the_descriptor_wakes_a_poller_and_coalesces() {
-    let board = Notifications::new(2);
+    let board = Notifications::new(2, std::sync::Weak::new());
     let readable = |milliseconds| {
         let mut fds = [netvm_sys::thread::readable(&board.descriptor().unwrap())];
         netvm_sys::thread::poll(&mut fds, Some(Duration::from_millis(milliseconds))).unwrap() == 1
@@ -120,7 +121,7 @@ fn the_descriptor_wakes_a_poller_and_coalesces() {
 
 #[test]
 fn handlers_are_called_once_for_each_signal() {
-    let board = Notifications::new(3);
+    let board = Notifications::new(3, std::sync::Weak::new());
     let (tell, told) = mpsc::channel();
     board.notify(count(1));
     board.notify(post(1, 5));
@@ -145,7 +146,7 @@ fn handlers_are_called_once_for_each_signal() {
 #[test]
 fn arming_and_disarming_among_signals_loses_none_and_doubles_none() {
     const SIGNALS: u64 = 20_000;
-    let board = Notifications::new(1);
+    let board = Notifications::new(1, std::sync::Weak::new());
     let calls = Arc::new(AtomicU64::new(0));
     std::thread::scope(|scope| {
         scope.spawn(|| (0..SIGNALS).for_each(|_| assert!(board.notify(count(0)))));
@@ -168,7 +169,7 @@ fn arming_and_disarming_among_signals_loses_none_and_doubles_none() {
 
 #[test]
 fn a_handler_may_disarm_itself_and_may_panic() {
-    let board = Notifications::new(2);
+    let board = Notifications::new(2, std::sync::Weak::new());
     let (tell, told) = mpsc::channel();
     let inside = board.clone();
     board
@@ -195,7 +196,7 @@ fn a_handler_may_disarm_itself_and_may_panic() {
 
 #[test]
 fn a_dispatcher_ends_with_its_board() {
-    let board = Notifications::new(1);
+    let board = Notifications::new(1, std::sync::Weak::new());
     board.arm(0, |_| ()).unwrap();
     let inner = Arc::downgrade(board.inner());
     drop(board);
@@ -208,7 +209,7 @@ fn a_dispatcher_ends_with_its_board() {
 
 #[test]
 fn arming_finds_what_is_pending_while_the_dispatcher_sleeps() {
-    let board = Notifications::new(2);
+    let board = Notifications::new(2, std::sync::Weak::new());
     let (tell, told) = mpsc::channel();
     board.arm(0, |_| ()).unwrap();
     board.notify(count(1));
@@ -219,7 +220,7 @@ fn arming_finds_what_is_pending_while_the_dispatcher_sleeps() {
 
 #[test]
 fn disarming_waits_for_the_call_that_runs() {
-    let board = Notifications::new(1);
+    let board = Notifications::new(1, std::sync::Weak::new());
     let (tell, told) = mpsc::channel();
     let ended = Arc::new(AtomicBool::new(false));
     let ends = Arc::clone(&ended);

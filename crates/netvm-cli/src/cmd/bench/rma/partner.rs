@@ -93,6 +93,7 @@ impl Side {
                 }
                 std::hint::spin_loop();
             }
+            self.node.poll();
             match start.elapsed() {
                 late if late > TIMEOUT => return Err(format!("put {round} has not come").into()),
                 // Whoever puts may need this CPU.
