@@ -429,6 +429,8 @@ impl Drop for Node {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
+        // Others may keep what is shared for a while, but nobody listens any more.
+        lock(&self.shared.listeners).clear();
         for channel in std::mem::take(&mut *lock(&self.shared.channels)).into_iter().flatten() {
             channel.close("the node has gone");
         }

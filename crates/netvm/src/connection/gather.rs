@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 /// How often the node's thread sends what has been gathered.
 pub(crate) const TICK: Duration = Duration::from_micros(50);
 /// Gathered bytes that are worth a send of their own.
-pub(super) const SEND_BYTES: usize = 32 << 10;
-/// A write that comes so soon after the one before was sent follows it closely.
+pub(super) const SEND_BYTES: usize = 64 << 10;
+/// A write that comes so soon after the one before was sent follows it closely; so does one that comes after less than half of what
+/// sending took, since a long one is still being copied by then.
 const CLOSE: Duration = Duration::from_micros(1);
 /// Writes that must follow each other closely before gathering starts: a few in a row are still sent at once.
 const CLOSE_MIN: u32 = 4;
@@ -32,6 +33,9 @@ pub(super) struct Gather {
     on: bool,
     close: u32,
     sent: Option<Instant>,
+    /// When the write that is being sent came, and how long the last send took.
+    came: Option<Instant>,
+    cost: Duration,
     /// Writes since the last tick.
     writes: u32,
 }
@@ -48,7 +52,9 @@ impl Gather {
             return if bytes >= SEND_BYTES { Step::Send } else { Step::Leave };
         }
         let now = now();
-        let is_close = self.sent.is_some_and(|sent| now.saturating_duration_since(sent) <= CLOSE);
+        let is_close =
+            self.sent.is_some_and(|sent| now.saturating_duration_since(sent) <= CLOSE.max(self.cost / 2));
+        self.came = Some(now);
         self.close = if is_close { self.close + 1 } else { 0 };
         Step::Send
     }
@@ -58,7 +64,9 @@ impl Gather {
         if self.on {
             return false;
         }
-        self.sent = Some(now());
+        let now = now();
+        self.cost = self.came.map_or(Duration::ZERO, |came| now.saturating_duration_since(came));
+        self.sent = Some(now);
         self.on = self.close >= CLOSE_MIN;
         self.writes = WRITES_MIN;
         self.on

@@ -97,7 +97,7 @@ impl Side {
             match start.elapsed() {
                 late if late > TIMEOUT => return Err(format!("put {round} has not come").into()),
                 // Whoever puts may need this CPU.
-                long if long > Duration::from_micros(20) => std::thread::yield_now(),
+                long if long > Duration::from_micros(5) => std::thread::yield_now(),
                 _ => {}
             }
         }
