@@ -15,4 +15,5 @@ pub mod residency;
 pub mod segment;
 pub mod sim;
 pub mod slab;
+pub mod sync;
 pub mod wire;

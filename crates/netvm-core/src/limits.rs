@@ -31,6 +31,17 @@ pub const BODY_BYTES_MAX: usize = 64 << 10;
 /// Most bytes in the name of a segment or of a borrower.
 pub const NAME_BYTES_MAX: usize = 255;
 
+/// Locks, semaphores and the like that one node exports.
+pub const SYNC_OBJECTS_MAX: usize = 1024;
+/// Tickets with which one session waits for or has something.
+pub const TICKETS_MAX: usize = 1024;
+/// Most conditions of one monitor.
+pub const CONDITIONS_MAX: usize = 256;
+/// Most members of one group.
+pub const PARTIES_MAX: u32 = 1024;
+/// Most bytes that one member contributes to a meeting.
+pub const GROUP_BYTES_MAX: usize = 4096;
+
 /// Most bytes in one encrypted record.
 pub const RECORD_BYTES_MAX: usize = 16 << 10;
 /// Each direction's key is replaced after this many records: 64 GiB at most, well below what AES-GCM allows one key.
@@ -68,4 +79,6 @@ const _: () = assert!(NAME_BYTES_MAX + 64 <= BODY_BYTES_MAX && BODY_BYTES_MAX <=
 const _: () = assert!(ATOMIC_BYTES <= INLINE_BYTES_MAX && INLINE_BYTES_MAX <= u8::MAX as usize);
 const _: () =
     assert!(HEADER_BYTES + COPIED_BYTES_MAX <= BATCH_BYTES_MAX && BATCH_BYTES_MAX <= QUEUE_BYTES_MAX);
+const _: () = assert!(TICKETS_MAX <= NOTIFICATIONS_MAX as usize && SYNC_OBJECTS_MAX <= EXPORTS_MAX);
+const _: () = assert!(GROUP_BYTES_MAX + 64 <= BODY_BYTES_MAX && PARTIES_MAX < 1 << 16);
 const _: () = assert!(VERSION_MIN <= VERSION);

@@ -13,7 +13,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 /// What a write tells the owner of the memory once it, and everything before it, is there.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Notify {
     /// One signal more for an event count.
     Count {

@@ -199,7 +199,7 @@ mod tests {
         assert_eq!(slabs.sole_holder(child, 0), Ok(true));
         assert_eq!(slabs.give_back(child, 0), Ok(true));
         assert_eq!(slabs.close(child), [2]);
-        assert_eq!(slabs.close(child), []);
+        assert_eq!(slabs.close(child), Vec::<u32>::new());
         assert_eq!(slabs.sole_holder(parent, 1), Ok(true));
         assert_eq!(slabs.close(parent), [1]);
         assert_eq!(slabs.used_bytes(), 0);

@@ -1,0 +1,264 @@
+//! All objects of one node, and whose tickets are where.
+
+use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
+
+use super::WRITER;
+use super::gate::{Gate, GateKind};
+use super::group::Group;
+use super::message::{Op, Refusal, Reply, Request, Signal, Ticket};
+use super::queue::Queue;
+use crate::limits::{CONDITIONS_MAX, PARTIES_MAX, SYNC_OBJECTS_MAX, TICKETS_MAX};
+
+/// A session with a peer. Never used twice, so a process that comes back is another one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SessionId(pub u64);
+
+/// A ticket's number and whose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) struct Who {
+    pub(super) session: SessionId,
+    pub(super) slot: u16,
+}
+
+/// One signal to send.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Signalled {
+    /// To whom.
+    pub session: SessionId,
+    /// For which of its tickets.
+    pub ticket: Ticket,
+    /// What.
+    pub signal: Signal,
+}
+
+/// What an object did to tickets.
+#[derive(Debug, Default)]
+pub(super) struct Out {
+    pub(super) used: Vec<Who>,
+    pub(super) freed: Vec<Who>,
+    signals: Vec<Signalled>,
+}
+
+impl Out {
+    pub(super) fn signal(&mut self, who: Who, ticket: Ticket, signal: Signal) {
+        self.signals.push(Signalled { session: who.session, ticket, signal });
+    }
+
+    /// A signal after which the object does not know the ticket any more.
+    pub(super) fn end(&mut self, who: Who, generation: u32, signal: Signal) {
+        self.signal(who, Ticket { slot: who.slot, generation }, signal);
+        self.freed.push(who);
+    }
+}
+
+/// What an object is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// A lock with so many conditions: a monitor, if there are any.
+    Monitor {
+        /// At most 256.
+        conditions: u32,
+    },
+    /// A reader-writer lock.
+    ReadWriteLock,
+    /// A counting semaphore.
+    Semaphore {
+        /// Units at the beginning.
+        permits: u32,
+    },
+    /// A wait queue.
+    WaitQueue,
+    /// Barrier, reduction, broadcast.
+    Group {
+        /// Members that meet: 1 to 1024.
+        parties: u32,
+    },
+}
+
+impl Kind {
+    /// A lock.
+    pub const LOCK: Self = Self::Monitor { conditions: 0 };
+
+    /// In one number.
+    pub fn to_u64(self) -> u64 {
+        let (kind, number) = match self {
+            Self::Monitor { conditions } => (1, conditions),
+            Self::ReadWriteLock => (2, 0),
+            Self::Semaphore { permits } => (3, permits),
+            Self::WaitQueue => (4, 0),
+            Self::Group { parties } => (5, parties),
+        };
+        kind << 32 | u64::from(number)
+    }
+
+    /// Back.
+    pub fn from_u64(number: u64) -> Option<Self> {
+        let low = number as u32;
+        Some(match number >> 32 {
+            1 => Self::Monitor { conditions: low },
+            2 => Self::ReadWriteLock,
+            3 => Self::Semaphore { permits: low },
+            4 => Self::WaitQueue,
+            5 => Self::Group { parties: low },
+            _ => return None,
+        })
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Machine {
+    Gate(Gate),
+    Queue(Queue),
+    Group(Group),
+}
+
+/// An object in the home: its place and which use of the place it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ObjectId {
+    index: u32,
+    generation: u32,
+}
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+struct Place {
+    generation: u32,
+    object: Option<(Kind, Machine)>,
+}
+
+/// See the module.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Home {
+    objects: Vec<Place>,
+    tickets: BTreeMap<Who, ObjectId>,
+    signals: VecDeque<Signalled>,
+}
+
+impl Home {
+    /// A new object; `None` when there are too many, or it is larger than allowed.
+    pub fn create(&mut self, kind: Kind) -> Option<ObjectId> {
+        let machine = match kind {
+            Kind::Monitor { conditions } if conditions as usize <= CONDITIONS_MAX => {
+                Machine::Gate(Gate::new(GateKind::Lock, 1, conditions as usize))
+            }
+            Kind::ReadWriteLock => Machine::Gate(Gate::new(GateKind::ReadWrite, WRITER, 0)),
+            Kind::Semaphore { permits } => Machine::Gate(Gate::new(GateKind::Semaphore, permits, 0)),
+            Kind::WaitQueue => Machine::Queue(Queue::default()),
+            Kind::Group { parties } if (1..=PARTIES_MAX).contains(&parties) => {
+                Machine::Group(Group::new(parties))
+            }
+            Kind::Monitor { .. } | Kind::Group { .. } => return None,
+        };
+        let index = match self.objects.iter().position(|place| place.object.is_none()) {
+            Some(index) => index,
+            None if self.objects.len() < SYNC_OBJECTS_MAX => {
+                self.objects.push(Place::default());
+                self.objects.len() - 1
+            }
+            None => return None,
+        };
+        let place = &mut self.objects[index];
+        place.generation += 1;
+        place.object = Some((kind, machine));
+        Some(ObjectId { index: index as u32, generation: place.generation })
+    }
+
+    /// Takes an object away; who waits is told.
+    pub fn close(&mut self, id: ObjectId) {
+        let mut out = Out::default();
+        let place = self.objects.get_mut(id.index as usize).filter(|place| place.generation == id.generation);
+        if let Some((_, mut machine)) = place.and_then(|place| place.object.take()) {
+            match &mut machine {
+                Machine::Gate(gate) => gate.close(&mut out),
+                Machine::Queue(queue) => queue.close(&mut out),
+                Machine::Group(group) => group.close(&mut out),
+            }
+        }
+        self.settle(out, id);
+    }
+
+    /// A process asks; `request.object` has been looked up already.
+    pub fn handle(&mut self, session: SessionId, id: ObjectId, request: Request) -> Reply {
+        let Ticket { slot, generation } = request.ticket;
+        let who = Who { session, slot };
+        let place = self.objects.get_mut(id.index as usize).filter(|place| place.generation == id.generation);
+        let Some((kind, machine)) = place.and_then(|place| place.object.as_mut()) else {
+            return Reply::Refused(Refusal::Closed);
+        };
+        match request.op {
+            Op::Describe => return Reply::Done(kind.to_u64()),
+            Op::Acquire { .. } | Op::Enqueue | Op::Join => {
+                if usize::from(slot) >= TICKETS_MAX {
+                    return Reply::Refused(Refusal::Full);
+                }
+                if self.tickets.contains_key(&who) {
+                    return Reply::Refused(Refusal::InUse);
+                }
+            }
+            _ => {}
+        }
+        let mut out = Out::default();
+        let reply = match machine {
+            Machine::Gate(gate) => gate.handle(who, generation, request.op, &mut out),
+            Machine::Queue(queue) => queue.handle(who, generation, request.op, &mut out),
+            Machine::Group(group) => group.handle(who, generation, request.op, &mut out),
+        };
+        self.settle(out, id);
+        reply
+    }
+
+    /// A process has died, or has gone: what it had is free again, and it waits for nothing.
+    pub fn session_ended(&mut self, session: SessionId) {
+        let all = Who { session, slot: 0 }..=Who { session, slot: u16::MAX };
+        let mut objects: Vec<ObjectId> = self.tickets.range(all).map(|(_, id)| *id).collect();
+        objects.sort_unstable();
+        objects.dedup();
+        self.tickets.retain(|who, _| who.session != session);
+        self.signals.retain(|signalled| signalled.session != session);
+        for id in objects {
+            let mut out = Out::default();
+            let place = self.objects.get_mut(id.index as usize);
+            if let Some((_, machine)) = place.and_then(|place| place.object.as_mut()) {
+                match machine {
+                    Machine::Gate(gate) => gate.session_ended(session, &mut out),
+                    Machine::Queue(queue) => queue.session_ended(session),
+                    Machine::Group(group) => group.session_ended(session, &mut out),
+                }
+            }
+            self.settle(out, id);
+        }
+    }
+
+    fn settle(&mut self, out: Out, id: ObjectId) {
+        for who in out.used {
+            self.tickets.insert(who, id);
+        }
+        for who in out.freed {
+            self.tickets.remove(&who);
+        }
+        self.signals.extend(out.signals);
+    }
+
+    /// The next signal to send.
+    pub fn signal(&mut self) -> Option<Signalled> {
+        self.signals.pop_front()
+    }
+
+    /// Whether there is one.
+    pub fn has_signals(&self) -> bool {
+        !self.signals.is_empty()
+    }
+
+    /// Tickets that wait for or have something.
+    pub fn tickets(&self) -> usize {
+        self.tickets.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn units(&self, id: ObjectId) -> Option<(u32, u32)> {
+        match &self.objects[id.index as usize].object {
+            Some((_, Machine::Gate(gate))) => Some(gate.units()),
+            _ => None,
+        }
+    }
+}
