@@ -4,6 +4,7 @@
 //! - [`pager`]: far memory: addresses whose pages live on lenders, within an exact local budget.
 //! - [`node`], [`region`], [`atomic`], [`notify`]: one-sided memory between processes: export, import, read, write, change words,
 //!   notify and wait.
+//! - [`sync`]: locks, monitors, semaphores, wait queues, barriers and reductions between processes.
 //! - [`security`]: secrets that both sides prove to know, and encryption.
 //! - [`link`]: the transports below.
 //! - [`runfile`], [`stats`]: what the processes of one run share.
@@ -21,5 +22,6 @@ pub mod region;
 pub mod runfile;
 pub mod security;
 pub mod stats;
+pub mod sync;
 
 pub use error::{Error, Result};

@@ -21,15 +21,19 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread::JoinHandle;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::{JoinHandle, ThreadId};
 use std::time::{Duration, Instant};
 
 use netvm_core::atomic::Atomic;
 use netvm_core::key::Access;
 pub use netvm_core::key::{RemoteKey, Rights};
-use netvm_core::limits::{HALF_OPEN_MAX, HELLO_TIMEOUT_MS, NOTIFICATIONS_MAX, OPS_MAX, RAILS_MAX, WINDOW};
+use netvm_core::limits::{
+    HALF_OPEN_MAX, HELLO_TIMEOUT_MS, NOTIFICATIONS_MAX, OPS_MAX, RAILS_MAX, TICKETS_MAX, WINDOW,
+};
 use netvm_core::segment::{ExportError, ExportTable, ImportTable, SegmentId};
+use netvm_core::sync::{Home, Kind, ObjectId, Request, SessionId, Waiters};
 use netvm_core::wire::{Hello, Refusal, Role, Status};
 use netvm_sys::epoll::{Epoll, EventFd, Interest, Ready};
 pub use netvm_sys::mapping::Mapping;
@@ -45,6 +49,7 @@ use crate::link::{Link, Loopback};
 use crate::notify::{Notifications, Notify};
 use crate::region::Peer;
 use crate::security::Security;
+use crate::sync::{SYNC_HANDLE, SYNC_METHOD};
 
 const STOP_ID: u64 = u64::MAX;
 const LISTENER_ID: u64 = 1 << 40;
@@ -57,6 +62,9 @@ const AWAY: Duration = Duration::from_micros(50);
 /// Then it does not look for so long, twice as long each time until looking is not disturbed.
 const REST_MIN: Duration = Duration::from_millis(1);
 const REST_MAX: Duration = Duration::from_millis(64);
+/// Place of a session's channel, in its number.
+const SESSION_BITS: u32 = 24;
+const SESSION_INDEX: u64 = (1 << SESSION_BITS) - 1;
 const TICK: Duration = Duration::from_millis(500);
 
 /// What a node exports.
@@ -71,6 +79,8 @@ pub(crate) struct Exports {
 struct Segment {
     memory: Arc<Mapping>,
     notifications: Notifications,
+    /// What it is besides memory.
+    sync: Option<ObjectId>,
 }
 
 impl Exports {
@@ -81,17 +91,29 @@ impl Exports {
 
 /// What one peer may reach.
 pub(crate) struct View<'a> {
-    pub(crate) exports: &'a Mutex<Exports>,
+    pub(crate) shared: &'a Shared,
+    pub(crate) session: SessionId,
     pub(crate) imports: &'a mut ImportTable,
+    pub(crate) inbox: &'a mut Inbox,
+}
+
+/// Signals from the peer, for our processes that wait for their turn there.
+#[derive(Default)]
+pub(crate) struct Inbox {
+    pub(crate) waiters: Waiters,
+    pub(crate) news: bool,
 }
 
 impl netvm_core::endpoint::Exports for View<'_> {
     fn check(&mut self, handle: u32, offset: u64, bytes: u32, access: Access) -> Result<(), Status> {
-        self.imports.check(&lock(self.exports).table, handle, offset, bytes, access).map(|_| ())
+        if handle == SYNC_HANDLE && bytes == 0 && access == Access::Write {
+            return Ok(());
+        }
+        self.imports.check(&lock(&self.shared.exports).table, handle, offset, bytes, access).map(|_| ())
     }
 
     fn import(&mut self, name: &str, key: &RemoteKey) -> Result<(u32, u64, Rights), Status> {
-        self.imports.import(&lock(self.exports).table, name, key)
+        self.imports.import(&lock(&self.shared.exports).table, name, key)
     }
 
     fn unimport(&mut self, handle: u32) {
@@ -99,7 +121,7 @@ impl netvm_core::endpoint::Exports for View<'_> {
     }
 
     fn atomic(&mut self, handle: u32, offset: u64, atomic: &Atomic) -> Result<u64, Status> {
-        let exports = lock(self.exports);
+        let exports = lock(&self.shared.exports);
         let id = self.imports.check_atomic(&exports.table, handle, offset, atomic)?;
         let memory = exports.segment(id).map(|segment| Arc::clone(&segment.memory));
         // The word's page may have to come in first: nobody else waits for it, and the session's lock keeps `unexport` waiting.
@@ -109,12 +131,25 @@ impl netvm_core::endpoint::Exports for View<'_> {
         crate::atomic::execute(&memory.shared(), offset, atomic).ok_or(Status::Misaligned)
     }
 
+    fn call(&mut self, method: u32, body: &[u8]) -> Option<Result<Vec<u8>, Status>> {
+        (method == SYNC_METHOD).then(|| self.shared.answer(self.session, self.imports, body))
+    }
+
     fn notifications(&mut self, handle: u32) -> u32 {
-        self.imports.notifications(&lock(self.exports).table, handle).map_or(0, |(_, numbers)| numbers)
+        if handle == SYNC_HANDLE {
+            return TICKETS_MAX as u32;
+        }
+        self.imports
+            .notifications(&lock(&self.shared.exports).table, handle)
+            .map_or(0, |(_, numbers)| numbers)
     }
 
     fn notify(&mut self, handle: u32, notify: Notify) {
-        let exports = lock(self.exports);
+        if handle == SYNC_HANDLE {
+            self.inbox.news |= self.inbox.waiters.deliver(notify);
+            return;
+        }
+        let exports = lock(&self.shared.exports);
         let segment = self.imports.notifications(&exports.table, handle);
         let segment = segment.and_then(|(id, _)| exports.segment(id));
         let notifications = segment.map(|segment| segment.notifications.clone());
@@ -128,14 +163,14 @@ impl netvm_core::endpoint::Exports for View<'_> {
 
 impl Memory for View<'_> {
     fn memory(&mut self, handle: u32, offset: u64, bytes: u32) -> Option<SharedSlice> {
-        let exports = lock(self.exports);
+        let exports = lock(&self.shared.exports);
         // The kind of access was checked when the operation began; that the segment is still there is checked each time.
         let id = self.imports.check(&exports.table, handle, offset, bytes, Access::Read).ok()?;
         exports.segment(id)?.memory.shared().sub(usize::try_from(offset).ok()?, bytes as usize)
     }
 
     fn write(&mut self, handle: u32, offset: u64, bytes: &[u8]) -> Result<(), Status> {
-        let exports = lock(self.exports);
+        let exports = lock(&self.shared.exports);
         let id = self.imports.check(&exports.table, handle, offset, bytes.len() as u32, Access::Write)?;
         let memory = exports.segment(id).ok_or(Status::NoHandle)?.memory.shared();
         // The page may have to come in first: nobody else waits for it, and the session's lock keeps `unexport` waiting.
@@ -166,6 +201,10 @@ pub(crate) struct Shared {
     /// Channels that gather writes, and what tells the node's thread of new ones.
     ticking: Mutex<Vec<u64>>,
     kick: EventFd,
+    /// Taken after a channel's lock and never before one.
+    pub(crate) home: Mutex<Home>,
+    server: OnceLock<ThreadId>,
+    sessions: AtomicU64,
     /// Unexporting takes the locks of all channels: one at a time.
     unexporting: Mutex<()>,
     security: Security,
@@ -197,6 +236,47 @@ impl Shared {
 
     fn channel(&self, id: u64) -> Option<Arc<Channel>> {
         lock(&self.channels).get((id / 256) as usize).cloned().flatten()
+    }
+
+    /// Answers a peer that asks for its turn.
+    pub(crate) fn answer(
+        &self,
+        session: SessionId,
+        imports: &ImportTable,
+        body: &[u8],
+    ) -> Result<Vec<u8>, Status> {
+        let request = Request::decode(body).ok_or(Status::BadRequest)?;
+        let exports = lock(&self.exports);
+        let (segment, _) = imports.notifications(&exports.table, request.object).ok_or(Status::NoHandle)?;
+        let object = exports.segment(segment).and_then(|segment| segment.sync);
+        drop(exports);
+        let mut home = lock(&self.home);
+        let reply = home.handle(session, object.ok_or(Status::Unsupported)?, request);
+        let news = home.has_signals();
+        drop(home);
+        if news {
+            self.ring();
+        }
+        Ok(reply.encode())
+    }
+
+    /// Has the node's thread send the home's signals: whoever is here has a channel locked, and they need others.
+    pub(crate) fn ring(&self) {
+        // That thread looks after every event anyway.
+        if self.server.get() != Some(&std::thread::current().id()) {
+            self.kick.signal();
+        }
+    }
+
+    fn deliver(&self) {
+        loop {
+            let Some(signalled) = lock(&self.home).signal() else { return };
+            let index = (signalled.session.0 & SESSION_INDEX) as usize;
+            let channel = lock(&self.channels).get(index).cloned().flatten();
+            if let Some(channel) = channel.filter(|channel| channel.session == signalled.session) {
+                channel.signal(signalled.ticket, signalled.signal);
+            }
+        }
     }
 }
 
@@ -236,6 +316,9 @@ impl Node {
             stop: EventFd::new().map_err(system)?,
             ticking: Mutex::default(),
             kick: EventFd::new().map_err(system)?,
+            home: Mutex::default(),
+            server: OnceLock::new(),
+            sessions: AtomicU64::new(0),
             unexporting: Mutex::default(),
             security,
         });
@@ -255,6 +338,7 @@ impl Node {
         };
         let thread = std::thread::Builder::new().name("netvm-node".to_owned());
         let thread = thread.spawn(move || server.run()).map_err(system)?;
+        let _ = shared.server.set(thread.thread().id());
         Ok(Self { shared, thread: Some(thread) })
     }
 
@@ -311,12 +395,24 @@ impl Node {
         rights: Rights,
         numbers: u32,
     ) -> Result<(RemoteKey, Notifications)> {
+        let len = memory.shared().len() as u64;
+        self.export_with(name, memory, len, rights, numbers, None)
+    }
+
+    fn export_with(
+        &self,
+        name: &str,
+        memory: Arc<Mapping>,
+        len: u64,
+        rights: Rights,
+        numbers: u32,
+        sync: Option<ObjectId>,
+    ) -> Result<(RemoteKey, Notifications)> {
         let mut bytes = [0; 16];
         getrandom::fill(&mut bytes)
             .map_err(|error| Error::Other(format!("cannot get random numbers: {error}")))?;
         let key = RemoteKey::from_bytes(bytes);
         let mut exports = lock(&self.shared.exports);
-        let len = memory.shared().len() as u64;
         let id = exports.table.export(name, key, rights, len, numbers).map_err(|error| {
             Error::Other(match error {
                 ExportError::Name => "a segment's name has 1 to 255 bytes".to_owned(),
@@ -331,9 +427,25 @@ impl Node {
             exports.segments.resize_with(id.index() + 1, || None);
         }
         let notifications = Notifications::new(numbers, Arc::downgrade(&self.shared));
-        exports.segments[id.index()] = Some(Segment { memory, notifications: notifications.clone() });
+        exports.segments[id.index()] = Some(Segment { memory, notifications: notifications.clone(), sync });
         exports.names.insert(name.to_owned(), id);
         Ok((key, notifications))
+    }
+
+    /// Becomes the home of a lock, semaphore or the like, for whoever has the returned key: see [`crate::sync`].
+    ///
+    /// # Errors
+    /// As [`Node::export`]; [`Error::Other`] for more parties or conditions, or more objects, than there can be.
+    pub fn export_sync(&self, name: &str, kind: Kind) -> Result<RemoteKey> {
+        // It is a segment of no memory to its importers: name, key and revocation are the same.
+        let memory = Self::memory(4096)?;
+        let id = lock(&self.shared.home).create(kind);
+        let id = id.ok_or_else(|| Error::Other(format!("{kind:?} is too large, or one too many")))?;
+        let exported = self.export_with(name, memory, 0, Rights::ReadWrite, 0, Some(id));
+        if exported.is_err() {
+            lock(&self.shared.home).close(id);
+        }
+        exported.map(|(key, _)| key)
     }
 
     /// Takes a segment back; when this returns no peer reaches it any more, not even in a transfer that had begun.
@@ -359,6 +471,11 @@ impl Node {
                     part.map_or_else(|| vec![0; bytes as usize], |part| part.to_vec())
                 });
             }
+        }
+        drop(guards);
+        if let Some(id) = segment.and_then(|segment| segment.sync) {
+            lock(&self.shared.home).close(id);
+            self.shared.ring();
         }
         true
     }
@@ -451,7 +568,10 @@ fn add_channel(
     let mut channels = lock(&shared.channels);
     let free = channels.iter().position(Option::is_none);
     let index = free.unwrap_or(channels.len());
-    let channel = Arc::new(Channel::new(Arc::clone(shared), links, limits, address, index as u64 * 256));
+    // Never the same again, and the place of the channel.
+    let session = shared.sessions.fetch_add(1, Ordering::Relaxed) << SESSION_BITS | index as u64;
+    let (id, session) = (index as u64 * 256, SessionId(session));
+    let channel = Arc::new(Channel::new(Arc::clone(shared), links, limits, address, id, session));
     channel.watch()?;
     match channels.get_mut(index) {
         Some(place) => *place = Some(Arc::clone(&channel)),
@@ -504,6 +624,7 @@ impl Server {
                     }
                 }
             }
+            self.shared.deliver();
             if self.ticking.is_empty() {
                 self.tidy();
             } else {

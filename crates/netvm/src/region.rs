@@ -234,6 +234,19 @@ impl Region {
         self.run("write", |state, token| state.session.endpoint.post_flush(token)).map(drop)
     }
 
+    pub(crate) fn channel(&self) -> &Channel {
+        &self.connection.0
+    }
+
+    pub(crate) fn call(&self, method: u32, body: &[u8]) -> Result<Vec<u8>> {
+        let answer =
+            self.run("call", |state, token| state.session.endpoint.post_call(token, method, body.to_vec()))?;
+        match answer {
+            Answer::Reply(body) => Ok(body),
+            _ => Err(Error::Other("a call was answered with something else".to_owned())),
+        }
+    }
+
     pub(crate) fn handle(&self) -> u32 {
         self.handle
     }

@@ -102,6 +102,9 @@ impl Endpoint {
             }
             Kind::Call => {
                 let request = Request { rail: rail as u8, token };
+                if let Some(answer) = exports.call(header.handle, &body) {
+                    return self.reply(request, answer);
+                }
                 self.events.push_back(Event::Called { request, method: header.handle, body });
                 return;
             }

@@ -2,13 +2,15 @@
 
 pub(crate) mod gather;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use netvm_core::endpoint::{Answer, Event, OpError, PostError};
+use netvm_core::notify::Notify;
 use netvm_core::segment::ImportTable;
+use netvm_core::sync::{SessionId, Signal, Ticket};
 use netvm_core::wire::Status;
 use netvm_sys::epoll::Interest;
 use netvm_sys::mapping::Mapping;
@@ -17,7 +19,9 @@ use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::link::session::{Failure, Session};
 use crate::link::spin::Trial;
-use crate::node::{Shared, View};
+use crate::node::{Inbox, Shared, View, lock};
+use crate::region::WriteOptions;
+use crate::sync::SYNC_HANDLE;
 use gather::{Gather, Step};
 
 /// A peer that does not answer for so long has failed.
@@ -34,11 +38,14 @@ const SERIES_GAP: Duration = Duration::from_micros(20);
 const SERIES_MIN: u32 = 4;
 /// Receives on one rail before the others have their turn.
 const ROUNDS_MAX: usize = 16;
+/// A wait without end: the clock has one.
+const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// A session with one peer, shared by its users and the node's thread.
 pub(crate) struct Channel {
     shared: Arc<Shared>,
     pub(crate) address: String,
     id: u64,
+    pub(crate) session: SessionId,
     state: Mutex<State>,
     /// An operation has ended, or nobody leads any more.
     changed: Condvar,
@@ -79,6 +86,11 @@ pub(crate) struct State {
     waited: Option<Instant>,
     pub(crate) broken: Option<Error>,
     pub(crate) bounces: Vec<Mapping>,
+    pub(crate) inbox: Inbox,
+    /// Signals to the peer's waiters for which the window had no room.
+    signals: VecDeque<Notify>,
+    /// Calls whose answers nobody waits for.
+    detached: HashSet<u64>,
 }
 
 impl Channel {
@@ -88,6 +100,7 @@ impl Channel {
         limits: (u32, u32),
         address: &str,
         id: u64,
+        session: SessionId,
     ) -> Self {
         let state = State {
             session: Session::new(links, limits.0, limits.1),
@@ -105,9 +118,12 @@ impl Channel {
             waited: None,
             broken: None,
             bounces: Vec::new(),
+            inbox: Inbox::default(),
+            signals: VecDeque::new(),
+            detached: HashSet::new(),
         };
         let address = address.to_owned();
-        Self { shared, address, id, state: Mutex::new(state), changed: Condvar::new() }
+        Self { shared, address, id, session, state: Mutex::new(state), changed: Condvar::new() }
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -160,8 +176,8 @@ impl Channel {
     }
 
     fn send_all(&self, state: &mut State) -> Result<(), Failure> {
-        let State { session, imports, .. } = state;
-        let mut view = View { exports: &self.shared.exports, imports };
+        let State { session, imports, inbox, .. } = state;
+        let mut view = View { shared: &self.shared, session: self.session, imports, inbox };
         (0..session.endpoint.rails()).try_for_each(|rail| session.send(rail, &mut view))
     }
 
@@ -256,6 +272,13 @@ impl Channel {
         self.collect(state);
         state.session.close_links();
         self.changed.notify_all();
+        let mut home = lock(&self.shared.home);
+        home.session_ended(self.session);
+        let news = home.has_signals();
+        drop(home);
+        if news {
+            self.shared.ring();
+        }
     }
 
     /// The node's thread: something is ready.
@@ -288,6 +311,7 @@ impl Channel {
         if state.broken.is_some() {
             return;
         }
+        self.post_signals(state);
         if let Err(failure) = self.exchange(state) {
             self.fail(state, &failure);
         }
@@ -305,8 +329,8 @@ impl Channel {
 
     fn exchange(&self, state: &mut State) -> Result<(), Failure> {
         for rail in 0..state.session.endpoint.rails() {
-            let State { session, imports, .. } = &mut *state;
-            let mut view = View { exports: &self.shared.exports, imports };
+            let State { session, imports, inbox, .. } = &mut *state;
+            let mut view = View { shared: &self.shared, session: self.session, imports, inbox };
             session.send(rail, &mut view)?;
             for _ in 0..ROUNDS_MAX {
                 if !session.receive(rail, &mut view)? {
@@ -318,8 +342,8 @@ impl Channel {
         // Answers may go out on any rail: a write that arrived on one lets a read of another be served.
         let rails = if state.broken.is_none() { state.session.endpoint.rails() } else { 0 };
         for rail in 0..rails {
-            let State { session, imports, .. } = &mut *state;
-            session.send(rail, &mut View { exports: &self.shared.exports, imports })?;
+            let State { session, imports, inbox, .. } = &mut *state;
+            session.send(rail, &mut View { shared: &self.shared, session: self.session, imports, inbox })?;
         }
         // Writes complete when they are sent.
         self.collect(state);
@@ -331,8 +355,10 @@ impl Channel {
         while let Some(event) = state.session.event() {
             match event {
                 Event::Completed { token, result, .. } => {
-                    any = true;
-                    state.ended.insert(token, result);
+                    if state.detached.is_empty() || !state.detached.remove(&token) {
+                        any = true;
+                        state.ended.insert(token, result);
+                    }
                 }
                 Event::Called { request, .. } => {
                     state.session.endpoint.reply(request, Err(Status::NoMethod));
@@ -345,7 +371,7 @@ impl Channel {
                 Event::WriteRefused(_) => {}
             }
         }
-        if any {
+        if std::mem::take(&mut state.inbox.news) || any {
             self.changed.notify_all();
         }
     }
@@ -404,6 +430,47 @@ impl Channel {
         pushed
     }
 
+    /// Posts a call whose answer nobody needs.
+    pub(crate) fn call_detached(&self, method: u32, body: &[u8]) -> Result<()> {
+        let post = |state: &mut State, token| state.session.endpoint.post_call(token, method, body.to_vec());
+        let (mut state, token) = self.post(self.lock(), post)?;
+        state.detached.insert(token);
+        self.push(state, true)
+    }
+
+    /// Waits for the signal of a ticket. `None` after `limit`.
+    pub(crate) fn wait_signal(&self, ticket: Ticket, limit: Option<Duration>) -> Result<Option<Signal>> {
+        let mut ready = |_: &Self, state: &mut State| match state.inbox.waiters.signal(ticket) {
+            Some(signal) => Some(Ok(signal)),
+            None => state.broken.clone().map(Err),
+        };
+        let mut state = self.lock();
+        self.progress(&mut state);
+        let limit = limit.unwrap_or(FOREVER).min(FOREVER);
+        self.wait_for(state, limit, TIMEOUT, &mut ready).1.transpose()
+    }
+
+    /// Tells one of the peer's waiters.
+    pub(crate) fn signal(&self, ticket: Ticket, signal: Signal) {
+        let mut state = self.lock();
+        state.signals.extend(signal.notify(ticket));
+        self.progress(&mut state);
+        if !state.led && !state.leased {
+            self.arm(&mut state);
+        }
+    }
+
+    /// Each ticket has one signal at most: no peer makes the queue long.
+    fn post_signals(&self, state: &mut State) {
+        while let Some(notify) = state.signals.front() {
+            let options = WriteOptions { notify: Some(*notify), ..WriteOptions::default() };
+            match state.session.endpoint.post_write_copied(SYNC_HANDLE, 0, &[], options) {
+                Err(PostError::Full) => break,
+                Ok(()) | Err(_) => state.signals.pop_front(),
+            };
+        }
+    }
+
     fn timeout(&self, state: &mut State, what: &'static str) -> Error {
         let after_ms = TIMEOUT.as_millis() as u64;
         let error = Error::Timeout { lender: self.address.clone(), what, after_ms };
@@ -440,11 +507,29 @@ impl Channel {
     /// him, and on news of completions only: who waits for anything else looks himself after `patience`. When that takes too long the session is broken off and `ready` asked for the last time.
     fn wait_until<'a, R>(
         &'a self,
-        mut state: MutexGuard<'a, State>,
+        state: MutexGuard<'a, State>,
         what: &'static str,
         patience: Duration,
         mut ready: impl FnMut(&Self, &mut State) -> Option<Result<R>>,
     ) -> (MutexGuard<'a, State>, Result<R>) {
+        match self.wait_for(state, TIMEOUT, patience, &mut ready) {
+            (state, Some(result)) => (state, result),
+            (mut state, None) => {
+                let error = self.timeout(&mut state, what);
+                let result = ready(self, &mut state).unwrap_or(Err(error));
+                (state, result)
+            }
+        }
+    }
+
+    /// As [`Channel::wait_until`]; nothing after `limit`, and the session goes on.
+    fn wait_for<'a, R>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        limit: Duration,
+        patience: Duration,
+        ready: &mut impl FnMut(&Self, &mut State) -> Option<Result<R>>,
+    ) -> (MutexGuard<'a, State>, Option<Result<R>>) {
         // The clock is asked only by those who must wait.
         let mut deadline = None;
         let mut leads = false;
@@ -454,13 +539,12 @@ impl Channel {
                 if look_until.is_some() {
                     state.look.note(true);
                 }
-                break result;
+                break Some(result);
             }
             let now = Instant::now();
-            let left = deadline.get_or_insert(now + TIMEOUT).saturating_duration_since(now);
+            let left = deadline.get_or_insert(now + limit).saturating_duration_since(now);
             if left.is_zero() {
-                let error = self.timeout(&mut state, what);
-                break ready(self, &mut state).unwrap_or(Err(error));
+                break None;
             }
             let room = state.session.has_output();
             if !leads && state.led {
@@ -506,7 +590,7 @@ impl Channel {
                 netvm_sys::thread::poll(&mut fds[..rails], Some(left.min(Duration::from_millis(100))));
             state = self.lock();
             if let Err(error) = waited {
-                break Err(Error::system("wait for a peer", &error));
+                break Some(Err(Error::system("wait for a peer", &error)));
             }
             self.progress(&mut state);
         };
