@@ -10,7 +10,7 @@ use netvm_sys::shared::SharedSlice;
 
 pub use netvm_core::endpoint::WriteOptions;
 
-use crate::connection::{Channel, Connection, State};
+use crate::connection::{Connection, PeerSession, State};
 use crate::error::{Error, Result};
 use crate::notify::Notify;
 
@@ -30,8 +30,8 @@ impl std::fmt::Debug for Peer {
 }
 
 impl Peer {
-    pub(crate) fn new(channel: Arc<Channel>) -> Self {
-        Self { connection: Arc::new(Connection(channel)) }
+    pub(crate) fn new(peer: Arc<PeerSession>) -> Self {
+        Self { connection: Arc::new(Connection(peer)) }
     }
 
     /// Opens the peer's segment `name`.
@@ -39,10 +39,10 @@ impl Peer {
     /// # Errors
     /// [`Error::Op`] when there is no such segment or the key is wrong (the peer does not tell which); [`Error::LenderLost`].
     pub fn import(&self, name: &str, key: &RemoteKey) -> Result<Region> {
-        let channel = &self.connection.0;
+        let peer = &self.connection.0;
         let post = |state: &mut State, token| state.session.endpoint.post_import(token, name, key);
-        let (state, token) = channel.post(channel.lock(), post)?;
-        match channel.wait(state, token, "import")? {
+        let (state, token) = peer.post(peer.lock(), post)?;
+        match peer.wait(state, token, "import")? {
             (_, Answer::Imported { handle, len, rights, notifications }) => {
                 Ok(Region { connection: Arc::clone(&self.connection), handle, len, rights, notifications })
             }
@@ -140,9 +140,9 @@ impl Region {
             let post = |state: &mut State, _| {
                 state.session.endpoint.post_write_copied(self.handle, offset, bytes, options)
             };
-            let channel = &self.connection.0;
-            let (state, _) = channel.post(channel.lock(), post)?;
-            return channel.push(state, options.notify.is_some());
+            let peer = &self.connection.0;
+            let (state, _) = peer.post(peer.lock(), post)?;
+            return peer.push(state, options.notify.is_some());
         }
         let mut offset = offset;
         let mut parts = bytes.chunks(BOUNCE_BYTES).peekable();
@@ -234,7 +234,7 @@ impl Region {
         self.run("write", |state, token| state.session.endpoint.post_flush(token)).map(drop)
     }
 
-    pub(crate) fn channel(&self) -> &Channel {
+    pub(crate) fn peer(&self) -> &PeerSession {
         &self.connection.0
     }
 
@@ -257,9 +257,9 @@ impl Region {
         what: &'static str,
         post: impl FnMut(&mut State, u64) -> Result<u16, PostError>,
     ) -> Result<Answer> {
-        let channel = &self.connection.0;
-        let (state, token) = channel.post(channel.lock(), post)?;
-        channel.wait(state, token, what).map(|(_, answer)| answer)
+        let peer = &self.connection.0;
+        let (state, token) = peer.post(peer.lock(), post)?;
+        peer.wait(state, token, what).map(|(_, answer)| answer)
     }
 
     /// Posts an operation for each piece and waits for them all; the first failure is told.
@@ -272,11 +272,11 @@ impl Region {
         for (offset, local) in pieces {
             self.check_all(*offset, &[*local])?;
         }
-        let channel = &self.connection.0;
+        let peer = &self.connection.0;
         let mut tokens = Vec::with_capacity(pieces.len());
         let mut result = Ok(());
         for piece in pieces {
-            match channel.post(channel.lock(), |state, token| post(state, token, piece)) {
+            match peer.post(peer.lock(), |state, token| post(state, token, piece)) {
                 Ok((_, token)) => tokens.push(token),
                 Err(error) => {
                     result = Err(error);
@@ -285,7 +285,7 @@ impl Region {
             }
         }
         for token in tokens {
-            let ended = channel.wait(channel.lock(), token, what).map(drop);
+            let ended = peer.wait(peer.lock(), token, what).map(drop);
             result = result.and(ended);
         }
         result
@@ -326,14 +326,14 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        let channel = &self.connection.0;
-        let mut state = channel.lock();
+        let peer = &self.connection.0;
+        let mut state = peer.lock();
         if state.broken.is_none() {
             let token = state.next_token;
             state.next_token += 1;
             // No room: the handle is closed with the connection.
             if state.session.endpoint.post_unimport(token, self.handle).is_ok() {
-                let _ = channel.wait(state, token, "close");
+                let _ = peer.wait(state, token, "close");
             }
         }
     }

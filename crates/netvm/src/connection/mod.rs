@@ -41,7 +41,7 @@ const ROUNDS_MAX: usize = 16;
 /// A wait without end: the clock has one.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// A session with one peer, shared by its users and the node's thread.
-pub(crate) struct Channel {
+pub(crate) struct PeerSession {
     shared: Arc<Shared>,
     pub(crate) address: String,
     id: u64,
@@ -93,7 +93,7 @@ pub(crate) struct State {
     detached: HashSet<u64>,
 }
 
-impl Channel {
+impl PeerSession {
     pub(crate) fn new(
         shared: Arc<Shared>,
         links: Vec<Box<dyn Link>>,
@@ -385,14 +385,14 @@ impl Channel {
         let token = state.next_token;
         state.next_token += 1;
         let (state, posted) =
-            self.wait_until(state, "room for another operation", PATIENCE, |channel, state| {
+            self.wait_until(state, "room for another operation", PATIENCE, |peer, state| {
                 if let Some(error) = &state.broken {
                     return Some(Err(error.clone()));
                 }
                 match post(state, token) {
                     Ok(_) => Some(Ok(())),
                     Err(PostError::Full) => {
-                        channel.progress(state);
+                        peer.progress(state);
                         state.broken.clone().map(Err)
                     }
                     Err(error) => Some(Err(Error::Other(error.to_string()))),
@@ -487,8 +487,8 @@ impl Channel {
         what: &'static str,
     ) -> Result<(MutexGuard<'a, State>, Answer)> {
         self.progress(&mut state);
-        let (state, result) = self.wait_until(state, what, TIMEOUT, |channel, state| {
-            let lender = || channel.address.clone();
+        let (state, result) = self.wait_until(state, what, TIMEOUT, |peer, state| {
+            let lender = || peer.address.clone();
             let Some(result) = state.ended.remove(&token) else { return state.broken.clone().map(Err) };
             let broken =
                 || state.broken.clone().unwrap_or_else(|| Error::Other("the session has ended".to_owned()));
@@ -522,7 +522,7 @@ impl Channel {
         }
     }
 
-    /// As [`Channel::wait_until`]; nothing after `limit`, and the session goes on.
+    /// As [`PeerSession::wait_until`]; nothing after `limit`, and the session goes on.
     fn wait_for<'a, R>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -611,8 +611,8 @@ impl Channel {
     }
 }
 
-/// Closes the channel when the last user has gone.
-pub(crate) struct Connection(pub(crate) Arc<Channel>);
+/// Closes the peer when the last user has gone.
+pub(crate) struct Connection(pub(crate) Arc<PeerSession>);
 
 impl Drop for Connection {
     fn drop(&mut self) {

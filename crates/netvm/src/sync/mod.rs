@@ -179,11 +179,11 @@ impl Object {
 
     /// Gives something up. Lost with the session at worst, and then the home takes it back itself.
     fn tell(&self, ticket: Ticket, op: Op) {
-        let channel = self.region.channel();
-        let rails = channel.lock().session.endpoint.rails();
+        let peer = self.region.peer();
+        let rails = peer.lock().session.endpoint.rails();
         if rails == 1 {
             let request = Request { object: self.region.handle(), ticket, op };
-            let _ = channel.call_detached(SYNC_METHOD, &request.encode());
+            let _ = peer.call_detached(SYNC_METHOD, &request.encode());
         } else {
             // The ticket's next use must not overtake this one.
             let _ = self.call(ticket, op);
@@ -192,16 +192,16 @@ impl Object {
 
     /// A ticket of our session.
     fn ticket(&self) -> Result<Ticket, SyncError> {
-        self.region.channel().lock().inbox.waiters.take().ok_or(SyncError::Refused(Refusal::Full))
+        self.region.peer().lock().inbox.waiters.take().ok_or(SyncError::Refused(Refusal::Full))
     }
 
     /// A ticket for another wait of who has this one already.
     fn renewed(&self, ticket: Ticket) -> Ticket {
-        self.region.channel().lock().inbox.waiters.renew(ticket.slot)
+        self.region.peer().lock().inbox.waiters.renew(ticket.slot)
     }
 
     fn give_back(&self, ticket: Ticket) {
-        self.region.channel().lock().inbox.waiters.give_back(ticket.slot);
+        self.region.peer().lock().inbox.waiters.give_back(ticket.slot);
     }
 
     /// Asks, waits, and cancels when time is over; `asked` and `waits` are the tickets of the request and of its signal.
@@ -223,11 +223,11 @@ impl Object {
         waits: Ticket,
         timeout: Option<Duration>,
     ) -> Result<Outcome, SyncError> {
-        let channel = self.region.channel();
+        let peer = self.region.peer();
         loop {
             match attempt.step() {
                 Step::Signal => {
-                    match channel.wait_signal(waits, timeout)? {
+                    match peer.wait_signal(waits, timeout)? {
                         Some(signal) => attempt.signal(signal),
                         None => attempt.timeout(),
                     };
@@ -238,7 +238,7 @@ impl Object {
                 }
                 Step::LastSignal => {
                     // An hour, and then again: it is certain to come, or the session ends.
-                    if let Some(signal) = channel.wait_signal(waits, None)? {
+                    if let Some(signal) = peer.wait_signal(waits, None)? {
                         attempt.signal(signal);
                     }
                 }

@@ -1,0 +1,132 @@
+//! What a node exports, and what of it one peer may reach.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use netvm_core::atomic::Atomic;
+use netvm_core::key::{Access, RemoteKey, Rights};
+use netvm_core::limits::TICKETS_MAX;
+use netvm_core::segment::{ExportTable, ImportTable, SegmentId};
+use netvm_core::sync::{ObjectId, SessionId, Waiters};
+use netvm_core::wire::Status;
+use netvm_sys::mapping::Mapping;
+use netvm_sys::shared::SharedSlice;
+
+use super::shared::{Shared, lock};
+use crate::error::Result;
+use crate::link::session::Memory;
+use crate::notify::{Notifications, Notify};
+use crate::sync::{SYNC_HANDLE, SYNC_METHOD};
+
+/// What a node exports.
+#[derive(Default)]
+pub(crate) struct Exports {
+    pub(super) table: ExportTable,
+    /// By the segment's place in the table.
+    pub(super) segments: Vec<Option<Segment>>,
+    pub(super) names: HashMap<String, SegmentId>,
+}
+
+pub(super) struct Segment {
+    pub(super) memory: Arc<Mapping>,
+    pub(super) notifications: Notifications,
+    /// What it is besides memory.
+    pub(super) sync: Option<ObjectId>,
+}
+
+impl Exports {
+    pub(super) fn segment(&self, id: SegmentId) -> Option<&Segment> {
+        self.segments.get(id.index())?.as_ref()
+    }
+}
+
+/// What one peer may reach.
+pub(crate) struct View<'a> {
+    pub(crate) shared: &'a Shared,
+    pub(crate) session: SessionId,
+    pub(crate) imports: &'a mut ImportTable,
+    pub(crate) inbox: &'a mut Inbox,
+}
+
+/// Signals from the peer, for our processes that wait for their turn there.
+#[derive(Default)]
+pub(crate) struct Inbox {
+    pub(crate) waiters: Waiters,
+    pub(crate) news: bool,
+}
+
+impl netvm_core::endpoint::Exports for View<'_> {
+    fn check(&mut self, handle: u32, offset: u64, bytes: u32, access: Access) -> Result<(), Status> {
+        if handle == SYNC_HANDLE && bytes == 0 && access == Access::Write {
+            return Ok(());
+        }
+        self.imports.check(&lock(&self.shared.exports).table, handle, offset, bytes, access).map(|_| ())
+    }
+
+    fn import(&mut self, name: &str, key: &RemoteKey) -> Result<(u32, u64, Rights), Status> {
+        self.imports.import(&lock(&self.shared.exports).table, name, key)
+    }
+
+    fn unimport(&mut self, handle: u32) {
+        self.imports.unimport(handle);
+    }
+
+    fn atomic(&mut self, handle: u32, offset: u64, atomic: &Atomic) -> Result<u64, Status> {
+        let exports = lock(&self.shared.exports);
+        let id = self.imports.check_atomic(&exports.table, handle, offset, atomic)?;
+        let memory = exports.segment(id).map(|segment| Arc::clone(&segment.memory));
+        // The word's page may have to come in first: nobody else waits for it, and the session's lock keeps `unexport` waiting.
+        drop(exports);
+        let memory = memory.ok_or(Status::NoHandle)?;
+        let offset = usize::try_from(offset).map_err(|_| Status::OutOfBounds)?;
+        crate::atomic::execute(&memory.shared(), offset, atomic).ok_or(Status::Misaligned)
+    }
+
+    fn call(&mut self, method: u32, body: &[u8]) -> Option<Result<Vec<u8>, Status>> {
+        (method == SYNC_METHOD).then(|| self.shared.answer(self.session, self.imports, body))
+    }
+
+    fn notifications(&mut self, handle: u32) -> u32 {
+        if handle == SYNC_HANDLE {
+            return TICKETS_MAX as u32;
+        }
+        self.imports
+            .notifications(&lock(&self.shared.exports).table, handle)
+            .map_or(0, |(_, numbers)| numbers)
+    }
+
+    fn notify(&mut self, handle: u32, notify: Notify) {
+        if handle == SYNC_HANDLE {
+            self.inbox.news |= self.inbox.waiters.deliver(notify);
+            return;
+        }
+        let exports = lock(&self.shared.exports);
+        let segment = self.imports.notifications(&exports.table, handle);
+        let segment = segment.and_then(|(id, _)| exports.segment(id));
+        let notifications = segment.map(|segment| segment.notifications.clone());
+        // Waking somebody takes a system call, which other sessions need not wait for.
+        drop(exports);
+        if let Some(notifications) = notifications {
+            notifications.notify(notify);
+        }
+    }
+}
+
+impl Memory for View<'_> {
+    fn memory(&mut self, handle: u32, offset: u64, bytes: u32) -> Option<SharedSlice> {
+        let exports = lock(&self.shared.exports);
+        // The kind of access was checked when the operation began; that the segment is still there is checked each time.
+        let id = self.imports.check(&exports.table, handle, offset, bytes, Access::Read).ok()?;
+        exports.segment(id)?.memory.shared().sub(usize::try_from(offset).ok()?, bytes as usize)
+    }
+
+    fn write(&mut self, handle: u32, offset: u64, bytes: &[u8]) -> Result<(), Status> {
+        let exports = lock(&self.shared.exports);
+        let id = self.imports.check(&exports.table, handle, offset, bytes.len() as u32, Access::Write)?;
+        let memory = exports.segment(id).ok_or(Status::NoHandle)?.memory.shared();
+        // The page may have to come in first: nobody else waits for it, and the session's lock keeps `unexport` waiting.
+        drop(exports);
+        let offset = usize::try_from(offset).map_err(|_| Status::OutOfBounds)?;
+        memory.write_from(offset, bytes).ok_or(Status::OutOfBounds)
+    }
+}

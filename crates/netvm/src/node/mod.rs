@@ -1,0 +1,298 @@
+//! One-sided memory between processes: nodes export memory under names and keys, and import each other's.
+//!
+//! ```no_run
+//! # fn main() -> netvm::Result<()> {
+//! use netvm::node::{Node, Rights};
+//! use std::sync::Arc;
+//!
+//! let server = Node::new()?;
+//! let address = server.listen("127.0.0.1:0")?;
+//! let memory = Node::memory(1 << 20)?;
+//! let key = server.export("numbers", Arc::clone(&memory), Rights::ReadWrite)?;
+//!
+//! let client = Node::new()?;
+//! let region = client.connect(&address)?.import("numbers", &key)?;
+//! region.write(4096, b"hello")?;
+//! region.flush()?;
+//! # Ok(()) }
+//! ```
+//!
+//! A node has one thread that serves its peers: the program behind an exported segment need not do anything.
+
+mod exports;
+mod server;
+mod shared;
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+pub use netvm_core::key::{RemoteKey, Rights};
+use netvm_core::limits::{NOTIFICATIONS_MAX, OPS_MAX, RAILS_MAX, WINDOW};
+use netvm_core::segment::ExportError;
+use netvm_core::sync::{Kind, ObjectId};
+use netvm_core::wire::{Hello, Role};
+pub use netvm_sys::mapping::Mapping;
+use netvm_sys::net::{Address, Listener};
+
+use crate::connection::PeerSession;
+use crate::error::{Error, Result};
+use crate::link::greeting;
+use crate::link::{Link, Loopback};
+use crate::notify::Notifications;
+use crate::region::Peer;
+use crate::security::Security;
+use exports::Segment;
+pub(crate) use exports::{Inbox, View};
+use server::Server;
+use shared::{LISTENER_ID, add_peer, watch};
+pub(crate) use shared::{Shared, lock};
+
+/// See the module.
+pub struct Node {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl std::fmt::Debug for Node {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Node").finish_non_exhaustive()
+    }
+}
+
+impl Node {
+    /// A node that exports nothing and listens nowhere, without a secret: for loopback and unix sockets.
+    ///
+    /// # Errors
+    /// [`Error::System`] when no descriptor or thread is to be had.
+    pub fn new() -> Result<Self> {
+        Self::with_security(Security::default())
+    }
+
+    /// A node that connects to, and is connected to by, nodes with the same secret.
+    ///
+    /// # Errors
+    /// As [`Node::new`]; [`Error::Other`] for encryption without a secret.
+    pub fn with_security(security: Security) -> Result<Self> {
+        security.check()?;
+        let system = |error: std::io::Error| Error::system("start a node", &error);
+        let shared = Shared::new(security).map(Arc::new).map_err(system)?;
+        let server = Server::new(Arc::clone(&shared));
+        let thread = std::thread::Builder::new().name("netvm-node".to_owned());
+        let thread = thread.spawn(move || server.run()).map_err(system)?;
+        let _ = shared.server.set(thread.thread().id());
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Serves peers in this thread: for a program that looks for what they write into its memory, without sleeping. Nobody has to:
+    /// the node's own thread serves them as well, but has to be woken first. Whoever stops calling it leaves them to that thread
+    /// again, within a millisecond.
+    pub fn poll(&self) {
+        self.shared.poll();
+    }
+
+    /// `bytes` of zero memory that can be exported.
+    ///
+    /// # Errors
+    /// [`Error::System`] when there is not so much.
+    pub fn memory(bytes: usize) -> Result<Arc<Mapping>> {
+        Mapping::anonymous(bytes).map(Arc::new).map_err(|error| Error::system("map memory", &error))
+    }
+
+    /// Listens at `address`; returns it with the real port.
+    ///
+    /// # Errors
+    /// [`Error::Address`]; [`Error::Listen`], also for a network address without a secret.
+    pub fn listen(&self, address: &str) -> Result<String> {
+        let parsed: Address = address.parse().map_err(|reason: &str| Error::Address {
+            address: address.to_owned(),
+            reason: reason.to_owned(),
+        })?;
+        let listener = Listener::bind(&parsed)
+            .map_err(|error| Error::Listen { address: address.to_owned(), reason: error.to_string() })?;
+        self.shared.security.check_listener(listener.address())?;
+        let mut listeners = lock(&self.shared.listeners);
+        watch(&self.shared.epoll, listener.as_fd(), LISTENER_ID + listeners.len() as u64)?;
+        let address = listener.address().to_string();
+        listeners.push(listener);
+        Ok(address)
+    }
+
+    /// Lets whoever has the returned key reach `memory` under `name`.
+    ///
+    /// # Errors
+    /// [`Error::Other`] when the name is empty, too long or taken, or too much is exported.
+    pub fn export(&self, name: &str, memory: Arc<Mapping>, rights: Rights) -> Result<RemoteKey> {
+        self.export_notified(name, memory, rights, 0).map(|(key, _)| key)
+    }
+
+    /// As [`Node::export`], with so many notification numbers, which peers signal and this process waits for.
+    ///
+    /// # Errors
+    /// As [`Node::export`]; [`Error::Other`] for more than 65536 numbers.
+    pub fn export_notified(
+        &self,
+        name: &str,
+        memory: Arc<Mapping>,
+        rights: Rights,
+        numbers: u32,
+    ) -> Result<(RemoteKey, Notifications)> {
+        let len = memory.shared().len() as u64;
+        self.export_with(name, memory, len, rights, numbers, None)
+    }
+
+    fn export_with(
+        &self,
+        name: &str,
+        memory: Arc<Mapping>,
+        len: u64,
+        rights: Rights,
+        numbers: u32,
+        sync: Option<ObjectId>,
+    ) -> Result<(RemoteKey, Notifications)> {
+        let mut bytes = [0; 16];
+        getrandom::fill(&mut bytes)
+            .map_err(|error| Error::Other(format!("cannot get random numbers: {error}")))?;
+        let key = RemoteKey::from_bytes(bytes);
+        let mut exports = lock(&self.shared.exports);
+        let id = exports.table.export(name, key, rights, len, numbers).map_err(|error| {
+            Error::Other(match error {
+                ExportError::Name => "a segment's name has 1 to 255 bytes".to_owned(),
+                ExportError::Taken => format!("a segment named {name:?} is exported already"),
+                ExportError::Notifications => {
+                    format!("a segment has at most {NOTIFICATIONS_MAX} notification numbers, not {numbers}")
+                }
+                ExportError::Full => "too many segments are exported".to_owned(),
+            })
+        })?;
+        if exports.segments.len() <= id.index() {
+            exports.segments.resize_with(id.index() + 1, || None);
+        }
+        let notifications = Notifications::new(numbers, Arc::downgrade(&self.shared));
+        exports.segments[id.index()] = Some(Segment { memory, notifications: notifications.clone(), sync });
+        exports.names.insert(name.to_owned(), id);
+        Ok((key, notifications))
+    }
+
+    /// Becomes the home of a lock, semaphore or the like, for whoever has the returned key: see [`crate::sync`].
+    ///
+    /// # Errors
+    /// As [`Node::export`]; [`Error::Other`] for more parties or conditions, or more objects, than there can be.
+    pub fn export_sync(&self, name: &str, kind: Kind) -> Result<RemoteKey> {
+        // It is a segment of no memory to its importers: name, key and revocation are the same.
+        let memory = Self::memory(4096)?;
+        let id = lock(&self.shared.home).create(kind);
+        let id = id.ok_or_else(|| Error::Other(format!("{kind:?} is too large, or one too many")))?;
+        let exported = self.export_with(name, memory, 0, Rights::ReadWrite, 0, Some(id));
+        if exported.is_err() {
+            lock(&self.shared.home).close(id);
+        }
+        exported.map(|(key, _)| key)
+    }
+
+    /// Takes a segment back; when this returns no peer reaches it any more, not even in a transfer that had begun.
+    ///
+    /// False when no segment of that name is exported.
+    pub fn unexport(&self, name: &str) -> bool {
+        let _one_at_a_time = lock(&self.shared.unexporting);
+        let peers: Vec<Arc<PeerSession>> = lock(&self.shared.peers).iter().flatten().cloned().collect();
+        // Everybody else takes one peer's lock and then the exports'; nobody waits while holding a peer's.
+        let mut guards: Vec<_> = peers.iter().map(|peer| peer.lock()).collect();
+        let mut exports = lock(&self.shared.exports);
+        let Some(id) = exports.names.remove(name) else { return false };
+        exports.table.unexport(id);
+        let segment = exports.segments[id.index()].take();
+        drop(exports);
+        for state in &mut guards {
+            let handles: Vec<u32> = state.imports.handles_of(id).collect();
+            for handle in handles {
+                state.session.endpoint.revoke(handle, |offset, bytes| {
+                    let part = segment.as_ref().and_then(|segment| {
+                        segment.memory.shared().sub(usize::try_from(offset).ok()?, bytes as usize)
+                    });
+                    part.map_or_else(|| vec![0; bytes as usize], |part| part.to_vec())
+                });
+            }
+        }
+        drop(guards);
+        if let Some(id) = segment.and_then(|segment| segment.sync) {
+            lock(&self.shared.home).close(id);
+            self.shared.ring();
+        }
+        true
+    }
+
+    /// Connects to the node that listens at `address`.
+    ///
+    /// # Errors
+    /// [`Error::Address`], [`Error::Connect`], [`Error::NotNetvm`], [`Error::Version`], [`Error::Refused`], [`Error::Timeout`].
+    pub fn connect(&self, address: &str) -> Result<Peer> {
+        self.connect_rails(address, 1)
+    }
+
+    /// As [`Node::connect`], over several connections at once: more bandwidth for large transfers.
+    ///
+    /// Two writes to the same bytes keep their order only with a flush between them.
+    ///
+    /// # Errors
+    /// As [`Node::connect`]; [`Error::Other`] for other than 1 to 16 rails.
+    pub fn connect_rails(&self, address: &str, rails: usize) -> Result<Peer> {
+        if !(1..=RAILS_MAX).contains(&rails) {
+            return Err(Error::Other(format!("a session has 1 to {RAILS_MAX} rails, not {rails}")));
+        }
+        let mut hello = Hello::new(Role::Node);
+        getrandom::fill(&mut hello.session)
+            .map_err(|error| Error::Other(format!("cannot get random numbers: {error}")))?;
+        let mut links: Vec<Box<dyn Link>> = Vec::new();
+        let mut limits = (OPS_MAX as u32, WINDOW as u32);
+        for rail in 0..rails {
+            (hello.rail, hello.rails) = (rail as u8, rails as u8);
+            let timeout = Duration::from_secs(4);
+            let (transport, theirs) = greeting::connect(address, &hello, timeout, &self.shared.security)?;
+            limits = (limits.0.min(theirs.ops_max), limits.1.min(theirs.window));
+            links.push(Box::new(transport));
+        }
+        self.connect_links(links, limits, address)
+    }
+
+    /// Connects to another node of this process.
+    ///
+    /// # Errors
+    /// [`Error::System`] when no descriptor is to be had.
+    pub fn connect_local(&self, other: &Node) -> Result<Peer> {
+        let (here, there) = Loopback::pair()?;
+        let limits = (OPS_MAX as u32, WINDOW as u32);
+        add_peer(&other.shared, vec![Box::new(there)], limits, "a node of this process")?;
+        self.connect_links(vec![Box::new(here)], limits, "a node of this process")
+    }
+
+    pub(crate) fn connect_links(
+        &self,
+        links: Vec<Box<dyn Link>>,
+        limits: (u32, u32),
+        address: &str,
+    ) -> Result<Peer> {
+        add_peer(&self.shared, links, limits, address).map(Peer::new)
+    }
+
+    /// Serves a peer behind `links`, whose hellos are done.
+    #[cfg(test)]
+    pub(crate) fn serve_links(&self, links: Vec<Box<dyn Link>>) -> Result<()> {
+        add_peer(&self.shared, links, (OPS_MAX as u32, WINDOW as u32), "a tested peer").map(drop)
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        self.shared.stop.signal();
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+        // Others may keep what is shared for a while, but nobody listens any more.
+        lock(&self.shared.listeners).clear();
+        for peer in std::mem::take(&mut *lock(&self.shared.peers)).into_iter().flatten() {
+            peer.close("the node has gone");
+        }
+    }
+}

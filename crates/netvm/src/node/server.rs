@@ -1,0 +1,225 @@
+//! The thread of a node.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use netvm_core::limits::{HALF_OPEN_MAX, HELLO_TIMEOUT_MS};
+use netvm_core::wire::{Refusal, Role};
+use netvm_sys::epoll::Ready;
+
+use super::shared::{GREETING_ID, KICK_ID, LISTENER_ID, STOP_ID, Shared, add_peer, lock, watch};
+use crate::connection::{LEASE_TICK, LOOK_MAX, Ticks, gather};
+use crate::link::Link;
+use crate::link::greeting::{Greeted, Greeting, Transport};
+use crate::link::spin::Trial;
+
+/// Who comes back from yielding the CPU so late had to share it.
+const AWAY: Duration = Duration::from_micros(50);
+/// Then it does not look for so long, twice as long each time until looking is not disturbed.
+const REST_MIN: Duration = Duration::from_millis(1);
+const REST_MAX: Duration = Duration::from_millis(64);
+const TICK: Duration = Duration::from_millis(500);
+
+/// A session whose rails are not complete.
+pub(super) struct Forming {
+    pub(super) session: [u8; 16],
+    pub(super) rails: Vec<Option<Transport>>,
+    pub(super) since: Instant,
+}
+
+/// The thread that serves a node's peers.
+pub(super) struct Server {
+    pub(super) shared: Arc<Shared>,
+    pub(super) greetings: Vec<Option<Greeting>>,
+    pub(super) forming: Vec<Forming>,
+    /// Channels that are looked after every `gather::TICK`, and when that was.
+    pub(super) ticking: Vec<u64>,
+    pub(super) ticked: Instant,
+    pub(super) ticks: u64,
+    pub(super) interval: Duration,
+    pub(super) look: Trial,
+    /// Others wanted this CPU: no looking before then.
+    pub(super) look_again: Instant,
+    pub(super) rest: Duration,
+}
+
+impl Server {
+    pub(super) fn new(shared: Arc<Shared>) -> Self {
+        Self {
+            shared,
+            greetings: Vec::new(),
+            forming: Vec::new(),
+            ticking: Vec::new(),
+            ticked: Instant::now(),
+            ticks: 0,
+            interval: gather::TICK,
+            look: Trial::new(LOOK_MAX),
+            look_again: Instant::now(),
+            rest: REST_MIN,
+        }
+    }
+
+    pub(super) fn run(mut self) {
+        let mut ready = Vec::new();
+        let mut served = false;
+        loop {
+            let timeout = if self.ticking.is_empty() { TICK } else { self.interval };
+            if self.wait(&mut ready, timeout, served).is_err() {
+                return;
+            }
+            served = false;
+            for Ready { id, .. } in ready.drain(..) {
+                match id {
+                    STOP_ID => return,
+                    KICK_ID => {
+                        self.shared.kick.take();
+                        self.ticking.append(&mut lock(&self.shared.ticking));
+                        self.interval = gather::TICK;
+                    }
+                    GREETING_ID.. => self.greet((id - GREETING_ID) as usize),
+                    LISTENER_ID.. => self.accept((id - LISTENER_ID) as usize),
+                    _ => {
+                        if let Some(peer) = self.shared.peer(id) {
+                            peer.serve();
+                            served = true;
+                        }
+                    }
+                }
+            }
+            self.shared.deliver();
+            if self.ticking.is_empty() {
+                self.tidy();
+            } else {
+                self.tick();
+            }
+        }
+    }
+
+    /// Waits for something to do. After a request the next one may come soon: then it looks for it before it sleeps, as long as
+    /// that pays and nobody else wants the CPU.
+    fn wait(&mut self, ready: &mut Vec<Ready>, timeout: Duration, served: bool) -> std::io::Result<()> {
+        let mut last = Instant::now();
+        if served && last >= self.look_again {
+            let budget = self.look.budget();
+            let until = last + budget.min(timeout);
+            while last < until {
+                self.shared.epoll.wait(ready, Some(Duration::ZERO))?;
+                if !ready.is_empty() {
+                    self.look.note(true);
+                    self.rest = (self.rest / 2).max(REST_MIN);
+                    return Ok(());
+                }
+                std::thread::yield_now();
+                let now = Instant::now();
+                if now.duration_since(last) > AWAY {
+                    self.look_again = now + self.rest;
+                    self.rest = (self.rest * 2).min(REST_MAX);
+                    return self.shared.epoll.wait(ready, Some(timeout));
+                }
+                last = now;
+            }
+            if !budget.is_zero() {
+                self.look.note(false);
+            }
+        }
+        self.shared.epoll.wait(ready, Some(timeout))
+    }
+
+    fn tick(&mut self) {
+        if self.ticked.elapsed() < self.interval {
+            return;
+        }
+        let shared = &self.shared;
+        self.interval = LEASE_TICK;
+        let interval = &mut self.interval;
+        self.ticking.retain(|&id| {
+            let ticks = shared.peer(id).map_or(Ticks::Never, |peer| peer.tick());
+            if ticks == Ticks::Soon {
+                *interval = gather::TICK;
+            }
+            ticks != Ticks::Never
+        });
+        self.ticked = Instant::now();
+        // Some ten times a second is enough.
+        self.ticks += 1;
+        if self.ticks.is_multiple_of(256) {
+            self.tidy();
+        }
+    }
+
+    /// Closes what has been half open for too long, and forgets peers that have ended.
+    fn tidy(&mut self) {
+        let late = |since: Instant| since.elapsed() > Duration::from_millis(HELLO_TIMEOUT_MS);
+        let now = Instant::now();
+        for greeting in &mut self.greetings {
+            greeting.take_if(|greeting| greeting.is_late(now));
+        }
+        self.forming.retain(|forming| !late(forming.since));
+        for place in lock(&self.shared.peers).iter_mut() {
+            place.take_if(|peer| peer.is_closed());
+        }
+    }
+
+    fn accept(&mut self, listener: usize) {
+        for _ in 0..8 {
+            let accepted = match lock(&self.shared.listeners).get(listener) {
+                Some(listener) => listener.accept(),
+                None => return,
+            };
+            let Ok(Some(stream)) = accepted else { return };
+            let index = match self.greetings.iter().position(Option::is_none) {
+                Some(index) => index,
+                None if self.greetings.len() < HALF_OPEN_MAX => {
+                    self.greetings.push(None);
+                    self.greetings.len() - 1
+                }
+                None => {
+                    // Who means it says hello sooner than the oldest has.
+                    let since = |index: &usize| self.greetings[*index].as_ref().map(Greeting::since);
+                    (0..HALF_OPEN_MAX).min_by_key(since).unwrap_or(0)
+                }
+            };
+            self.greetings[index] = None;
+            if watch(&self.shared.epoll, stream.as_fd(), GREETING_ID + index as u64).is_ok() {
+                self.greetings[index] = Some(Greeting::new(stream, Role::Node));
+            }
+        }
+    }
+
+    fn greet(&mut self, index: usize) {
+        let Some(greeting) = self.greetings.get_mut(index).and_then(Option::take) else { return };
+        let arrival = match greeting.progress(&self.shared.security) {
+            Greeted::Waiting(greeting) => return self.greetings[index] = Some(greeting),
+            Greeted::Hello(arrival) => arrival,
+            Greeted::Gone(_) => return,
+        };
+        let theirs = arrival.hello;
+        if theirs.role != Role::Node {
+            return arrival.refuse(Refusal::Role);
+        }
+        if self.forming.len() >= HALF_OPEN_MAX {
+            return arrival.refuse(Refusal::Busy);
+        }
+        let _ = self.shared.epoll.remove(arrival.stream().as_fd());
+        let known = self.forming.iter().position(|forming| forming.session == theirs.session);
+        let index = known.unwrap_or_else(|| {
+            let rails = (0..theirs.rails).map(|_| None).collect();
+            self.forming.push(Forming { session: theirs.session, rails, since: Instant::now() });
+            self.forming.len() - 1
+        });
+        let rails = &mut self.forming[index].rails;
+        let expected = rails.len() == usize::from(theirs.rails) && rails[usize::from(theirs.rail)].is_none();
+        let accepted = if expected { arrival.accept() } else { None };
+        let Some(transport) = accepted else {
+            self.forming.swap_remove(index);
+            return;
+        };
+        rails[usize::from(theirs.rail)] = Some(transport);
+        if rails.iter().all(Option::is_some) {
+            let rails = self.forming.swap_remove(index).rails;
+            let links = rails.into_iter().flatten().map(|rail| Box::new(rail) as Box<dyn Link>).collect();
+            let _ = add_peer(&self.shared, links, (theirs.ops_max, theirs.window), "a peer");
+        }
+    }
+}
