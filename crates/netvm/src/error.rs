@@ -154,6 +154,11 @@ pub enum Error {
         /// The peer's reason.
         code: netvm_core::wire::Status,
     },
+    /// As much is under way as may be; the same call succeeds when some of it has ended.
+    WouldBlock {
+        /// Address of the peer.
+        lender: String,
+    },
     /// A range reaches beyond the memory it is in.
     Bounds {
         /// First byte.
@@ -194,7 +199,9 @@ impl Error {
     /// How far the damage goes.
     pub fn scope(&self) -> Scope {
         match self {
-            Self::LenderFull { .. } | Self::Op { .. } | Self::Bounds { .. } => Scope::Op,
+            Self::LenderFull { .. } | Self::Op { .. } | Self::WouldBlock { .. } | Self::Bounds { .. } => {
+                Scope::Op
+            }
             Self::Address { .. }
             | Self::Connect { .. }
             | Self::NotNetvm { .. }
@@ -218,6 +225,7 @@ impl Error {
             Self::Connect { .. }
             | Self::Timeout { .. }
             | Self::LenderFull { .. }
+            | Self::WouldBlock { .. }
             | Self::LenderLost { .. } => true,
             Self::Op { code, .. } => matches!(code, netvm_core::wire::Status::Busy),
             Self::Address { .. }
@@ -306,6 +314,9 @@ impl fmt::Display for Error {
                 "lender {lender} broke the protocol: {reason}; is the same netvm installed on both machines?"
             ),
             Self::Op { lender, what, code } => write!(f, "{lender} refused a {what}: {code}"),
+            Self::WouldBlock { lender } => {
+                write!(f, "too much is under way to {lender}; wait for some of it, then try again")
+            }
             Self::Bounds { offset, bytes, len } => {
                 write!(f, "{bytes} bytes at offset {offset} reach beyond the end of the memory ({len} bytes)")
             }

@@ -4,6 +4,7 @@
 //! - [`pager`]: far memory: addresses whose pages live on lenders, within an exact local budget.
 //! - [`node`], [`region`], [`atomic`], [`notify`]: one-sided memory between processes: export, import, read, write, change words,
 //!   notify and wait.
+//! - [`posted`]: the same operations without waiting: handles and completion counters.
 //! - [`sync`]: locks, monitors, semaphores, wait queues, barriers and reductions between processes.
 //! - [`security`]: secrets that both sides prove to know, and encryption.
 //! - [`link`]: the transports below.
@@ -18,6 +19,7 @@ pub mod link;
 pub mod node;
 pub mod notify;
 pub mod pager;
+pub mod posted;
 pub mod region;
 pub mod runfile;
 pub mod security;

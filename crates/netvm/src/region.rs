@@ -13,6 +13,7 @@ pub use netvm_core::endpoint::WriteOptions;
 use crate::connection::{Connection, PeerSession, State};
 use crate::error::{Error, Result};
 use crate::notify::Notify;
+use crate::posted::Posting;
 
 /// Bytes of one bounce buffer: what one operation of [`Region::read`] or [`Region::write`] moves at once.
 const BOUNCE_BYTES: usize = 256 << 10;
@@ -234,6 +235,19 @@ impl Region {
         self.run("write", |state, token| state.session.endpoint.post_flush(token)).map(drop)
     }
 
+    /// Posts operations that end later: see [`crate::posted`].
+    pub fn post(&self) -> Posting<'_> {
+        Posting::new(self)
+    }
+
+    pub(crate) fn session(&self) -> &Arc<PeerSession> {
+        &self.connection.0
+    }
+
+    pub(crate) fn connection(&self) -> Arc<Connection> {
+        Arc::clone(&self.connection)
+    }
+
     pub(crate) fn peer(&self) -> &PeerSession {
         &self.connection.0
     }
@@ -299,7 +313,7 @@ impl Region {
         }
     }
 
-    fn check_all(&self, offset: u64, locals: &[SharedSlice]) -> Result<u32> {
+    pub(crate) fn check_all(&self, offset: u64, locals: &[SharedSlice]) -> Result<u32> {
         let bytes = locals.iter().map(SharedSlice::len).fold(0, usize::saturating_add);
         self.check(offset, bytes)?;
         if bytes > PAYLOAD_BYTES_MAX as usize || locals.len() > netvm_core::limits::PIECES_MAX {
@@ -308,7 +322,7 @@ impl Region {
         Ok(bytes as u32)
     }
 
-    fn check_notify(&self, options: WriteOptions) -> Result<()> {
+    pub(crate) fn check_notify(&self, options: WriteOptions) -> Result<()> {
         let len = u64::from(self.notifications);
         match options.notify.map(|notify| u64::from(notify.number())) {
             Some(offset) if offset >= len => Err(Error::Bounds { offset, bytes: 1, len }),
@@ -343,6 +357,6 @@ fn part_of(bounce: &Mapping, bytes: usize) -> Result<SharedSlice> {
     bounce.shared().sub(0, bytes).ok_or_else(lengths)
 }
 
-fn lengths() -> Error {
+pub(crate) fn lengths() -> Error {
     Error::Other("a bounce buffer is shorter than its part".to_owned())
 }

@@ -78,6 +78,8 @@ pub struct Endpoint {
     deferred: Vec<Deferred>,
     /// Notifications of writes that were applied before earlier ones, by the write's number: at most a window of them.
     notices: BTreeMap<u64, (u32, Notify)>,
+    /// Handles that the peer has given back while answers with their bytes wait to be sent.
+    closing: Vec<u32>,
     /// Requests of the peer's that are not answered yet, or whose answer is not sent.
     serving: usize,
     serving_calls: usize,
@@ -113,6 +115,7 @@ impl Endpoint {
             probe: None,
             deferred: Vec::new(),
             notices: BTreeMap::new(),
+            closing: Vec::new(),
             serving: 0,
             serving_calls: 0,
             told: 0,

@@ -244,6 +244,7 @@ impl Endpoint {
         self.probe = None;
         self.held.clear();
         self.notices.clear();
+        self.closing.clear();
         self.deferred.clear();
         for rail in &mut self.rails {
             rail.queue.clear();

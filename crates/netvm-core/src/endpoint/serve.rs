@@ -109,7 +109,15 @@ impl Endpoint {
                 return;
             }
             Kind::Unimport => {
-                exports.unimport(header.handle);
+                if self.answers_from(header.handle) {
+                    // Reads asked for before still want their bytes.
+                    // Once: so there are at most as many as there are answers.
+                    if !self.closing.contains(&header.handle) {
+                        self.closing.push(header.handle);
+                    }
+                } else {
+                    exports.unimport(header.handle);
+                }
                 (Header { token, ..Header::new(Kind::FlushAck) }, Payload::None)
             }
             Kind::Atomic => {
@@ -131,6 +139,28 @@ impl Endpoint {
             }
         };
         self.queue(rail, answer, payload, true);
+    }
+
+    /// Whether an answer with bytes of this handle waits to be sent.
+    fn answers_from(&self, handle: u32) -> bool {
+        let is_from = |frame: &Frame| matches!(frame.payload, Payload::Segment { handle: other, .. } if other == handle);
+        self.rails.iter().any(|rail| rail.queue.iter().any(is_from))
+    }
+
+    /// Closes the handles that the peer has given back and whose last answers have been sent. The driver calls it after sending.
+    pub fn close_handles(&mut self, exports: &mut impl Exports) {
+        if self.closing.is_empty() {
+            return;
+        }
+        let mut closing = core::mem::take(&mut self.closing);
+        closing.retain(|&handle| {
+            let answers = self.answers_from(handle);
+            if !answers {
+                exports.unimport(handle);
+            }
+            answers
+        });
+        self.closing = closing;
     }
 
     /// Answers a call: with a body, or with the reason for a refusal.

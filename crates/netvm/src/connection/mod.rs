@@ -1,6 +1,7 @@
 //! One session of a node: its links, and the users that wait for its operations.
 
 pub(crate) mod gather;
+mod posted;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::os::fd::AsRawFd;
@@ -23,6 +24,7 @@ use crate::node::{Inbox, Shared, View, lock};
 use crate::region::WriteOptions;
 use crate::sync::SYNC_HANDLE;
 use gather::{Gather, Step};
+use posted::Targets;
 
 /// A peer that does not answer for so long has failed.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -69,6 +71,7 @@ pub(crate) struct State {
     pub(crate) session: Session<Box<dyn Link>>,
     pub(crate) imports: ImportTable,
     ended: HashMap<u64, Result<Answer, OpError>>,
+    targets: Targets,
     pub(crate) next_token: u64,
     /// A user waits on the links itself; the node's thread keeps out.
     led: bool,
@@ -106,6 +109,7 @@ impl PeerSession {
             session: Session::new(links, limits.0, limits.1),
             imports: ImportTable::default(),
             ended: HashMap::new(),
+            targets: Targets::default(),
             next_token: 0,
             led: false,
             watches_room: false,
@@ -200,7 +204,9 @@ impl PeerSession {
             }
             state.visits = 0;
         }
-        match (state.broken.is_none(), gathers, state.leased) {
+        // Whoever leads may be asleep without watching for room.
+        let stuck = state.led && !sent_all;
+        match (state.broken.is_none(), gathers, state.leased || stuck) {
             (true, true, _) => Ticks::Soon,
             (true, false, true) => Ticks::Later,
             _ => {
@@ -354,8 +360,11 @@ impl PeerSession {
         let mut any = false;
         while let Some(event) = state.session.event() {
             match event {
-                Event::Completed { token, result, .. } => {
-                    if state.detached.is_empty() || !state.detached.remove(&token) {
+                Event::Completed { slot, token, result } => {
+                    if let Some((what, target)) = state.targets.take(slot, token) {
+                        any = true;
+                        target.end(self.outcome(state, what, result));
+                    } else if state.detached.is_empty() || !state.detached.remove(&token) {
                         any = true;
                         state.ended.insert(token, result);
                     }
@@ -487,19 +496,11 @@ impl PeerSession {
         what: &'static str,
     ) -> Result<(MutexGuard<'a, State>, Answer)> {
         self.progress(&mut state);
-        let (state, result) = self.wait_until(state, what, TIMEOUT, |peer, state| {
-            let lender = || peer.address.clone();
-            let Some(result) = state.ended.remove(&token) else { return state.broken.clone().map(Err) };
-            let broken =
-                || state.broken.clone().unwrap_or_else(|| Error::Other("the session has ended".to_owned()));
-            Some(result.map_err(|error| match error {
-                OpError::Lost => broken(),
-                OpError::Unknown => {
-                    Error::OutcomeUnknown { lender: lender(), what, reason: broken().to_string() }
-                }
-                OpError::Refused(code) => Error::Op { lender: lender(), what, code },
-            }))
-        });
+        let (state, result) =
+            self.wait_until(state, what, TIMEOUT, |peer, state| match state.ended.remove(&token) {
+                Some(result) => Some(peer.outcome(state, what, result)),
+                None => state.broken.clone().map(Err),
+            });
         result.map(|answer| (state, answer))
     }
 

@@ -167,6 +167,7 @@ impl<L: Link> Session<L> {
             match result {
                 Ok(sent) => {
                     self.endpoint.sent(rail, sent);
+                    self.endpoint.close_handles(memory);
                     if sent < offered {
                         // The link is full; asking again would only tell us so.
                         return Ok(());

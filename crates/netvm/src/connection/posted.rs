@@ -1,0 +1,159 @@
+//! Operations that nobody waits for where they are posted.
+
+use std::sync::MutexGuard;
+use std::time::{Duration, Instant};
+
+use netvm_core::endpoint::{Answer, OpError, PostError};
+
+use super::gather::Step;
+use super::{PeerSession, State, TIMEOUT};
+use crate::error::{Error, Result};
+use crate::posted::Target;
+use crate::region::WriteOptions;
+
+/// Where the ends of posted operations are told, by the operation's slot.
+#[derive(Default)]
+pub(super) struct Targets(Vec<Option<(u64, &'static str, Target)>>);
+
+impl Targets {
+    fn set(&mut self, slot: u16, token: u64, what: &'static str, target: Target) {
+        let slot = usize::from(slot);
+        if self.0.len() <= slot {
+            self.0.resize_with(slot + 1, || None);
+        }
+        self.0[slot] = Some((token, what, target));
+    }
+
+    /// The one of this very operation: its slot may be in use by another already.
+    pub(super) fn take(&mut self, slot: u16, token: u64) -> Option<(&'static str, Target)> {
+        let place = self.0.get_mut(usize::from(slot))?;
+        place.take_if(|(other, ..)| *other == token).map(|(_, what, target)| (what, target))
+    }
+}
+
+impl PeerSession {
+    /// Posts an operation whose end is told to `target`; waits for room if `waits`.
+    pub(crate) fn start(
+        &self,
+        waits: bool,
+        what: &'static str,
+        target: Target,
+        mut post: impl FnMut(&mut State, u64) -> Result<u16, PostError>,
+    ) -> Result<()> {
+        let mut state = self.lock();
+        // Ends that have not been told keep their slots' targets.
+        self.collect(&mut state);
+        let mut target = Some(target);
+        let mut post = |state: &mut State, token| {
+            let slot = post(state, token)?;
+            if let Some(target) = target.take() {
+                state.targets.set(slot, token, what, target);
+            }
+            Ok(())
+        };
+        let state = self.post_or_fail(state, waits, &mut post)?;
+        self.launch(state, false);
+        Ok(())
+    }
+
+    /// As [`PeerSession::start`], for a write whose bytes are copied: it has ended when it is posted.
+    pub(crate) fn start_copied(
+        &self,
+        waits: bool,
+        handle: u32,
+        offset: u64,
+        bytes: &[u8],
+        options: WriteOptions,
+        target: Target,
+    ) -> Result<()> {
+        let mut post =
+            |state: &mut State, _| state.session.endpoint.post_write_copied(handle, offset, bytes, options);
+        let state = self.post_or_fail(self.lock(), waits, &mut post)?;
+        target.end(Ok(Answer::Done));
+        self.launch(state, options.notify.is_some());
+        Ok(())
+    }
+
+    fn post_or_fail<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        waits: bool,
+        post: &mut impl FnMut(&mut State, u64) -> Result<(), PostError>,
+    ) -> Result<MutexGuard<'a, State>> {
+        if waits {
+            return self.post(state, post).map(|(state, _)| state);
+        }
+        for attempt in 0..2 {
+            if let Some(error) = &state.broken {
+                return Err(error.clone());
+            }
+            let token = state.next_token;
+            state.next_token += 1;
+            match post(&mut state, token) {
+                Ok(()) => return Ok(state),
+                Err(PostError::Full) if attempt == 0 => self.progress(&mut state),
+                Err(PostError::Full) => break,
+                Err(error) => return Err(Error::Other(error.to_string())),
+            }
+        }
+        Err(state.broken.clone().unwrap_or_else(|| Error::WouldBlock { lender: self.address.clone() }))
+    }
+
+    /// Sends what has been posted, now or together with what follows closely; the node's thread sends what the link does not take.
+    fn launch(&self, mut state: MutexGuard<'_, State>, tells: bool) {
+        let endpoint = &state.session.endpoint;
+        let bytes = (0..endpoint.rails()).map(|rail| endpoint.queued_bytes(rail)).sum();
+        if state.gather.queued(bytes, Instant::now) == Step::Leave && !tells {
+            return;
+        }
+        if let Err(failure) = self.send_all(&mut state) {
+            self.fail(&mut state, &failure);
+        }
+        if state.gather.sent(Instant::now) {
+            self.begin_ticks(&mut state);
+        }
+        self.collect(&mut state);
+        if state.broken.is_none() && state.session.has_output() {
+            if state.led || state.leased {
+                // Whoever leads may be asleep without watching for room.
+                self.begin_ticks(&mut state);
+            } else {
+                self.arm(&mut state);
+            }
+        }
+    }
+
+    /// Waits until `ended`, for as long as a peer may take to answer; then the session is over.
+    pub(crate) fn wait_posted(&self, what: &'static str, mut ended: impl FnMut() -> bool) -> Result<()> {
+        let mut state = self.lock();
+        self.progress(&mut state);
+        self.wait_until(state, what, TIMEOUT, |_, _| ended().then_some(Ok(()))).1
+    }
+
+    /// As [`PeerSession::wait_posted`], for at most `limit`; the session goes on.
+    pub(crate) fn wait_posted_for(&self, limit: Duration, mut ended: impl FnMut() -> bool) -> Result<()> {
+        let mut state = self.lock();
+        self.progress(&mut state);
+        let mut ready = |_: &Self, _: &mut State| ended().then_some(Ok(()));
+        self.wait_for(state, limit, TIMEOUT, &mut ready).1.unwrap_or(Ok(()))
+    }
+
+    /// What an operation's end means.
+    pub(super) fn outcome(
+        &self,
+        state: &State,
+        what: &'static str,
+        result: Result<Answer, OpError>,
+    ) -> Result<Answer> {
+        let lender = || self.address.clone();
+        let broken =
+            || state.broken.clone().unwrap_or_else(|| Error::Other("the session has ended".to_owned()));
+        result.map_err(|error| match error {
+            OpError::Lost => broken(),
+            OpError::Unknown => {
+                Error::OutcomeUnknown { lender: lender(), what, reason: broken().to_string() }
+            }
+            OpError::Refused(code) => Error::Op { lender: lender(), what, code },
+        })
+    }
+}

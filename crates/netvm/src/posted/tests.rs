@@ -1,0 +1,253 @@
+//! Posted operations over real links: what ends when, how much may be under way, and what a broken session leaves known.
+
+use std::io;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use netvm_core::limits::{OPS_MAX, WINDOW};
+
+use super::*;
+use crate::link::{Caps, Fault, Faulty, Incoming, Link, Loopback, Outgoing};
+use crate::node::{Mapping, Node, Rights};
+use crate::notify::Notify;
+use crate::region::Peer;
+
+const SOON: Option<Duration> = Some(Duration::from_secs(20));
+
+fn word(memory: &Mapping, offset: usize) -> u64 {
+    memory.shared().with_u64(offset, |word| word.load(Ordering::SeqCst)).unwrap()
+}
+
+fn nodes(here: impl Link + 'static, there: impl Link + 'static) -> (Node, Node, Peer) {
+    let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
+    server.serve_links(vec![Box::new(there)]).unwrap();
+    let limits = (OPS_MAX as u32, WINDOW as u32);
+    let peer = client.connect_links(vec![Box::new(here)], limits, "peer").unwrap();
+    (server, client, peer)
+}
+
+/// A server with 1 MiB, a client, and what it imports.
+fn over_tcp() -> (Node, Arc<Mapping>, Node, Region) {
+    let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
+    let memory = Node::memory(1 << 20).unwrap();
+    let key = server.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap();
+    let peer = client.connect(&server.listen("127.0.0.1:0").unwrap()).unwrap();
+    let region = peer.import("memory", &key).unwrap();
+    (server, memory, client, region)
+}
+
+/// Receives nothing while it is held.
+struct Held<L>(L, Arc<AtomicBool>);
+
+impl<L: Link> Link for Held<L> {
+    fn caps(&self) -> Caps {
+        self.0.caps()
+    }
+    fn post(&mut self, pieces: &Outgoing<'_>) -> io::Result<usize> {
+        self.0.post(pieces)
+    }
+    fn poll(&mut self, pieces: &mut Incoming<'_>) -> io::Result<usize> {
+        if self.1.load(Ordering::SeqCst) {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        self.0.poll(pieces)
+    }
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.0.wait_fd()
+    }
+}
+
+#[test]
+fn posted_operations_end_with_what_the_blocking_ones_return() {
+    let (_server, memory, _client, region) = over_tcp();
+    let local = Node::memory(1 << 20).unwrap();
+    local.shared().fill(7);
+    // Copied, not copied, and scattered.
+    for bytes in [0, 1, 4096, COPIED_BYTES_MAX, COPIED_BYTES_MAX + 1, 1 << 19] {
+        let (one, two) =
+            (local.shared().sub(3, bytes / 3).unwrap(), local.shared().sub(9, bytes / 2).unwrap());
+        memory.shared().fill(0);
+        let written = region.post().write(5, &[one, two], WriteOptions::default()).unwrap();
+        let flushed = region.post().flush().unwrap();
+        flushed.wait().unwrap();
+        assert_eq!(written.test(), Some(Ok(())), "a flush comes after the writes");
+        let all = bytes / 3 + bytes / 2;
+        let is = |at: usize| memory.shared().sub(at, 1).unwrap().to_vec() == [7];
+        assert!(!is(4) && !is(5 + all) && (5..5 + all).step_by(511).all(is));
+        let back = Node::memory(1 << 20).unwrap();
+        let target = back.shared().sub(1, all).unwrap();
+        region.post().read(5, &[target]).unwrap().wait().unwrap();
+        assert_eq!(target.to_vec(), vec![7; all]);
+    }
+    memory.shared().fill(0);
+    let added: Vec<_> = (0..100).map(|_| region.post().atomic(8, Atomically::Add(3u64)).unwrap()).collect();
+    let old: Vec<_> = added.iter().map(|op| op.wait().unwrap()).collect();
+    assert_eq!(old, (0..100).map(|index| index * 3).collect::<Vec<u64>>());
+    let swap = region.post().atomic(8, Atomically::CompareSwap { expected: 300, new: 5u32 }).unwrap();
+    assert_eq!(swap.wait_for(Duration::from_secs(20)), Some(Ok(300)));
+    assert_eq!(swap.test(), Some(Ok(300)), "told again");
+    assert_eq!(word(&memory, 8), 5);
+    // Refused here and there.
+    assert!(matches!(region.post().read(1 << 20, &[local.shared()]), Err(Error::Bounds { .. })));
+    let misaligned = region.post().atomic(4, Atomically::Load::<u64>).unwrap().wait();
+    assert!(matches!(misaligned, Err(Error::Op { .. })), "{misaligned:?}");
+}
+
+#[test]
+fn nobody_has_to_wait_for_what_is_posted() {
+    let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
+    let memory = Node::memory(1 << 20).unwrap();
+    let exported = server.export_notified("memory", Arc::clone(&memory), Rights::ReadWrite, 1);
+    let (key, board) = exported.unwrap();
+    let peer = client.connect(&server.listen("127.0.0.1:0").unwrap()).unwrap();
+    let region = peer.import("memory", &key).unwrap();
+    let local = Node::memory(1 << 20).unwrap();
+    local.shared().fill(1);
+    for round in 0..50 {
+        let counter = Counter::new();
+        for index in 0..64 {
+            let bytes = [8, 40_000][index % 2];
+            let local = local.shared().sub(index, bytes).unwrap();
+            region.post().counted(&counter).write(0, &[local], WriteOptions::default()).unwrap();
+        }
+        region.post().atomic(8 * (1000 + round), Atomically::Add(1u64)).unwrap().detach();
+        let options = WriteOptions { fence: false, notify: Some(Notify::Count { number: 0 }) };
+        region.post().write(0, &[], options).unwrap().detach();
+        assert!(board.wait(0, SOON) && board.acknowledge(0), "round {round}");
+        assert_eq!(word(&memory, 0), 0x0101_0101_0101_0101);
+        // Only the node's thread, looking at the counter.
+        while counter.pending() > 0 {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        assert_eq!((counter.done(), counter.failed()), (64, 0));
+        memory.shared().sub(0, 4096).unwrap().fill(0);
+    }
+}
+
+#[test]
+fn counters_count_operations_of_several_peers() {
+    let (_server, memory, _client, region) = over_tcp();
+    let (_second, other, _client, there) = over_tcp();
+    let counter = Counter::new();
+    assert_eq!(counter.wait_for(0, None), Ok(true));
+    assert_eq!(counter.wait_for(1, Some(Duration::from_millis(5))), Ok(false));
+    std::thread::scope(|scope| {
+        // Waits before the first is posted.
+        let waiter = scope.spawn(|| counter.wait_for(2000, SOON));
+        for index in 0..1000u64 {
+            region.post().counted(&counter).atomic(0, Atomically::Add(1u64)).unwrap();
+            there.post().counted(&counter).atomic(8 * (index % 4), Atomically::Add(1u64)).unwrap();
+        }
+        assert_eq!(waiter.join().unwrap(), Ok(true));
+    });
+    assert_eq!((counter.posted(), counter.done(), counter.pending()), (2000, 2000, 0));
+    assert_eq!((word(&memory, 0), word(&other, 24)), (1000, 250));
+    there.post().counted(&counter).atomic(4, Atomically::Add(1u64)).unwrap();
+    region.post().counted(&counter).flush().unwrap();
+    assert!(matches!(counter.wait_all(SOON), Err(Error::Op { .. })));
+    assert!(matches!(counter.wait_for(2002, SOON), Err(Error::Op { .. })), "until somebody takes it");
+    assert!(matches!(counter.take_error(), Some(Error::Op { .. })));
+    assert_eq!((counter.done(), counter.failed(), counter.wait_all(SOON)), (2001, 1, Ok(true)));
+}
+
+#[test]
+fn no_more_than_there_is_room_for_is_under_way() {
+    let (here, there) = Loopback::pair().unwrap();
+    let held = Arc::new(AtomicBool::new(false));
+    let (server, _client, peer) = nodes(here, Held(there, Arc::clone(&held)));
+    let memory = Node::memory(1 << 20).unwrap();
+    let key = server.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap();
+    let region = peer.import("memory", &key).unwrap();
+    let local = Node::memory(1 << 20).unwrap();
+    held.store(true, Ordering::SeqCst);
+    let counter = Counter::new();
+    let post = || region.post().without_waiting().counted(&counter);
+    let fill = |mut start: Box<dyn FnMut() -> Result<()> + '_>| {
+        for posted in 0..100_000 {
+            match start() {
+                Ok(()) => {}
+                Err(Error::WouldBlock { .. }) => return posted,
+                Err(other) => panic!("{other}"),
+            }
+        }
+        panic!("no end");
+    };
+    let small = local.shared().sub(0, 1000).unwrap();
+    let writes = fill(Box::new(|| post().write(0, &[small], WriteOptions::default())));
+    assert!((100..=WINDOW).contains(&writes), "{writes}");
+    let atomics = fill(Box::new(|| post().atomic(8192, Atomically::Add(1u64))));
+    assert_eq!(atomics, OPS_MAX as u64);
+    assert_eq!(counter.pending(), atomics);
+    std::thread::scope(|scope| {
+        // Who may wait does, until there is room.
+        let waiter = scope.spawn(|| region.post().atomic(8192, Atomically::Add(1u64)).unwrap().wait());
+        std::thread::sleep(Duration::from_millis(20));
+        held.store(false, Ordering::SeqCst);
+        assert_eq!(waiter.join().unwrap(), Ok(OPS_MAX as u64));
+    });
+    assert_eq!(counter.wait_all(SOON), Ok(true));
+    assert_eq!(counter.done(), writes + atomics);
+}
+
+#[test]
+fn a_dropped_operation_has_ended() {
+    let (here, there) = Loopback::pair().unwrap();
+    let held = Arc::new(AtomicBool::new(false));
+    let (server, _client, peer) = nodes(here, Held(there, Arc::clone(&held)));
+    let memory = Node::memory(4096).unwrap();
+    memory.shared().fill(3);
+    let key = server.export("memory", memory, Rights::Read).unwrap();
+    let region = peer.import("memory", &key).unwrap();
+    let local = Node::memory(4096).unwrap();
+    held.store(true, Ordering::SeqCst);
+    let read = region.post().read(0, &[local.shared()]).unwrap();
+    assert_eq!((read.test(), read.wait_for(Duration::from_millis(5))), (None, None));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            held.store(false, Ordering::SeqCst);
+        });
+        drop(read);
+        assert_eq!(local.shared().to_vec(), [3; 4096]);
+    });
+    // An operation keeps its session.
+    let read = region.post().read(0, &[local.shared()]).unwrap();
+    drop((region, peer));
+    read.wait().unwrap();
+}
+
+#[test]
+fn a_cut_at_any_byte_leaves_atomics_done_unknown_or_lost() {
+    let (mut unknown, mut lost) = (0, 0);
+    for cut in 0..300 {
+        let ends = (Fault::CutAfter(100 + 7 * cut), Fault::CutAfter(u64::MAX));
+        let (one, two) = if cut % 2 == 0 { ends } else { (ends.1, ends.0) };
+        let (here, there) = Loopback::pair().unwrap();
+        let (server, _client, peer) = nodes(Faulty::new(here, one), Faulty::new(there, two));
+        let memory = Node::memory(4096).unwrap();
+        let key = server.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap();
+        let Ok(region) = peer.import("memory", &key) else { continue };
+        let mut ops = Vec::new();
+        while ops.len() < 60 {
+            let Ok(op) = region.post().atomic(0, Atomically::Add(1u64)) else { break };
+            ops.push(op);
+        }
+        let (mut done, mut perhaps) = (0, 0);
+        for op in &ops {
+            match op.wait() {
+                Ok(before) => {
+                    assert_eq!(before, done, "in order");
+                    done += 1;
+                }
+                Err(Error::OutcomeUnknown { .. }) => perhaps += 1,
+                Err(Error::LenderLost { .. }) => lost += 1,
+                Err(other) => panic!("{other}"),
+            }
+        }
+        drop((ops, region, peer, server));
+        let executed = word(&memory, 0);
+        assert!((done..=done + perhaps).contains(&executed), "{done} {perhaps} {executed}");
+        unknown += perhaps;
+    }
+    assert!(unknown > 0, "{unknown} {lost}");
+}
