@@ -207,6 +207,17 @@ impl Home {
         reply
     }
 
+    /// A process gives back what a ticket has, or leaves a group, and waits for no answer. What makes no sense changes nothing.
+    pub fn released(&mut self, session: SessionId, ticket: Ticket) {
+        let who = Who { session, slot: ticket.slot };
+        let Some(&id) = self.tickets.get(&who) else { return };
+        let op = match self.objects.get(id.index as usize).and_then(|place| place.object.as_ref()) {
+            Some((_, Machine::Group(_))) => Op::Leave,
+            _ => Op::Release,
+        };
+        self.handle(session, id, Request { object: 0, ticket, op });
+    }
+
     /// A process has died, or has gone: what it had is free again, and it waits for nothing.
     pub fn session_ended(&mut self, session: SessionId) {
         let all = Who { session, slot: 0 }..=Who { session, slot: u16::MAX };

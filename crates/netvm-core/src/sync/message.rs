@@ -4,6 +4,7 @@
 //!  request  | op 1 | flags 1 | slot 2 | generation 4 | object 4 | number 4 | next 4 | bytes ... |
 //!  reply    | code 1 | number 8 | bytes ... |
 //!  signal   a notification of the session: number = slot, value = generation << 4 | signal
+//!  release  the same in the other direction, with 15 as signal: no answer, so no round trip
 //! ```
 
 use alloc::vec::Vec;
@@ -25,6 +26,31 @@ pub struct Ticket {
     pub slot: u16,
     /// Which use of the number.
     pub generation: u32,
+}
+
+const RELEASED: u32 = 15;
+
+impl Ticket {
+    /// Tells the home that the ticket gives back what it has. A notification comes after all writes before it, so the next one
+    /// finds those.
+    pub fn release(self) -> Option<Notify> {
+        self.notify(RELEASED)
+    }
+
+    /// Back.
+    pub fn from_release(notify: Notify) -> Option<Self> {
+        Self::from_notify(notify).and_then(|(ticket, code)| (code == RELEASED).then_some(ticket))
+    }
+
+    fn notify(self, code: u32) -> Option<Notify> {
+        let value = NonZeroU32::new(self.generation << 4 | code)?;
+        Some(Notify::Post { number: self.slot, value })
+    }
+
+    fn from_notify(notify: Notify) -> Option<(Self, u32)> {
+        let Notify::Post { number, value } = notify else { return None };
+        Some((Self { slot: number, generation: value.get() >> 4 }, value.get() & 15))
+    }
 }
 
 /// What a process wants of an object.
@@ -281,14 +307,13 @@ impl Signal {
 
     /// As a notification of the session.
     pub fn notify(self, ticket: Ticket) -> Option<Notify> {
-        let value = NonZeroU32::new(ticket.generation << 4 | self as u32)?;
-        Some(Notify::Post { number: ticket.slot, value })
+        ticket.notify(self as u32)
     }
 
     /// Back.
     pub fn from_notify(notify: Notify) -> Option<(Ticket, Self)> {
-        let Notify::Post { number, value } = notify else { return None };
-        let signal = match value.get() & 15 {
+        let (ticket, code) = Ticket::from_notify(notify)?;
+        let signal = match code {
             1 => Self::Granted,
             2 => Self::Abandoned,
             3 => Self::Expired,
@@ -297,6 +322,6 @@ impl Signal {
             6 => Self::Broken,
             _ => return None,
         };
-        Some((Ticket { slot: number, generation: value.get() >> 4 }, signal))
+        Some((ticket, signal))
     }
 }

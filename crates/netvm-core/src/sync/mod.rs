@@ -13,6 +13,8 @@ mod queue;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
+mod tests_meet;
+#[cfg(test)]
 mod tests_model;
 mod waiters;
 

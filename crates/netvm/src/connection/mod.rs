@@ -3,12 +3,13 @@
 pub(crate) mod gather;
 mod posted;
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::os::fd::AsRawFd;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use netvm_core::endpoint::{Answer, Event, OpError, PostError};
+use netvm_core::limits::TICKETS_MAX;
 use netvm_core::notify::Notify;
 use netvm_core::segment::ImportTable;
 use netvm_core::sync::{SessionId, Signal, Ticket};
@@ -49,7 +50,7 @@ pub(crate) struct PeerSession {
     id: u64,
     pub(crate) session: SessionId,
     state: Mutex<State>,
-    /// An operation has ended, or nobody leads any more.
+    /// An operation has ended, or nobody leads any more. Told by [`PeerSession::tell_followers`] only.
     changed: Condvar,
 }
 
@@ -75,9 +76,13 @@ pub(crate) struct State {
     pub(crate) next_token: u64,
     /// A user waits on the links itself; the node's thread keeps out.
     led: bool,
+    /// Who waits for the leader.
+    followers: u32,
     watches_room: bool,
     gather: Gather,
     look: Trial,
+    /// The same for turns: these waits may be long where answers are quick.
+    look_for_turn: Trial,
     /// The node's thread does not watch the links: those who wait or poll do, and it comes by with every tick. Saves telling it
     /// twice for each wait of a series.
     leased: bool,
@@ -92,8 +97,6 @@ pub(crate) struct State {
     pub(crate) inbox: Inbox,
     /// Signals to the peer's waiters for which the window had no room.
     signals: VecDeque<Notify>,
-    /// Calls whose answers nobody waits for.
-    detached: HashSet<u64>,
 }
 
 impl PeerSession {
@@ -112,9 +115,11 @@ impl PeerSession {
             targets: Targets::default(),
             next_token: 0,
             led: false,
+            followers: 0,
             watches_room: false,
             gather: Gather::default(),
             look: Trial::new(LOOK_MAX),
+            look_for_turn: Trial::new(LOOK_MAX),
             leased: false,
             ticking: false,
             visits: 0,
@@ -124,7 +129,6 @@ impl PeerSession {
             bounces: Vec::new(),
             inbox: Inbox::default(),
             signals: VecDeque::new(),
-            detached: HashSet::new(),
         };
         let address = address.to_owned();
         Self { shared, address, id, session, state: Mutex::new(state), changed: Condvar::new() }
@@ -277,7 +281,7 @@ impl PeerSession {
         state.session.endpoint.fail();
         self.collect(state);
         state.session.close_links();
-        self.changed.notify_all();
+        self.tell_followers(state);
         let mut home = lock(&self.shared.home);
         home.session_ended(self.session);
         let news = home.has_signals();
@@ -361,12 +365,10 @@ impl PeerSession {
         while let Some(event) = state.session.event() {
             match event {
                 Event::Completed { slot, token, result } => {
-                    if let Some((what, target)) = state.targets.take(slot, token) {
-                        any = true;
-                        target.end(self.outcome(state, what, result));
-                    } else if state.detached.is_empty() || !state.detached.remove(&token) {
-                        any = true;
-                        state.ended.insert(token, result);
+                    any = true;
+                    match state.targets.take(slot, token) {
+                        Some((what, target)) => target.end(self.outcome(state, what, result)),
+                        None => drop(state.ended.insert(token, result)),
                     }
                 }
                 Event::Called { request, .. } => {
@@ -381,6 +383,13 @@ impl PeerSession {
             }
         }
         if std::mem::take(&mut state.inbox.news) || any {
+            self.tell_followers(state);
+        }
+    }
+
+    /// A condition variable costs a system call even when nobody waits for it.
+    fn tell_followers(&self, state: &State) {
+        if state.followers > 0 {
             self.changed.notify_all();
         }
     }
@@ -439,11 +448,12 @@ impl PeerSession {
         pushed
     }
 
-    /// Posts a call whose answer nobody needs.
-    pub(crate) fn call_detached(&self, method: u32, body: &[u8]) -> Result<()> {
-        let post = |state: &mut State, token| state.session.endpoint.post_call(token, method, body.to_vec());
-        let (mut state, token) = self.post(self.lock(), post)?;
-        state.detached.insert(token);
+    /// Notifies the peer of something of the session itself, after everything written before.
+    pub(crate) fn tell(&self, notify: Notify) -> Result<()> {
+        let options = WriteOptions { notify: Some(notify), ..WriteOptions::default() };
+        let post =
+            |state: &mut State, _| state.session.endpoint.post_write_copied(SYNC_HANDLE, 0, &[], options);
+        let (state, _) = self.post(self.lock(), post)?;
         self.push(state, true)
     }
 
@@ -456,20 +466,31 @@ impl PeerSession {
         let mut state = self.lock();
         self.progress(&mut state);
         let limit = limit.unwrap_or(FOREVER).min(FOREVER);
-        self.wait_for(state, limit, TIMEOUT, &mut ready).1.transpose()
+        self.wait_for(state, limit, TIMEOUT, |state| &mut state.look_for_turn, &mut ready).1.transpose()
     }
 
     /// Tells one of the peer's waiters.
     pub(crate) fn signal(&self, ticket: Ticket, signal: Signal) {
         let mut state = self.lock();
+        // A ticket is used again only when its signal has arrived, so no peer that keeps to this makes the queue longer.
+        if state.signals.len() >= TICKETS_MAX {
+            let reason = "it uses tickets again whose signals it has not received".to_owned();
+            return self.break_off(&mut state, Error::Protocol { lender: self.address.clone(), reason });
+        }
         state.signals.extend(signal.notify(ticket));
-        self.progress(&mut state);
+        // Nothing is received here: what it asked for would bring more signals, and those who ask without being signalled would never
+        // be served.
+        self.post_signals(&mut state);
+        if state.broken.is_none()
+            && let Err(failure) = self.send_all(&mut state)
+        {
+            self.fail(&mut state, &failure);
+        }
         if !state.led && !state.leased {
             self.arm(&mut state);
         }
     }
 
-    /// Each ticket has one signal at most: no peer makes the queue long.
     fn post_signals(&self, state: &mut State) {
         while let Some(notify) = state.signals.front() {
             let options = WriteOptions { notify: Some(*notify), ..WriteOptions::default() };
@@ -513,7 +534,7 @@ impl PeerSession {
         patience: Duration,
         mut ready: impl FnMut(&Self, &mut State) -> Option<Result<R>>,
     ) -> (MutexGuard<'a, State>, Result<R>) {
-        match self.wait_for(state, TIMEOUT, patience, &mut ready) {
+        match self.wait_for(state, TIMEOUT, patience, |state| &mut state.look, &mut ready) {
             (state, Some(result)) => (state, result),
             (mut state, None) => {
                 let error = self.timeout(&mut state, what);
@@ -529,6 +550,7 @@ impl PeerSession {
         mut state: MutexGuard<'a, State>,
         limit: Duration,
         patience: Duration,
+        trial: fn(&mut State) -> &mut Trial,
         ready: &mut impl FnMut(&Self, &mut State) -> Option<Result<R>>,
     ) -> (MutexGuard<'a, State>, Option<Result<R>>) {
         // The clock is asked only by those who must wait.
@@ -538,7 +560,7 @@ impl PeerSession {
         let result = loop {
             if let Some(result) = ready(self, &mut state) {
                 if look_until.is_some() {
-                    state.look.note(true);
+                    trial(&mut state).note(true);
                 }
                 break Some(result);
             }
@@ -551,8 +573,10 @@ impl PeerSession {
             if !leads && state.led {
                 // The leader may have gone to sleep before our bytes were stuck: then we look after them.
                 let patience = if room { PATIENCE } else { patience }.min(left);
+                state.followers += 1;
                 let wait = self.changed.wait_timeout(state, patience);
                 state = wait.unwrap_or_else(PoisonError::into_inner).0;
+                state.followers -= 1;
                 self.progress(&mut state);
                 continue;
             }
@@ -564,7 +588,7 @@ impl PeerSession {
                 let is_series =
                     state.waited.is_some_and(|end| now.saturating_duration_since(end) <= SERIES_GAP);
                 state.series = if is_series { state.series + 1 } else { 0 };
-                let budget = state.look.budget();
+                let budget = trial(&mut state).budget();
                 look_until = (!budget.is_zero()).then(|| now + budget);
             }
             if let Some(until) = look_until {
@@ -577,7 +601,7 @@ impl PeerSession {
                     continue;
                 }
                 look_until = None;
-                state.look.note(false);
+                trial(&mut state).note(false);
             }
             let events = libc::POLLIN | if room { libc::POLLOUT } else { 0 };
             let mut fds = [libc::pollfd { fd: -1, events, revents: 0 }; netvm_core::limits::RAILS_MAX];
@@ -606,7 +630,7 @@ impl PeerSession {
             } else {
                 self.watch_again(&mut state);
             }
-            self.changed.notify_all();
+            self.tell_followers(&state);
         }
         (state, result)
     }

@@ -135,7 +135,7 @@ impl PeerSession {
         let mut state = self.lock();
         self.progress(&mut state);
         let mut ready = |_: &Self, _: &mut State| ended().then_some(Ok(()));
-        self.wait_for(state, limit, TIMEOUT, &mut ready).1.unwrap_or(Ok(()))
+        self.wait_for(state, limit, TIMEOUT, |state| &mut state.look, &mut ready).1.unwrap_or(Ok(()))
     }
 
     /// What an operation's end means.

@@ -7,7 +7,7 @@ use netvm_core::atomic::Atomic;
 use netvm_core::key::{Access, RemoteKey, Rights};
 use netvm_core::limits::TICKETS_MAX;
 use netvm_core::segment::{ExportTable, ImportTable, SegmentId};
-use netvm_core::sync::{ObjectId, SessionId, Waiters};
+use netvm_core::sync::{ObjectId, SessionId, Ticket, Waiters};
 use netvm_core::wire::Status;
 use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
@@ -97,7 +97,10 @@ impl netvm_core::endpoint::Exports for View<'_> {
 
     fn notify(&mut self, handle: u32, notify: Notify) {
         if handle == SYNC_HANDLE {
-            self.inbox.news |= self.inbox.waiters.deliver(notify);
+            match Ticket::from_release(notify) {
+                Some(ticket) => self.shared.released(self.session, ticket),
+                None => self.inbox.news |= self.inbox.waiters.deliver(notify),
+            }
             return;
         }
         let exports = lock(&self.shared.exports);

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
 
 use netvm_core::segment::ImportTable;
-use netvm_core::sync::{Home, Request, SessionId};
+use netvm_core::sync::{Home, Request, SessionId, Ticket};
 use netvm_core::wire::Status;
 use netvm_sys::epoll::{Epoll, EventFd, Interest};
 use netvm_sys::net::Listener;
@@ -119,6 +119,17 @@ impl Shared {
             self.ring();
         }
         Ok(reply.encode())
+    }
+
+    /// A peer's turn is over.
+    pub(crate) fn released(&self, session: SessionId, ticket: Ticket) {
+        let mut home = lock(&self.home);
+        home.released(session, ticket);
+        let news = home.has_signals();
+        drop(home);
+        if news {
+            self.ring();
+        }
     }
 
     /// Has the node's thread send the home's signals: whoever is here has a peer locked, and they need others.

@@ -139,7 +139,7 @@ impl Group {
 
 impl Drop for Group {
     fn drop(&mut self) {
-        self.object.tell(self.ticket, Op::Leave);
+        self.object.give_up(self.ticket);
         self.object.give_back(self.ticket);
     }
 }

@@ -177,16 +177,11 @@ impl Object {
         Reply::decode(&body).ok_or_else(|| nonsense().into())
     }
 
-    /// Gives something up. Lost with the session at worst, and then the home takes it back itself.
-    fn tell(&self, ticket: Ticket, op: Op) {
-        let peer = self.region.peer();
-        let rails = peer.lock().session.endpoint.rails();
-        if rails == 1 {
-            let request = Request { object: self.region.handle(), ticket, op };
-            let _ = peer.call_detached(SYNC_METHOD, &request.encode());
-        } else {
-            // The ticket's next use must not overtake this one.
-            let _ = self.call(ticket, op);
+    /// Gives back what a ticket has, without waiting. Lost with the session at worst, and then the home takes it back itself. The
+    /// ticket's next use does not overtake it: no request overtakes a notification.
+    fn give_up(&self, ticket: Ticket) {
+        if let Some(notify) = ticket.release() {
+            let _ = self.region.peer().tell(notify);
         }
     }
 
@@ -237,7 +232,7 @@ impl Object {
                     attempt.reply(self.call(waits, Op::Cancel)?);
                 }
                 Step::LastSignal => {
-                    // An hour, and then again: it is certain to come, or the session ends.
+                    // It is certain to come, or the session ends.
                     if let Some(signal) = peer.wait_signal(waits, None)? {
                         attempt.signal(signal);
                     }
@@ -289,7 +284,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if self.owned {
-            self.object.tell(self.ticket, Op::Release);
+            self.object.give_up(self.ticket);
         }
         self.object.give_back(self.ticket);
     }

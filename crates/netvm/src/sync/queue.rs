@@ -31,9 +31,12 @@ impl WaitQueue {
     /// [`SyncError::Failed`].
     pub fn enqueue(&self) -> Result<Waiting, SyncError> {
         let ticket = self.0.ticket()?;
-        let waiting = Waiting { object: Arc::clone(&self.0), ticket, queued: true };
+        let mut waiting = Waiting { object: Arc::clone(&self.0), ticket, queued: false };
         match self.0.call(ticket, Op::Enqueue)? {
-            Reply::Queued => Ok(waiting),
+            Reply::Queued => {
+                waiting.queued = true;
+                Ok(waiting)
+            }
             reply => Err(unexpected(reply)),
         }
     }
