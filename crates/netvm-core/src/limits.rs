@@ -42,6 +42,17 @@ pub const PARTIES_MAX: u32 = 1024;
 /// Most bytes that one member contributes to a meeting.
 pub const GROUP_BYTES_MAX: usize = 4096;
 
+/// Most bytes that one request to copy to or from a third node moves.
+pub const COPY_BYTES_MAX: u64 = 4 << 20;
+/// Most bytes that one request to copy between two segments of the same peer moves: it is executed at once.
+pub const COPY_LOCAL_BYTES_MAX: u64 = 256 << 10;
+/// Sessions for which one node copies to and from third nodes at once.
+pub const COPIERS_MAX: usize = 16;
+/// Connections to third nodes that one such session keeps.
+pub const COPY_PEERS_MAX: usize = 4;
+/// Most bytes of a reason that a peer gives in words.
+pub const REASON_BYTES_MAX: usize = 200;
+
 /// Most bytes in one encrypted record.
 pub const RECORD_BYTES_MAX: usize = 16 << 10;
 /// Each direction's key is replaced after this many records: 64 GiB at most, well below what AES-GCM allows one key.

@@ -5,6 +5,7 @@
 //! - [`node`], [`region`], [`atomic`], [`notify`]: one-sided memory between processes: export, import, read, write, change words,
 //!   notify and wait.
 //! - [`posted`]: the same operations without waiting: handles and completion counters.
+//! - [`copy`]: copies between two other nodes.
 //! - [`sync`]: locks, monitors, semaphores, wait queues, barriers and reductions between processes.
 //! - [`security`]: secrets that both sides prove to know, and encryption.
 //! - [`link`]: the transports below.
@@ -13,6 +14,8 @@
 
 pub mod atomic;
 mod connection;
+mod copier;
+pub mod copy;
 pub mod error;
 pub mod lender;
 pub mod link;

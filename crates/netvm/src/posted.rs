@@ -89,7 +89,7 @@ impl<W: Word> Atomically<W> {
     }
 }
 
-/// What an operation ends with: `()`, or the word before an atomic.
+/// What an operation ends with: `()`, the word before an atomic, or the body of an answer.
 pub trait Outcome: Sized {
     #[doc(hidden)]
     fn of(answer: &Answer) -> Option<Self>;
@@ -98,6 +98,12 @@ pub trait Outcome: Sized {
 impl Outcome for () {
     fn of(_: &Answer) -> Option<Self> {
         Some(())
+    }
+}
+
+impl Outcome for Vec<u8> {
+    fn of(answer: &Answer) -> Option<Self> {
+        if let Answer::Reply(body) = answer { Some(body.clone()) } else { None }
     }
 }
 
@@ -183,7 +189,8 @@ impl<T: Outcome> Op<T> {
 
     fn ended(&self) -> Option<Result<T>> {
         let answered = |answer| {
-            T::of(answer).ok_or_else(|| Error::Other("an atomic was answered with something else".to_owned()))
+            T::of(answer)
+                .ok_or_else(|| Error::Other("an operation was answered with something else".to_owned()))
         };
         Some(self.cell.get()?.as_ref().map_err(Clone::clone).and_then(answered))
     }
@@ -471,6 +478,16 @@ impl<'a> Posting<'a> {
     /// As [`Posting::write`].
     pub fn flush(self) -> Result<Op> {
         self.op("flush", |target| self.start_flush(target))
+    }
+
+    /// Calls a method of the peer.
+    pub(crate) fn call(self, method: u32, body: &[u8]) -> Result<Op<Vec<u8>>> {
+        self.op("call", |target| {
+            let post = |state: &mut crate::connection::State, token| {
+                state.session.endpoint.post_call(token, method, body.to_vec())
+            };
+            self.region.peer().start(self.waits, "call", target, post)
+        })
     }
 
     fn op<T>(self, what: &'static str, start: impl FnOnce(Target) -> Result<()>) -> Result<Op<T>> {

@@ -35,6 +35,11 @@ impl Peer {
         Self { connection: Arc::new(Connection(peer)) }
     }
 
+    /// Whether the session has ended.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.connection.0.is_closed()
+    }
+
     /// Opens the peer's segment `name`.
     ///
     /// # Errors
@@ -45,7 +50,8 @@ impl Peer {
         let (state, token) = peer.post(peer.lock(), post)?;
         match peer.wait(state, token, "import")? {
             (_, Answer::Imported { handle, len, rights, notifications }) => {
-                Ok(Region { connection: Arc::clone(&self.connection), handle, len, rights, notifications })
+                let (connection, name) = (Arc::clone(&self.connection), name.to_owned());
+                Ok(Region { connection, handle, len, rights, notifications, name, key: *key })
             }
             _ => Err(Error::Other("an import was answered with something else".to_owned())),
         }
@@ -59,6 +65,8 @@ pub struct Region {
     len: u64,
     rights: Rights,
     notifications: u32,
+    name: String,
+    key: RemoteKey,
 }
 
 impl std::fmt::Debug for Region {
@@ -259,6 +267,14 @@ impl Region {
             Answer::Reply(body) => Ok(body),
             _ => Err(Error::Other("a call was answered with something else".to_owned())),
         }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn key(&self) -> &RemoteKey {
+        &self.key
     }
 
     pub(crate) fn handle(&self) -> u32 {

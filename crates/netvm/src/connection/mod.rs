@@ -5,10 +5,11 @@ mod posted;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::AsRawFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::time::{Duration, Instant};
 
-use netvm_core::endpoint::{Answer, Event, OpError, PostError};
+use netvm_core::copy;
+use netvm_core::endpoint::{Answer, Event, OpError, PostError, Request};
 use netvm_core::limits::TICKETS_MAX;
 use netvm_core::notify::Notify;
 use netvm_core::segment::ImportTable;
@@ -17,6 +18,7 @@ use netvm_core::wire::Status;
 use netvm_sys::epoll::Interest;
 use netvm_sys::mapping::Mapping;
 
+use crate::copier;
 use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::link::session::{Failure, Session};
@@ -46,7 +48,10 @@ const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// A session with one peer, shared by its users and the node's thread.
 pub(crate) struct PeerSession {
     shared: Arc<Shared>,
+    me: Weak<PeerSession>,
     pub(crate) address: String,
+    /// A peer has asked for it, not the program.
+    pub(crate) for_copies: bool,
     id: u64,
     pub(crate) session: SessionId,
     state: Mutex<State>,
@@ -97,6 +102,8 @@ pub(crate) struct State {
     pub(crate) inbox: Inbox,
     /// Signals to the peer's waiters for which the window had no room.
     signals: VecDeque<Notify>,
+    /// Who copies to and from third nodes for the peer.
+    pub(crate) copier: Option<mpsc::Sender<copier::Job>>,
 }
 
 impl PeerSession {
@@ -107,7 +114,8 @@ impl PeerSession {
         address: &str,
         id: u64,
         session: SessionId,
-    ) -> Self {
+        for_copies: bool,
+    ) -> Arc<Self> {
         let state = State {
             session: Session::new(links, limits.0, limits.1),
             imports: ImportTable::default(),
@@ -129,9 +137,14 @@ impl PeerSession {
             bounces: Vec::new(),
             inbox: Inbox::default(),
             signals: VecDeque::new(),
+            copier: None,
         };
         let address = address.to_owned();
-        Self { shared, address, id, session, state: Mutex::new(state), changed: Condvar::new() }
+        let state = Mutex::new(state);
+        Arc::new_cyclic(|me| {
+            let me = Weak::clone(me);
+            Self { shared, me, address, for_copies, id, session, state, changed: Condvar::new() }
+        })
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, State> {
@@ -278,6 +291,7 @@ impl PeerSession {
             let _ = self.shared.epoll.remove(state.session.link(rail).wait_fd());
         }
         state.broken = Some(error);
+        state.copier = None;
         state.session.endpoint.fail();
         self.collect(state);
         state.session.close_links();
@@ -371,9 +385,7 @@ impl PeerSession {
                         None => drop(state.ended.insert(token, result)),
                     }
                 }
-                Event::Called { request, .. } => {
-                    state.session.endpoint.reply(request, Err(Status::NoMethod));
-                }
+                Event::Called { request, method, body } => self.called(state, request, method, body),
                 Event::Goodbye { reason, .. } => {
                     let reason = String::from_utf8_lossy(&reason).chars().take(200).collect();
                     self.break_off(state, Error::LenderLost { lender: self.address.clone(), reason });
@@ -392,6 +404,49 @@ impl PeerSession {
         if state.followers > 0 {
             self.changed.notify_all();
         }
+    }
+
+    /// The peer calls what is not answered at once.
+    fn called(&self, state: &mut State, request: Request, method: u32, body: Vec<u8>) {
+        let status = match self.me.upgrade() {
+            Some(me) if method == copy::METHOD => {
+                if copier::submit(me, state, (request, body)) {
+                    return;
+                }
+                Status::Busy
+            }
+            _ => Status::NoMethod,
+        };
+        state.session.endpoint.reply(request, Err(status));
+    }
+
+    /// Answers a call.
+    pub(crate) fn answer(&self, request: Request, answer: Result<Vec<u8>, Status>) {
+        let mut state = self.lock();
+        if state.broken.is_none() {
+            state.session.endpoint.reply(request, answer);
+            self.progress(&mut state);
+            if !state.led && !state.leased {
+                self.arm(&mut state);
+            }
+        }
+    }
+
+    /// What the peer may reach, for those who act for it.
+    pub(crate) fn with_view<R>(
+        &self,
+        act: impl FnOnce(&mut View<'_>) -> Result<R, Status>,
+    ) -> Result<R, Status> {
+        let mut state = self.lock();
+        if state.broken.is_some() {
+            return Err(Status::Stopping);
+        }
+        let State { imports, inbox, .. } = &mut *state;
+        act(&mut View { shared: &self.shared, session: self.session, imports, inbox })
+    }
+
+    pub(crate) fn node(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     /// Posts an operation, waiting for room if need be.

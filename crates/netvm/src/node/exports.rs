@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use netvm_core::atomic::Atomic;
+use netvm_core::copy;
 use netvm_core::key::{Access, RemoteKey, Rights};
 use netvm_core::limits::TICKETS_MAX;
 use netvm_core::segment::{ExportTable, ImportTable, SegmentId};
@@ -48,6 +49,21 @@ pub(crate) struct View<'a> {
     pub(crate) inbox: &'a mut Inbox,
 }
 
+impl View<'_> {
+    /// Copies between two segments that the peer has opened.
+    fn copy(&mut self, request: &copy::Request<'_>, to: u32) -> Result<Vec<u8>, Status> {
+        use netvm_core::endpoint::Exports;
+        let copy::Request { handle, offset, bytes, other_offset, .. } = *request;
+        let len = u32::try_from(bytes).map_err(|_| Status::OutOfBounds)?;
+        self.check(handle, offset, len, Access::Read)?;
+        self.check(to, other_offset, len, Access::Write)?;
+        let from = self.memory(handle, offset, len).ok_or(Status::NoHandle)?;
+        let to = self.memory(to, other_offset, len).ok_or(Status::NoHandle)?;
+        to.copy_from(&from).ok_or(Status::Fault)?;
+        Ok(copy::Reply::Done.encode())
+    }
+}
+
 /// Signals from the peer, for our processes that wait for their turn there.
 #[derive(Default)]
 pub(crate) struct Inbox {
@@ -83,7 +99,16 @@ impl netvm_core::endpoint::Exports for View<'_> {
     }
 
     fn call(&mut self, method: u32, body: &[u8]) -> Option<Result<Vec<u8>, Status>> {
-        (method == SYNC_METHOD).then(|| self.shared.answer(self.session, self.imports, body))
+        match method {
+            SYNC_METHOD => Some(self.shared.answer(self.session, self.imports, body)),
+            // To and from third nodes takes longer.
+            copy::METHOD => {
+                let request = copy::Request::decode(body)?;
+                let copy::Way::Local { handle } = request.way else { return None };
+                Some(self.copy(&request, handle))
+            }
+            _ => None,
+        }
     }
 
     fn notifications(&mut self, handle: u32) -> u32 {

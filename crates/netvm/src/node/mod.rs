@@ -25,20 +25,19 @@ mod shared;
 
 use std::os::fd::AsFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 pub use netvm_core::key::{RemoteKey, Rights};
 use netvm_core::limits::{NOTIFICATIONS_MAX, OPS_MAX, RAILS_MAX, WINDOW};
 use netvm_core::segment::ExportError;
 use netvm_core::sync::{Kind, ObjectId};
-use netvm_core::wire::{Hello, Role};
 pub use netvm_sys::mapping::Mapping;
 use netvm_sys::net::{Address, Listener};
 
 use crate::connection::PeerSession;
+use crate::copy::Copies;
 use crate::error::{Error, Result};
-use crate::link::greeting;
 use crate::link::{Link, Loopback};
 use crate::notify::Notifications;
 use crate::region::Peer;
@@ -46,7 +45,7 @@ use crate::security::Security;
 use exports::Segment;
 pub(crate) use exports::{Inbox, View};
 use server::Server;
-use shared::{LISTENER_ID, add_peer, watch};
+use shared::{LISTENER_ID, add_peer, connect, watch};
 pub(crate) use shared::{Shared, lock};
 
 /// See the module.
@@ -223,6 +222,11 @@ impl Node {
         true
     }
 
+    /// Whom this node connects to when a peer asks it to copy to or from a third node; [`Copies::Known`] at first.
+    pub fn allow_copies(&self, copies: Copies) {
+        self.shared.copies.store(copies as u8, Ordering::Relaxed);
+    }
+
     /// Connects to the node that listens at `address`.
     ///
     /// # Errors
@@ -241,19 +245,7 @@ impl Node {
         if !(1..=RAILS_MAX).contains(&rails) {
             return Err(Error::Other(format!("a session has 1 to {RAILS_MAX} rails, not {rails}")));
         }
-        let mut hello = Hello::new(Role::Node);
-        getrandom::fill(&mut hello.session)
-            .map_err(|error| Error::Other(format!("cannot get random numbers: {error}")))?;
-        let mut links: Vec<Box<dyn Link>> = Vec::new();
-        let mut limits = (OPS_MAX as u32, WINDOW as u32);
-        for rail in 0..rails {
-            (hello.rail, hello.rails) = (rail as u8, rails as u8);
-            let timeout = Duration::from_secs(4);
-            let (transport, theirs) = greeting::connect(address, &hello, timeout, &self.shared.security)?;
-            limits = (limits.0.min(theirs.ops_max), limits.1.min(theirs.window));
-            links.push(Box::new(transport));
-        }
-        self.connect_links(links, limits, address)
+        connect(&self.shared, address, rails, false).map(Peer::new)
     }
 
     /// Connects to another node of this process.

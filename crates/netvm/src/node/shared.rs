@@ -1,22 +1,27 @@
 //! What a node's thread and its users share.
 
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
+use std::time::Duration;
 
+use netvm_core::limits::{OPS_MAX, WINDOW};
 use netvm_core::segment::ImportTable;
 use netvm_core::sync::{Home, Request, SessionId, Ticket};
-use netvm_core::wire::Status;
+use netvm_core::wire::{Hello, Role, Status};
 use netvm_sys::epoll::{Epoll, EventFd, Interest};
 use netvm_sys::net::Listener;
 
 use super::exports::Exports;
 use crate::connection::PeerSession;
+use crate::copy::Copies;
 use crate::error::{Error, Result};
-use crate::link::Link;
+use crate::link::{Link, greeting};
+use crate::region::Peer;
 use crate::security::Security;
 
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 /// More peers than this are not polled one by one.
 const POLLED_MAX: usize = 8;
 /// Place of a session's peer, in its number.
@@ -48,6 +53,9 @@ pub(crate) struct Shared {
     /// Unexporting takes the locks of all peers: one at a time.
     pub(super) unexporting: Mutex<()>,
     pub(super) security: Security,
+    /// A number of [`Copies`], and how many sessions' copiers there are.
+    pub(super) copies: AtomicU8,
+    pub(crate) copiers: AtomicUsize,
 }
 
 impl Shared {
@@ -65,6 +73,8 @@ impl Shared {
             session_numbers: AtomicU64::new(0),
             unexporting: Mutex::default(),
             security,
+            copies: AtomicU8::new(Copies::default() as u8),
+            copiers: AtomicUsize::new(0),
         };
         let readable = Interest { readable: true, writable: false };
         shared.epoll.add(shared.stop.as_fd(), STOP_ID, readable)?;
@@ -93,6 +103,21 @@ impl Shared {
         if peers.len() <= POLLED_MAX {
             peers.iter().flatten().for_each(|peer| peer.stop_polling());
         }
+    }
+
+    pub(crate) fn copies(&self) -> Copies {
+        Copies::from_number(self.copies.load(Ordering::Relaxed))
+    }
+
+    /// Whether the program has connected to this address, and still is.
+    pub(crate) fn is_connected_to(&self, address: &str) -> bool {
+        let peers: Vec<_> = lock(&self.peers).iter().flatten().cloned().collect();
+        peers.iter().any(|peer| peer.address == address && !peer.for_copies && !peer.is_closed())
+    }
+
+    /// Connects because a peer has asked for a copy.
+    pub(crate) fn connect_for_copies(self: &Arc<Self>, address: &str) -> Result<Peer> {
+        connect(self, address, 1, true).map(Peer::new)
     }
 
     pub(super) fn peer(&self, id: u64) -> Option<Arc<PeerSession>> {
@@ -157,11 +182,42 @@ pub(super) fn watch(epoll: &Epoll, fd: BorrowedFd<'_>, id: u64) -> Result<()> {
     added.map_err(|error| Error::system("watch a descriptor", &error))
 }
 
+/// Connects and says hello. `for_copies`: a peer has asked for it, not the program.
+pub(super) fn connect(
+    shared: &Arc<Shared>,
+    address: &str,
+    rails: usize,
+    for_copies: bool,
+) -> Result<Arc<PeerSession>> {
+    let mut hello = Hello::new(Role::Node);
+    getrandom::fill(&mut hello.session)
+        .map_err(|error| Error::Other(format!("cannot get random numbers: {error}")))?;
+    let mut links: Vec<Box<dyn Link>> = Vec::new();
+    let mut limits = (OPS_MAX as u32, WINDOW as u32);
+    for rail in 0..rails {
+        (hello.rail, hello.rails) = (rail as u8, rails as u8);
+        let (transport, theirs) = greeting::connect(address, &hello, CONNECT_TIMEOUT, &shared.security)?;
+        limits = (limits.0.min(theirs.ops_max), limits.1.min(theirs.window));
+        links.push(Box::new(transport));
+    }
+    add_peer_for(shared, links, limits, address, for_copies)
+}
+
 pub(super) fn add_peer(
     shared: &Arc<Shared>,
     links: Vec<Box<dyn Link>>,
     limits: (u32, u32),
     address: &str,
+) -> Result<Arc<PeerSession>> {
+    add_peer_for(shared, links, limits, address, false)
+}
+
+fn add_peer_for(
+    shared: &Arc<Shared>,
+    links: Vec<Box<dyn Link>>,
+    limits: (u32, u32),
+    address: &str,
+    for_copies: bool,
 ) -> Result<Arc<PeerSession>> {
     let mut peers = lock(&shared.peers);
     let free = peers.iter().position(Option::is_none);
@@ -169,7 +225,7 @@ pub(super) fn add_peer(
     // Never the same again, and the place of the peer.
     let session = shared.session_numbers.fetch_add(1, Ordering::Relaxed) << SESSION_BITS | index as u64;
     let (id, session) = (index as u64 * 256, SessionId(session));
-    let peer = Arc::new(PeerSession::new(Arc::clone(shared), links, limits, address, id, session));
+    let peer = PeerSession::new(Arc::clone(shared), links, limits, address, id, session, for_copies);
     peer.watch()?;
     match peers.get_mut(index) {
         Some(place) => *place = Some(Arc::clone(&peer)),
