@@ -1,21 +1,29 @@
-//! Development tasks: `cargo xtask check | test`.
+//! Development tasks: `cargo xtask check | test | install`.
+
+mod install;
 
 use std::env;
 use std::io::{BufRead, BufReader};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 const USAGE: &str = "\
 usage: cargo xtask check        format, lints
-       cargo xtask test         check, build, every test; installs the programs that tests run (as root)";
+       cargo xtask test         check, build, every test; installs the programs that tests run (as root)
+       cargo xtask install [--prefix DIR] [--libdir NAME]
+                                builds and installs program, libraries, header, netvm.pc and manual pages below DIR
+                                (/usr/local); with the environment variable DESTDIR below that folder";
 
 /// Programs that tests run, and the packages that have them.
-const PROGRAMS: [(&str, &str); 6] = [
+const PROGRAMS: [(&str, &str); 9] = [
     ("/usr/bin/redis-server", "redis-server"),
     ("/usr/bin/sqlite3", "sqlite3"),
     ("/usr/bin/python3", "python3"),
     ("/usr/lib/python3/dist-packages/numpy", "python3-numpy"),
     ("/usr/bin/gcc", "gcc"),
+    ("/usr/bin/g++", "g++"),
+    ("/usr/bin/pkg-config", "pkg-config"),
+    ("/usr/bin/groff", "groff"),
     ("/usr/bin/sort", "coreutils"),
 ];
 
@@ -23,6 +31,13 @@ fn main() -> ExitCode {
     let ok = match env::args().nth(1).as_deref() {
         Some("check") => check(),
         Some("test") => test(),
+        Some("install") => match install_everything(env::args().skip(2)) {
+            Ok(()) => true,
+            Err(message) => {
+                eprintln!("{message}");
+                false
+            }
+        },
         _ => {
             eprintln!("{USAGE}");
             false
@@ -48,7 +63,7 @@ fn check() -> bool {
 }
 
 fn test() -> bool {
-    install();
+    install_programs();
     if !check() || !step(&["build", "--quiet", "--release", "--workspace"]) {
         return false;
     }
@@ -87,8 +102,55 @@ fn run_tests(arguments: &[&str], passed: &mut u64, failed: &mut u64) -> bool {
     child.wait().is_ok_and(|status| status.success())
 }
 
+fn install_everything(mut arguments: impl Iterator<Item = String>) -> Result<(), String> {
+    let mut place = install::Place {
+        destdir: env::var_os("DESTDIR").map(PathBuf::from).unwrap_or_default(),
+        prefix: PathBuf::from("/usr/local"),
+        libdir: "lib".to_owned(),
+    };
+    while let Some(argument) = arguments.next() {
+        let (name, value) = match argument.split_once('=') {
+            Some((name, value)) => (name.to_owned(), Some(value.to_owned())),
+            None => (argument, arguments.next()),
+        };
+        match (name.as_str(), value) {
+            ("--prefix", Some(value)) if value.starts_with('/') => place.prefix = PathBuf::from(value),
+            ("--libdir", Some(value)) if !value.starts_with('/') => place.libdir = value,
+            _ => return Err(format!("{name} is not understood, or its value is missing\n{USAGE}")),
+        }
+    }
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("/"));
+    let built = ["-p", "netvm-cli", "-p", "netvm-preload", "-p", "netvm-c"];
+    if !step(&[&["build", "--quiet", "--release"][..], &built].concat()) {
+        return Err("the build has failed".to_owned());
+    }
+    let release = target_folder()?.join("release");
+    install::library(root, &release.join("libnetvm_c.a"), env!("CARGO_PKG_VERSION"), &place)?;
+    let program = place.folder("bin").join("netvm");
+    install::copy(&release.join("netvm"), &program, 0o755)?;
+    let preload = "libnetvm_preload.so";
+    // Where the program looks for it, whatever the folder of libraries is.
+    install::copy(&release.join(preload), &place.folder("lib/netvm").join(preload), 0o644)?;
+    let pages =
+        Command::new(&program).arg("man").arg(place.folder("share/man/man1")).stdout(Stdio::null()).status();
+    if !pages.is_ok_and(|status| status.success()) {
+        return Err(format!("{} cannot write its manual pages", program.display()));
+    }
+    println!("installed below {}", place.folder("").display());
+    Ok(())
+}
+
+/// Where cargo builds.
+fn target_folder() -> Result<PathBuf, String> {
+    let output = cargo(&["metadata", "--format-version", "1", "--no-deps"]).output();
+    let output = output.map_err(|error| format!("cannot run cargo: {error}"))?;
+    let text = String::from_utf8_lossy(&output.stdout);
+    let folder = text.split("\"target_directory\":\"").nth(1).and_then(|rest| rest.split('"').next());
+    folder.map(PathBuf::from).ok_or_else(|| "cargo metadata does not tell the target folder".to_owned())
+}
+
 /// Installs what is missing of the programs that tests run. Tests whose program is missing say so and are skipped.
-fn install() {
+fn install_programs() {
     let missing: Vec<&str> =
         PROGRAMS.iter().filter(|(path, _)| !Path::new(path).exists()).map(|(_, package)| *package).collect();
     if missing.is_empty() {

@@ -48,6 +48,15 @@ impl Mapping {
         self.memory
     }
 
+    /// Lets a forked child find zeros here. For [`Mapping::anonymous`].
+    ///
+    /// # Errors
+    /// EINVAL for memory of a file, or on a kernel that cannot.
+    pub fn wipe_on_fork(&self) -> io::Result<()> {
+        // SAFETY: our own range; this process's contents stay as they are.
+        unsafe { raw::madvise(self.memory.as_ptr() as usize, self.memory.len(), libc::MADV_WIPEONFORK) }
+    }
+
     /// Asks for huge pages; the kernel may decline silently.
     ///
     /// # Errors

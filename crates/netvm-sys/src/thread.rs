@@ -97,6 +97,26 @@ pub fn block_signals() {
     }
 }
 
+/// Runs `f` with every signal blocked: the threads that it starts leave all signals to the program's own.
+pub fn without_signals<R>(f: impl FnOnce() -> R) -> R {
+    struct Restore(libc::sigset_t);
+    impl Drop for Restore {
+        fn drop(&mut self) {
+            // SAFETY: the set is what pthread_sigmask filled in below.
+            unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &self.0, std::ptr::null_mut()) };
+        }
+    }
+    // SAFETY: `all` is initialised by sigfillset, `before` by pthread_sigmask.
+    let _restore = unsafe {
+        let mut all = std::mem::zeroed::<libc::sigset_t>();
+        let mut before = std::mem::zeroed::<libc::sigset_t>();
+        libc::sigfillset(&mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &all, &mut before);
+        Restore(before)
+    };
+    f()
+}
+
 /// Writes `message` to the program's standard error, also from a thread with descriptors of its own, and ends the process
 /// with SIGBUS: to the program its memory is broken.
 pub fn die(message: &str) -> ! {

@@ -1,0 +1,483 @@
+/*
+ * netvm: network virtual memory for Linux.
+ *
+ * A node exports memory under a name and a key. Other processes, on this machine or others, connect to it, import the memory and
+ * read, write and change it one-sidedly: the program behind it need not do anything. Locks, semaphores, barriers and the like work
+ * the same way. netvm(7) explains the concepts, netvm(3) gives an overview; build with
+ *
+ *     cc program.c $(pkg-config --cflags --libs netvm)
+ *
+ * RESULTS   Every function that can fail returns an int: 0 (NETVM_OK) or a positive enum netvm_status for success, a negative one
+ *           (NETVM_ERR_...) for failure. netvm_last_error() then has a sentence that names the peer and the cause. Results other than
+ *           this int go through pointers, which are written only on success; but a place for a new handle becomes NULL on failure.
+ *           NULL arguments, bad numbers, offsets beyond the end and handles of another kind are errors, not crashes.
+ * HANDLES   Pointers to incomplete types. Whoever gets one closes it, once, with the function named beside its type; closing NULL
+ *           does nothing. Closing one twice, or using it after or during its close, is a mistake like free() twice: it is
+ *           reported as NETVM_ERR_ARGUMENT if the library can tell, and undefined otherwise. Handles may be closed in any order:
+ *           what a node exports stays until it is unexported or the node destroyed, also when its netvm_memory has been freed.
+ * POINTERS  Buffers, texts and structs belong to the caller. Unless said otherwise the library does not use them after the function
+ *           has returned. Nobody else may change them during the call; exported memory is an exception, of course.
+ * THREADS   Every function may be called by any thread, also with handles that other threads use at the same time, except for closing
+ *           them. Operations of several threads on one peer share its connection. The library's own threads block all signals.
+ * FORK      A child process must not use the handles of its parent: it gets NETVM_ERR_FORKED, and closing one does nothing (the
+ *           memory stays taken until exec or exit). It may make nodes of its own. The check does not see a bare clone(CLONE_VM).
+ *           The child keeps the sockets of its parent open until exec: peers see the parent's death only when both have gone.
+ * UNITS     Lengths and offsets are in bytes, times in nanoseconds. Offsets count from the start of the segment.
+ * TIME      timeout_ns: negative (NETVM_FOREVER) waits without limit, 0 does not wait. A peer that does not answer for 5 s is given
+ *           up in any case: NETVM_ERR_NO_ANSWER.
+ * LIBRARY   It must not be unloaded (dlclose does nothing). It handles no signal and never calls exit. Its symbols have the version
+ *           NETVM_0.1; the structs with a member `size` may grow, and older programs go on to work.
+ */
+#ifndef NETVM_H
+#define NETVM_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define NETVM_API extern __attribute__((visibility("default")))
+
+#define NETVM_VERSION_MAJOR 0
+#define NETVM_VERSION_MINOR 1
+#define NETVM_VERSION_PATCH 0
+
+/* The version of the library in use, such as "0.1.0". Never NULL; static. */
+NETVM_API const char *netvm_version(void);
+
+/* ---- Limits ---- */
+
+#define NETVM_NAME_BYTES_MAX 255        /* of a segment's or object's name, in UTF-8, without the zero byte */
+#define NETVM_NOTIFICATIONS_MAX 65536   /* notification numbers of one segment */
+#define NETVM_RAILS_MAX 16              /* connections to one peer */
+#define NETVM_SECRET_BYTES 32
+#define NETVM_KEY_TEXT_BYTES 33         /* of a key as text, with the zero byte */
+#define NETVM_CONDITIONS_MAX 256        /* of one monitor */
+#define NETVM_PARTIES_MAX 1024          /* of one group */
+#define NETVM_REDUCE_MAX 512            /* numbers in one reduction */
+#define NETVM_BROADCAST_BYTES_MAX 4096  /* in one broadcast */
+
+#define NETVM_FOREVER INT64_C(-1)
+#define NETVM_MICROSECONDS(n) ((int64_t)(n) * 1000)
+#define NETVM_MILLISECONDS(n) ((int64_t)(n) * 1000000)
+#define NETVM_SECONDS(n) ((int64_t)(n) * 1000000000)
+
+/* ---- Results ---- */
+
+enum netvm_status {
+    NETVM_OK = 0,
+    NETVM_ABANDONED = 1,            /* success; but whoever had it before died with it: what it protects may be half done */
+    NETVM_PENDING = 2,              /* netvm_board_rearm: something is there already, do not sleep */
+    NETVM_ERR_ARGUMENT = -1,        /* NULL, a bad number, not UTF-8, a handle of another kind or closed */
+    NETVM_ERR_FORKED = -2,          /* the handle belongs to the parent process */
+    NETVM_ERR_INTERNAL = -3,        /* a defect of netvm; the handles involved should be closed */
+    NETVM_ERR_NO_MEMORY = -4,
+    NETVM_ERR_SYSTEM = -5,          /* a system call failed */
+    NETVM_ERR_ADDRESS = -6,         /* the address cannot be parsed */
+    NETVM_ERR_LISTEN = -7,          /* the address is taken, not ours, or on a network without a secret */
+    NETVM_ERR_CONNECT = -8,         /* nobody there; again later may help */
+    NETVM_ERR_PROTOCOL = -9,        /* the other side is not netvm, or breaks its protocol */
+    NETVM_ERR_VERSION = -10,        /* the other side has another version of the protocol */
+    NETVM_ERR_REFUSED = -11,        /* the other side does not want us */
+    NETVM_ERR_SECURITY = -12,       /* no secret, another one, a bad secret file, or no agreement on encryption */
+    NETVM_ERR_NO_ANSWER = -13,      /* the peer is silent; the connection has been given up */
+    NETVM_ERR_PEER_LOST = -14,      /* the connection is gone: connect and import again */
+    NETVM_ERR_OUTCOME_UNKNOWN = -15,/* and the operation was executed once or not at all: nobody knows */
+    NETVM_ERR_BOUNDS = -16,         /* an offset, length or number beyond the end */
+    NETVM_ERR_RIGHTS = -17,         /* the segment is read-only */
+    NETVM_ERR_NO_SEGMENT = -18,     /* no such name, or a wrong key: the peer does not tell which */
+    NETVM_ERR_GONE = -19,           /* not exported any more */
+    NETVM_ERR_MISALIGNED = -20,     /* an atomic's offset is not a multiple of its width */
+    NETVM_ERR_FULL = -21,           /* a limit of the peer or of the connection is reached */
+    NETVM_ERR_BUSY = -22,           /* not now: somebody else's turn (with timeout 0), or another thread uses the handle */
+    NETVM_ERR_UNSUPPORTED = -23,    /* this version of the library, or the peer's, does not have it */
+    NETVM_ERR_FAULT = -24,          /* the peer cannot touch its own memory */
+    NETVM_ERR_TIMED_OUT = -25,      /* timeout_ns is over */
+    NETVM_ERR_BROKEN = -26,         /* a member of the group has died or left: this meeting will not be */
+    NETVM_ERR_NOT_HELD = -27,       /* released, but not acquired through this handle */
+    NETVM_ERR_KIND = -28,           /* the name belongs to an object of another kind */
+    NETVM_ERR_MISMATCH = -29,       /* members of the group do different things */
+    NETVM_ERR_OTHER = -30           /* netvm_last_error() tells */
+};
+
+/* What a status means in general. Never NULL, also for numbers that are none; static. */
+NETVM_API const char *netvm_strerror(int status);
+
+/* What went wrong in the calling thread's last call that failed; "" if none has. Never NULL. Valid until the thread's next call that
+ * fails, or its end. */
+NETVM_API const char *netvm_last_error(void);
+
+/* ---- Types ---- */
+
+typedef struct netvm_node netvm_node;             /* netvm_node_destroy */
+typedef struct netvm_peer netvm_peer;             /* netvm_peer_close */
+typedef struct netvm_memory netvm_memory;         /* netvm_memory_free */
+typedef struct netvm_region netvm_region;         /* netvm_region_close */
+typedef struct netvm_board netvm_board;           /* netvm_board_close */
+typedef struct netvm_lock netvm_lock;             /* netvm_lock_close */
+typedef struct netvm_rwlock netvm_rwlock;         /* netvm_rwlock_close */
+typedef struct netvm_semaphore netvm_semaphore;   /* netvm_semaphore_close */
+typedef struct netvm_monitor netvm_monitor;       /* netvm_monitor_close */
+typedef struct netvm_wait_queue netvm_wait_queue; /* netvm_wait_queue_close */
+typedef struct netvm_waiting netvm_waiting;       /* netvm_waiting_wait or netvm_waiting_close */
+typedef struct netvm_group netvm_group;           /* netvm_group_leave */
+
+/* Whoever has a segment's key and reaches its node may use it. Hand it over on a way that is as secret as the memory. */
+typedef struct netvm_key {
+    uint8_t bytes[16];
+} netvm_key;
+
+/* 32 hexadecimal digits and a zero byte. */
+NETVM_API int netvm_key_to_text(const netvm_key *key, char text[NETVM_KEY_TEXT_BYTES]);
+NETVM_API int netvm_key_from_text(const char *text, netvm_key *key);
+
+/* ---- Nodes and peers ---- */
+
+enum netvm_encryption {
+    NETVM_ENCRYPT_IF_ASKED = 0, /* when the peer wants it */
+    NETVM_ENCRYPT_ALWAYS = 1,   /* or no connection; needs a secret */
+    NETVM_ENCRYPT_NEVER = 2
+};
+
+/* Begin with NETVM_NODE_OPTIONS_INIT, then set members. */
+typedef struct netvm_node_options {
+    size_t size;
+    const char *secret_file; /* a file that only its owner can read (`netvm secret new FILE`); NULL: none */
+    const uint8_t *secret;   /* or the NETVM_SECRET_BYTES themselves; NULL: none */
+    uint32_t encryption;     /* enum netvm_encryption */
+    uint32_t insecure;       /* 1: listen on networks without a secret */
+} netvm_node_options;
+#define NETVM_NODE_OPTIONS_INIT { sizeof(netvm_node_options), NULL, NULL, NETVM_ENCRYPT_IF_ASKED, 0 }
+
+/* Starts a node: one thread that serves its peers. With a secret it talks only to nodes that know the same one.
+ * `options` may be NULL.
+ * NETVM_ERR_SECURITY for an unusable secret file; NETVM_ERR_SYSTEM when no thread or descriptor is left. */
+NETVM_API int netvm_node_create(const netvm_node_options *options, netvm_node **node);
+
+/* Ends all its connections, in both directions, and everything that it exports. Its peers, regions and so on stay to be closed; they
+ * fail with NETVM_ERR_PEER_LOST. Not to be called in a handler (netvm_board_arm). */
+NETVM_API int netvm_node_destroy(netvm_node *node);
+
+/* Listens at "HOST:PORT" (port 0: any that is free) or "unix:/path"; several times at several addresses. The address with the real
+ * port goes to the `actual_bytes` bytes at `actual`; none with 0 bytes. 64 are enough for an IP address, 128 for a unix socket.
+ * NETVM_ERR_ADDRESS; NETVM_ERR_LISTEN, also for an address on a network without a secret (see `insecure`). */
+NETVM_API int netvm_node_listen(netvm_node *node, const char *address, char *actual, size_t actual_bytes);
+
+/* Serves peers in the calling thread, without sleeping: for programs that look at their memory for what peers write. Nobody has
+ * to: the node's thread does it as well, but has to be woken first. */
+NETVM_API int netvm_node_poll(netvm_node *node);
+
+typedef struct netvm_connect_options {
+    size_t size;
+    uint32_t rails;    /* connections: 1 (or 0) to NETVM_RAILS_MAX; more carry large transfers faster on fast networks. With several,
+                          two puts to the same bytes keep their order only with a flush or fence between them */
+    uint32_t reserved; /* 0 */
+} netvm_connect_options;
+#define NETVM_CONNECT_OPTIONS_INIT { sizeof(netvm_connect_options), 1, 0 }
+
+/* Connects to the node that listens at `address`. `options` may be NULL.
+ * NETVM_ERR_ADDRESS, _CONNECT, _PROTOCOL, _VERSION, _REFUSED, _SECURITY, _NO_ANSWER. */
+NETVM_API int netvm_connect(netvm_node *node, const char *address, const netvm_connect_options *options, netvm_peer **peer);
+
+/* Connects to a node of this process, be it the same one. */
+NETVM_API int netvm_connect_local(netvm_node *node, netvm_node *other, netvm_peer **peer);
+
+/* The connection ends with the last handle that uses it: the peer, its regions, locks and so on. */
+NETVM_API int netvm_peer_close(netvm_peer *peer);
+
+/* ---- Memory and exports ---- */
+
+enum netvm_rights {
+    NETVM_READ = 1,
+    NETVM_READ_WRITE = 3
+};
+
+/* At least `bytes` bytes of zero memory, page-aligned, whole pages; they may be paged out like any other. `bytes` is 1 or more.
+ * NETVM_ERR_NO_MEMORY. */
+NETVM_API int netvm_memory_alloc(size_t bytes, netvm_memory **memory);
+
+/* Where it is, and how long; either place may be NULL. Peers change exported memory at any time: read words that they change with
+ * atomic loads, or after a notification or lock has said that they are done. */
+NETVM_API int netvm_memory_query(netvm_memory *memory, void **address, size_t *bytes);
+
+/* The address is invalid afterwards, unless the memory is exported: then it stays until that ends. */
+NETVM_API int netvm_memory_free(netvm_memory *memory);
+
+/* Lets whoever has the key reach all of `memory` under `name`, which nothing else of the node has. The key is random.
+ * NETVM_ERR_OTHER when the name is taken or too much is exported. */
+NETVM_API int netvm_export(netvm_node *node, const char *name, netvm_memory *memory, int rights, netvm_key *key);
+
+/* As netvm_export, with `numbers` notification numbers (0 to NETVM_NOTIFICATIONS_MAX), which peers signal and this process waits
+ * for on the board. */
+NETVM_API int netvm_export_notified(netvm_node *node, const char *name, netvm_memory *memory, int rights, uint32_t numbers,
+                                    netvm_key *key, netvm_board **board);
+
+/* When it returns no peer reads or writes the memory (through this name) any more; transfers under way fail. Also ends locks and so
+ * on that the node exports. NETVM_ERR_NO_SEGMENT when nothing has this name. */
+NETVM_API int netvm_unexport(netvm_node *node, const char *name);
+
+/* ---- Regions: the memory of a peer ---- */
+
+/* Opens a peer's segment. NETVM_ERR_NO_SEGMENT for a wrong name or key. */
+NETVM_API int netvm_import(netvm_peer *peer, const char *name, const netvm_key *key, netvm_region **region);
+NETVM_API int netvm_region_close(netvm_region *region);
+
+typedef struct netvm_region_info {
+    uint64_t bytes;
+    int rights;             /* enum netvm_rights */
+    uint32_t notifications; /* numbers, from 0 on */
+} netvm_region_info;
+
+NETVM_API int netvm_region_query(netvm_region *region, netvm_region_info *info);
+
+/*
+ * ORDER     Puts to one peer are applied in any order, but a get, an atomic and a notification see all puts that were made before
+ *           them by the same process through the same peer. Those made by other threads: when their calls had returned.
+ * WHEN      netvm_put returns when the buffer may be used again. The bytes are at the peer, and visible to everybody there, when
+ *           netvm_flush has returned; a notification, atomic or get made afterwards implies the same.
+ * LOST      What had not been flushed when a connection ends may have arrived, or not. netvm never repeats an operation.
+ * ATOMIC    Puts and gets are copies: who reads while somebody writes may see some of both.
+ * ERRORS    All below: NETVM_ERR_BOUNDS (nothing was done), _PEER_LOST, _NO_ANSWER. Gets and atomics, and flush for the puts before
+ *           it: _RIGHTS, _GONE, _FAULT.
+ */
+
+/* Writes `bytes` bytes, of any number, to `offset`. */
+NETVM_API int netvm_put(netvm_region *region, uint64_t offset, const void *buffer, size_t bytes);
+
+/* Reads `bytes` bytes at `offset`. */
+NETVM_API int netvm_get(netvm_region *region, uint64_t offset, void *buffer, size_t bytes);
+
+/* A piece of a transfer: `bytes` bytes between `buffer` here and `offset` there. */
+typedef struct netvm_iov {
+    uint64_t offset;
+    void *buffer; /* not written to by netvm_putv */
+    size_t bytes;
+} netvm_iov;
+
+/* Write and read `count` pieces, all under way at once. When one is out of bounds nothing is done; when one fails otherwise the
+ * others are moved all the same, and the first failure is returned. */
+NETVM_API int netvm_putv(netvm_region *region, const netvm_iov *iov, size_t count);
+NETVM_API int netvm_getv(netvm_region *region, const netvm_iov *iov, size_t count);
+
+/* Returns when all puts so far through this region's peer are in its memory. Also tells of those that the peer refused. */
+NETVM_API int netvm_flush(netvm_region *region);
+
+/* What the owner of the memory is told: one more signal of the event count `number` (value 0), or the one-shot value `value`
+ * under `number`, in place of the one before. */
+typedef struct netvm_signal {
+    uint32_t number;
+    uint32_t value;
+} netvm_signal;
+
+/* netvm_put, and tells the peer when these bytes, and all put before, are there. `bytes` may be 0. */
+NETVM_API int netvm_put_notify(netvm_region *region, uint64_t offset, const void *buffer, size_t bytes, uint32_t number,
+                               uint32_t value);
+
+/* Only tells it. */
+NETVM_API int netvm_notify(netvm_region *region, uint32_t number, uint32_t value);
+
+enum netvm_put_flags {
+    NETVM_FENCE = 1 /* not applied before all puts made earlier through this peer */
+};
+
+/* With flags, and with a signal unless it is NULL. */
+NETVM_API int netvm_put_with(netvm_region *region, uint64_t offset, const void *buffer, size_t bytes, uint32_t flags,
+                             const netvm_signal *signal);
+
+/*
+ * Atomics on words of 32 and 64 bits, at offsets that are multiples of their width. Executed by the peer's CPU: atomic with those of all
+ * other processes, and with atomic accesses by the peer's own threads (<stdatomic.h>, or __atomic builtins); sequentially consistent.
+ * The word is in the peer's byte order there, and in ours here. `old` gets what the word was before; it may be NULL, except for
+ * compare_swap, which has exchanged if `old` is `expected`. When the connection ends meanwhile: NETVM_ERR_PEER_LOST if the
+ * atomic was certainly not executed, NETVM_ERR_OUTCOME_UNKNOWN if nobody can tell. NETVM_ERR_MISALIGNED.
+ */
+NETVM_API int netvm_atomic_load_u32(netvm_region *region, uint64_t offset, uint32_t *value);
+NETVM_API int netvm_atomic_store_u32(netvm_region *region, uint64_t offset, uint32_t value);
+NETVM_API int netvm_atomic_swap_u32(netvm_region *region, uint64_t offset, uint32_t value, uint32_t *old);
+NETVM_API int netvm_atomic_compare_swap_u32(netvm_region *region, uint64_t offset, uint32_t expected, uint32_t desired,
+                                            uint32_t *old);
+NETVM_API int netvm_atomic_fetch_add_u32(netvm_region *region, uint64_t offset, uint32_t operand, uint32_t *old);
+NETVM_API int netvm_atomic_fetch_and_u32(netvm_region *region, uint64_t offset, uint32_t operand, uint32_t *old);
+NETVM_API int netvm_atomic_fetch_or_u32(netvm_region *region, uint64_t offset, uint32_t operand, uint32_t *old);
+NETVM_API int netvm_atomic_fetch_xor_u32(netvm_region *region, uint64_t offset, uint32_t operand, uint32_t *old);
+NETVM_API int netvm_atomic_load_u64(netvm_region *region, uint64_t offset, uint64_t *value);
+NETVM_API int netvm_atomic_store_u64(netvm_region *region, uint64_t offset, uint64_t value);
+NETVM_API int netvm_atomic_swap_u64(netvm_region *region, uint64_t offset, uint64_t value, uint64_t *old);
+NETVM_API int netvm_atomic_compare_swap_u64(netvm_region *region, uint64_t offset, uint64_t expected, uint64_t desired,
+                                            uint64_t *old);
+NETVM_API int netvm_atomic_fetch_add_u64(netvm_region *region, uint64_t offset, uint64_t operand, uint64_t *old);
+NETVM_API int netvm_atomic_fetch_and_u64(netvm_region *region, uint64_t offset, uint64_t operand, uint64_t *old);
+NETVM_API int netvm_atomic_fetch_or_u64(netvm_region *region, uint64_t offset, uint64_t operand, uint64_t *old);
+NETVM_API int netvm_atomic_fetch_xor_u64(netvm_region *region, uint64_t offset, uint64_t operand, uint64_t *old);
+
+/* ---- Boards: the notifications of memory that we export ---- */
+
+/*
+ * Each number has an event count (signals are counted, and taken by acknowledge) and a one-shot value (posted, taken by reset); a
+ * program uses the one that fits. A number is pending while it has signals or a value. Whoever has seen a notification sees the
+ * bytes that were put before it. Signals of processes that die afterwards stay. NETVM_ERR_BOUNDS for numbers that do not exist.
+ */
+
+/* How many numbers there are. */
+NETVM_API int netvm_board_query(netvm_board *board, uint32_t *numbers);
+
+/* Signals that nobody has acknowledged. */
+NETVM_API int netvm_board_test(netvm_board *board, uint32_t number, uint64_t *signals);
+
+/* The value posted, which stays; 0 if none is. */
+NETVM_API int netvm_board_value(netvm_board *board, uint32_t number, uint32_t *value);
+
+/* Waits until the number is pending, and takes nothing; first looks for a while if waits lately were short, then sleeps.
+ * NETVM_ERR_TIMED_OUT. */
+NETVM_API int netvm_board_wait(netvm_board *board, uint32_t number, int64_t timeout_ns);
+
+/* As netvm_board_wait, and never sleeps: the quickest on a CPU of its own, a waste of it otherwise. */
+NETVM_API int netvm_board_spin(netvm_board *board, uint32_t number, int64_t timeout_ns);
+
+/* Waits until an event count has so many signals that nobody has acknowledged. */
+NETVM_API int netvm_board_wait_count(netvm_board *board, uint32_t number, uint64_t signals, int64_t timeout_ns);
+
+/* Waits until one of the `count` numbers from `first` on is pending, and tells which; they take turns. */
+NETVM_API int netvm_board_wait_any(netvm_board *board, uint32_t first, uint32_t count, int64_t timeout_ns, uint32_t *number);
+
+/* Takes up to `most` signals; `taken` gets how many, and may be NULL. Of several threads one gets each. */
+NETVM_API int netvm_board_acknowledge(netvm_board *board, uint32_t number, uint64_t most, uint64_t *taken);
+
+/* Takes the value posted; 0 if there is none. Of several threads one gets it. */
+NETVM_API int netvm_board_reset(netvm_board *board, uint32_t number, uint32_t *value);
+
+/* Notifies as a peer would. */
+NETVM_API int netvm_board_notify(netvm_board *board, uint32_t number, uint32_t value);
+
+/* A descriptor for epoll, poll or select: readable after a notification that came after netvm_board_rearm, which must be called
+ * first. One for all numbers, for one waiting thread. It belongs to the board: neither read it nor close it. */
+NETVM_API int netvm_board_descriptor(netvm_board *board, int *descriptor);
+
+/* Makes the descriptor unreadable until the next notification. NETVM_PENDING when one of the `count` numbers from `first` on is
+ * pending already: take it, and do not sleep. */
+NETVM_API int netvm_board_rearm(netvm_board *board, uint32_t first, uint32_t count);
+
+/* Called once for each signal (value 0) and each posted value, on a thread of the library's that all handlers of this board share.
+ * It may call netvm, also to disarm itself. It must return: no exception, longjmp or pthread_exit. */
+typedef void (*netvm_handler)(void *user, uint32_t number, uint32_t value);
+
+/* Has `handler` called for a number, also for what is pending now; replaces the one before. Whoever acknowledges or resets the number
+ * takes signals away from it. `user` is handed to it, and is the caller's. */
+NETVM_API int netvm_board_arm(netvm_board *board, uint32_t number, netvm_handler handler, void *user);
+
+/* When it returns the handler does not run and is not called again (called by the handler itself: this call is its last), so what
+ * `user` points to may be freed. What it was not called for stays pending. Success also if there is none. */
+NETVM_API int netvm_board_disarm(netvm_board *board, uint32_t number);
+
+/* The segment stays exported. Disarm handlers first. */
+NETVM_API int netvm_board_close(netvm_board *board);
+
+/* ---- Synchronisation between processes ---- */
+
+/*
+ * The node that exports an object is its home, and decides whose turn it is, in the order of asking; the program behind it need do
+ * nothing. A process at the home uses netvm_connect_local. Names are shared with segments. What a handle has is released through the
+ * same handle, by any thread, or by closing it. A process that dies, or whose connection ends, gives back what it has, and the
+ * next one gets it with NETVM_ABANDONED: it has it, but what it protects may be half done.
+ *
+ * Memory of the home that was put before a release, through the same peer, is seen by the next holder. That of other nodes wants a
+ * flush first.
+ *
+ * With timeout 0 what others have is NETVM_ERR_BUSY; otherwise NETVM_ERR_TIMED_OUT, and then it is as if one had never asked.
+ * NETVM_ERR_KIND for an object of another kind, NETVM_ERR_FULL for more than 1024 waits and possessions of one connection at once.
+ */
+
+enum netvm_release_flags {
+    NETVM_CONFIRM = 1 /* return when the home has heard so, and tell errors: then the next one gets it as abandoned */
+};
+
+/* Lock: one at a time. Not recursive: a thread that waits for what it has waits for ever. */
+NETVM_API int netvm_export_lock(netvm_node *node, const char *name, netvm_key *key);
+NETVM_API int netvm_lock_open(netvm_peer *peer, const char *name, const netvm_key *key, netvm_lock **lock);
+NETVM_API int netvm_lock_acquire(netvm_lock *lock, int64_t timeout_ns);
+NETVM_API int netvm_lock_release(netvm_lock *lock, uint32_t flags);
+NETVM_API int netvm_lock_close(netvm_lock *lock);
+
+/* Reader-writer lock: many readers or one writer, who is not overtaken by later readers. Only a writer's death abandons it. */
+NETVM_API int netvm_export_rwlock(netvm_node *node, const char *name, netvm_key *key);
+NETVM_API int netvm_rwlock_open(netvm_peer *peer, const char *name, const netvm_key *key, netvm_rwlock **lock);
+NETVM_API int netvm_rwlock_read(netvm_rwlock *lock, int64_t timeout_ns);
+NETVM_API int netvm_rwlock_write(netvm_rwlock *lock, int64_t timeout_ns);
+NETVM_API int netvm_rwlock_release(netvm_rwlock *lock, uint32_t flags);
+NETVM_API int netvm_rwlock_close(netvm_rwlock *lock);
+
+/* Counting semaphore. Permits that are acquired go back when they are released or the process dies; release names as many as
+ * were acquired together. Permits that are consumed are gone, as with sem_wait, and add makes new ones, as sem_post: this counts
+ * things, such as the items of a queue. `free_permits` gets how many are free then; it may be NULL. */
+NETVM_API int netvm_export_semaphore(netvm_node *node, const char *name, uint32_t permits, netvm_key *key);
+NETVM_API int netvm_semaphore_open(netvm_peer *peer, const char *name, const netvm_key *key, netvm_semaphore **semaphore);
+NETVM_API int netvm_semaphore_acquire(netvm_semaphore *semaphore, uint32_t permits, int64_t timeout_ns);
+NETVM_API int netvm_semaphore_release(netvm_semaphore *semaphore, uint32_t permits, uint32_t flags);
+NETVM_API int netvm_semaphore_consume(netvm_semaphore *semaphore, uint32_t permits, int64_t timeout_ns);
+NETVM_API int netvm_semaphore_add(netvm_semaphore *semaphore, uint32_t permits, uint64_t *free_permits);
+NETVM_API int netvm_semaphore_close(netvm_semaphore *semaphore);
+
+/* Monitor: a lock with `conditions` conditions (0 to NETVM_CONDITIONS_MAX), numbered from 0 on. Who is signalled queues like
+ * everybody else, so what it waited for may have changed: look again, in a loop. `woken` gets how many were signalled; it may be NULL.
+ * netvm_monitor_wait leaves, waits for a signal and comes back in: with success, with NETVM_ABANDONED (also inside, and somebody died
+ * inside meanwhile), and with NETVM_ERR_TIMED_OUT (inside as well). With any other error it is outside. */
+NETVM_API int netvm_export_monitor(netvm_node *node, const char *name, uint32_t conditions, netvm_key *key);
+NETVM_API int netvm_monitor_open(netvm_peer *peer, const char *name, const netvm_key *key, netvm_monitor **monitor);
+NETVM_API int netvm_monitor_enter(netvm_monitor *monitor, int64_t timeout_ns);
+NETVM_API int netvm_monitor_exit(netvm_monitor *monitor, uint32_t flags);
+NETVM_API int netvm_monitor_wait(netvm_monitor *monitor, uint32_t condition, int64_t timeout_ns);
+NETVM_API int netvm_monitor_signal(netvm_monitor *monitor, uint32_t condition, uint64_t *woken);
+NETVM_API int netvm_monitor_broadcast(netvm_monitor *monitor, uint32_t condition, uint64_t *woken);
+NETVM_API int netvm_monitor_close(netvm_monitor *monitor);
+
+/* Wait queue: processes wait until others wake them, first come, first served. Enqueue, then look at what you wait for, then wait
+ * (or close, if it is there): a wake-up in between is not lost. netvm_waiting_wait closes `waiting`, whatever it returns;
+ * netvm_waiting_close gives the place up, and passes on a wake-up that has come already. `woken` may be NULL. */
+NETVM_API int netvm_export_wait_queue(netvm_node *node, const char *name, netvm_key *key);
+NETVM_API int netvm_wait_queue_open(netvm_peer *peer, const char *name, const netvm_key *key, netvm_wait_queue **queue);
+NETVM_API int netvm_wait_queue_enqueue(netvm_wait_queue *queue, netvm_waiting **waiting);
+NETVM_API int netvm_waiting_wait(netvm_waiting *waiting, int64_t timeout_ns);
+NETVM_API int netvm_waiting_close(netvm_waiting *waiting);
+NETVM_API int netvm_wait_queue_wake(netvm_wait_queue *queue, uint32_t most, uint64_t *woken);
+NETVM_API int netvm_wait_queue_close(netvm_wait_queue *queue);
+
+/* Group: `parties` members (1 to NETVM_PARTIES_MAX) that meet, at a barrier, to reduce numbers or for a broadcast; all do the same at each
+ * meeting. When a member dies, each of the others gets NETVM_ERR_BROKEN once, and then a new one can join. With NETVM_ERR_TIMED_OUT one
+ * has not been there. A handle is one member: NETVM_ERR_BUSY for a second thread. */
+NETVM_API int netvm_export_group(netvm_node *node, const char *name, uint32_t parties, netvm_key *key);
+NETVM_API int netvm_group_join(netvm_peer *peer, const char *name, const netvm_key *key, netvm_group **group);
+NETVM_API int netvm_group_leave(netvm_group *group);
+
+/* Our rank, the least that was free, and how many meet; either may be NULL. */
+NETVM_API int netvm_group_query(netvm_group *group, uint32_t *rank, uint32_t *parties);
+
+NETVM_API int netvm_group_barrier(netvm_group *group, int64_t timeout_ns);
+
+enum netvm_reduction {
+    NETVM_SUM_U64 = 1, /* wraps around; the same for int64_t */
+    NETVM_MIN_U64 = 2,
+    NETVM_MAX_U64 = 3,
+    NETVM_MIN_I64 = 4,
+    NETVM_MAX_I64 = 5,
+    NETVM_SUM_F64 = 6, /* in the order of ranks */
+    NETVM_MIN_F64 = 7, /* NaN only if all are */
+    NETVM_MAX_F64 = 8,
+    NETVM_AND = 9,
+    NETVM_OR = 10,
+    NETVM_XOR = 11
+};
+
+/* Combines the `count` numbers of all members, place by place; all get the result in the place of their own. `numbers` is an array of
+ * uint64_t, int64_t or double, as the reduction says; at most NETVM_REDUCE_MAX, and as many for each member. */
+NETVM_API int netvm_group_reduce(netvm_group *group, int reduction, void *numbers, size_t count, int64_t timeout_ns);
+
+/* The `bytes` bytes of the member with rank `root` to all; as many for each, at most NETVM_BROADCAST_BYTES_MAX. */
+NETVM_API int netvm_group_broadcast(netvm_group *group, uint32_t root, void *buffer, size_t bytes, int64_t timeout_ns);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,48 @@
+//! What the header says and this crate must mean as well: sizes, offsets and numbers, as C writes them. The tests compare them.
+
+use std::mem::{offset_of, size_of};
+
+use netvm_core::limits;
+
+use crate::code::Code;
+use crate::{ConnectOptions, NodeOptions, Piece, RegionInfo, Signal, node, region, sync};
+
+/// Expressions of C and their values.
+pub fn all() -> Vec<(String, i128)> {
+    let plain: Vec<(&str, usize)> = vec![
+        ("sizeof(netvm_node_options)", size_of::<NodeOptions>()),
+        ("offsetof(netvm_node_options, secret_file)", offset_of!(NodeOptions, secret_file)),
+        ("offsetof(netvm_node_options, secret)", offset_of!(NodeOptions, secret)),
+        ("offsetof(netvm_node_options, encryption)", offset_of!(NodeOptions, encryption)),
+        ("offsetof(netvm_node_options, insecure)", offset_of!(NodeOptions, insecure)),
+        ("sizeof(netvm_connect_options)", size_of::<ConnectOptions>()),
+        ("offsetof(netvm_connect_options, rails)", offset_of!(ConnectOptions, rails)),
+        ("offsetof(netvm_connect_options, reserved)", offset_of!(ConnectOptions, reserved)),
+        ("sizeof(netvm_region_info)", size_of::<RegionInfo>()),
+        ("offsetof(netvm_region_info, rights)", offset_of!(RegionInfo, rights)),
+        ("offsetof(netvm_region_info, notifications)", offset_of!(RegionInfo, notifications)),
+        ("sizeof(netvm_iov)", size_of::<Piece>()),
+        ("offsetof(netvm_iov, buffer)", offset_of!(Piece, buffer)),
+        ("offsetof(netvm_iov, bytes)", offset_of!(Piece, bytes)),
+        ("sizeof(netvm_signal)", size_of::<Signal>()),
+        ("offsetof(netvm_signal, value)", offset_of!(Signal, value)),
+        ("sizeof(netvm_key)", size_of::<[u8; 16]>()),
+        ("NETVM_NAME_BYTES_MAX", limits::NAME_BYTES_MAX),
+        ("NETVM_NOTIFICATIONS_MAX", limits::NOTIFICATIONS_MAX as usize),
+        ("NETVM_RAILS_MAX", limits::RAILS_MAX),
+        ("NETVM_SECRET_BYTES", size_of::<[u8; 32]>()),
+        ("NETVM_KEY_TEXT_BYTES", node::KEY_TEXT_BYTES),
+        ("NETVM_CONDITIONS_MAX", limits::CONDITIONS_MAX),
+        ("NETVM_PARTIES_MAX", limits::PARTIES_MAX as usize),
+        ("NETVM_REDUCE_MAX", limits::GROUP_BYTES_MAX / 8),
+        ("NETVM_BROADCAST_BYTES_MAX", limits::GROUP_BYTES_MAX),
+        ("NETVM_FENCE", region::FENCE as usize),
+        ("NETVM_CONFIRM", sync::CONFIRM as usize),
+    ];
+    let mut all: Vec<_> = plain.into_iter().map(|(name, value)| (name.to_owned(), value as i128)).collect();
+    all.extend(node::ENCRYPTIONS.iter().map(|(name, number, _)| ((*name).to_owned(), i128::from(*number))));
+    all.extend(node::RIGHTS.iter().map(|(name, number, _)| ((*name).to_owned(), i128::from(*number))));
+    all.extend(sync::REDUCTIONS.iter().map(|(name, number, _)| ((*name).to_owned(), i128::from(*number))));
+    all.extend(Code::ALL.iter().map(|(code, name)| ((*name).to_owned(), *code as i128)));
+    all
+}

@@ -1,0 +1,241 @@
+//! A peer's segment: puts and gets.
+
+use std::ffi::c_int;
+
+use netvm::node::Rights;
+use netvm::region::{Region, WriteOptions};
+use netvm_core::limits::{COPIED_BYTES_MAX, OPS_MAX, PAYLOAD_BYTES_MAX};
+use netvm_sys::shared::SharedSlice;
+
+use crate::board::Signal;
+use crate::call::call;
+use crate::code::{Code, Failure, Result};
+use crate::ffi::{In, Opaque, Out, Own, Ref, Source, Target};
+use crate::node::RIGHTS;
+
+impl Opaque for Region {
+    const TAG: u32 = 0x6E76_5204;
+    const NAME: &'static str = "region";
+}
+
+/// `netvm_region_info`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct RegionInfo {
+    bytes: u64,
+    pub(crate) rights: c_int,
+    pub(crate) notifications: u32,
+}
+
+/// `netvm_iov`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Piece {
+    offset: u64,
+    pub(crate) buffer: Target,
+    pub(crate) bytes: usize,
+}
+
+/// What moves in one operation.
+const PART_BYTES: usize = PAYLOAD_BYTES_MAX as usize;
+/// Operations under way at once.
+const PARTS: usize = OPS_MAX / 4;
+/// Flags of a put.
+pub(crate) const FENCE: u32 = 1;
+
+/// `buffer` in parts, each with its offset, which has been checked.
+fn parts(offset: u64, buffer: SharedSlice) -> impl Iterator<Item = (u64, SharedSlice)> {
+    (0..buffer.len()).step_by(PART_BYTES).filter_map(move |at| {
+        let part = buffer.sub(at, PART_BYTES.min(buffer.len() - at))?;
+        Some((offset + at as u64, part))
+    })
+}
+
+fn inside(region: &Region, offset: u64, bytes: usize) -> Result<()> {
+    match offset.checked_add(bytes as u64) {
+        Some(end) if end <= region.len() => Ok(()),
+        _ => Err(netvm::Error::Bounds { offset, bytes: bytes as u64, len: region.len() }.into()),
+    }
+}
+
+fn write_all(region: &Region, pieces: &mut Vec<(u64, SharedSlice)>) -> Result<()> {
+    let result = region.write_vectored(pieces);
+    pieces.clear();
+    Ok(result?)
+}
+
+fn put(region: &Ref<Region>, offset: u64, buffer: Source, bytes: usize, options: WriteOptions) -> Result<()> {
+    let region = writable(region)?;
+    inside(region, offset, bytes)?;
+    if bytes <= COPIED_BYTES_MAX {
+        return Ok(region.write_with(offset, buffer.bytes(bytes)?, options)?);
+    }
+    let buffer = buffer.shared(bytes)?;
+    let mut under_way = Vec::new();
+    let mut parts = parts(offset, buffer).peekable();
+    while let Some(part) = parts.next() {
+        let is_last = parts.peek().is_none();
+        if options.fence || is_last {
+            write_all(region, &mut under_way)?;
+            let notify = options.notify.filter(|_| is_last);
+            region.write_shared_with(part.0, &[part.1], WriteOptions { notify, ..options })?;
+        } else {
+            under_way.push(part);
+            if under_way.len() == PARTS {
+                write_all(region, &mut under_way)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Told at once: the peer would refuse it, and only the next flush would tell.
+fn writable(region: &Ref<Region>) -> Result<&Region> {
+    let region = region.get()?;
+    match region.rights() {
+        Rights::ReadWrite => Ok(region),
+        Rights::Read => Err(Failure::new(Code::Rights, "the segment is exported for reading only")),
+    }
+}
+
+fn get(region: &Ref<Region>, pieces: impl Iterator<Item = Result<(u64, SharedSlice)>>) -> Result<()> {
+    let region = region.get()?;
+    let mut under_way = Vec::new();
+    for piece in pieces {
+        let (offset, buffer) = piece?;
+        for part in parts(offset, buffer) {
+            under_way.push(part);
+            if under_way.len() == PARTS {
+                region.read_vectored(&under_way)?;
+                under_way.clear();
+            }
+        }
+    }
+    Ok(region.read_vectored(&under_way)?)
+}
+
+/// Writes.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_put(region: Ref<Region>, offset: u64, buffer: Source, bytes: usize) -> c_int {
+    call(|| put(&region, offset, buffer, bytes, WriteOptions::default()))
+}
+
+/// Writes and notifies.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_put_notify(
+    region: Ref<Region>,
+    offset: u64,
+    buffer: Source,
+    bytes: usize,
+    number: u32,
+    value: u32,
+) -> c_int {
+    call(|| {
+        let notify = Some(Signal { number, value }.notify()?);
+        put(&region, offset, buffer, bytes, WriteOptions { fence: false, notify })
+    })
+}
+
+/// Writes with options.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_put_with(
+    region: Ref<Region>,
+    offset: u64,
+    buffer: Source,
+    bytes: usize,
+    flags: u32,
+    signal: In<Signal>,
+) -> c_int {
+    call(|| {
+        if flags & !FENCE != 0 {
+            return Err(Failure::argument(format!("{flags:#x} has flags that do not exist")));
+        }
+        let notify = signal.optional()?.map(|signal| signal.notify()).transpose()?;
+        put(&region, offset, buffer, bytes, WriteOptions { fence: flags & FENCE != 0, notify })
+    })
+}
+
+/// Notifies.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_notify(region: Ref<Region>, number: u32, value: u32) -> c_int {
+    call(|| Ok(writable(&region)?.notify(Signal { number, value }.notify()?)?))
+}
+
+/// Reads.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_get(region: Ref<Region>, offset: u64, buffer: Target, bytes: usize) -> c_int {
+    call(|| {
+        inside(region.get()?, offset, bytes)?;
+        let buffer = buffer.shared(bytes)?;
+        if bytes <= PART_BYTES {
+            return Ok(region.get()?.read_shared(offset, &[buffer])?);
+        }
+        get(&region, std::iter::once(Ok((offset, buffer))))
+    })
+}
+
+/// Checks all pieces before the first is moved.
+fn pieces<'a>(region: &Region, pieces: &'a In<Piece>, count: usize) -> Result<&'a [Piece]> {
+    let pieces = pieces.array(count)?;
+    for piece in pieces {
+        inside(region, piece.offset, piece.bytes)?;
+        piece.buffer.shared(piece.bytes)?;
+    }
+    Ok(pieces)
+}
+
+/// Writes pieces.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_putv(region: Ref<Region>, iov: In<Piece>, count: usize) -> c_int {
+    call(|| {
+        let region = writable(&region)?;
+        let pieces = pieces(region, &iov, count)?;
+        let mut under_way = Vec::new();
+        for piece in pieces {
+            if piece.bytes <= COPIED_BYTES_MAX {
+                let bytes = piece.buffer.source();
+                region.write(piece.offset, bytes.bytes(piece.bytes)?)?;
+                continue;
+            }
+            for part in parts(piece.offset, piece.buffer.shared(piece.bytes)?) {
+                under_way.push(part);
+                if under_way.len() == PARTS {
+                    write_all(region, &mut under_way)?;
+                }
+            }
+        }
+        write_all(region, &mut under_way)
+    })
+}
+
+/// Reads pieces.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_getv(region: Ref<Region>, iov: In<Piece>, count: usize) -> c_int {
+    call(|| {
+        let pieces = pieces(region.get()?, &iov, count)?;
+        get(&region, pieces.iter().map(|piece| Ok((piece.offset, piece.buffer.shared(piece.bytes)?))))
+    })
+}
+
+/// Waits until the peer has everything.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_flush(region: Ref<Region>) -> c_int {
+    call(|| Ok(region.get()?.flush()?))
+}
+
+/// What a region is.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_region_query(region: Ref<Region>, info: Out<RegionInfo>) -> c_int {
+    call(|| {
+        let region = region.get()?;
+        let rights = RIGHTS.iter().find(|(_, _, rights)| *rights == region.rights());
+        let rights = rights.map_or(0, |(_, number, _)| *number);
+        info.set(RegionInfo { bytes: region.len(), rights, notifications: region.notifications() })
+    })
+}
+
+/// Closes a region.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_region_close(region: Own<Region>) -> c_int {
+    call(|| region.take().map(drop))
+}

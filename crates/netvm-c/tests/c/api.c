@@ -1,0 +1,423 @@
+/* Uses every function once as it is meant. Prints "ok". */
+#include "test.h"
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define BYTES (3u << 20)
+
+static netvm_node *node, *other;
+static netvm_peer *peer;
+static netvm_memory *memory;
+static unsigned char *bytes;
+static netvm_board *board;
+static netvm_region *region;
+
+static void begin(void) {
+    size_t length;
+    void *address;
+    char where[64];
+    netvm_key key, again;
+    char text[NETVM_KEY_TEXT_BYTES];
+    netvm_node_options options = NETVM_NODE_OPTIONS_INIT;
+    uint8_t secret[NETVM_SECRET_BYTES] = {1, 2, 3};
+    options.secret = secret;
+    options.encryption = NETVM_ENCRYPT_ALWAYS;
+    OK(netvm_node_create(&options, &node));
+    OK(netvm_node_create(&options, &other));
+    OK(netvm_memory_alloc(BYTES, &memory));
+    OK(netvm_memory_query(memory, &address, &length));
+    CHECK(length >= BYTES && (uintptr_t)address % 4096 == 0);
+    bytes = address;
+    CHECK(bytes[0] == 0 && bytes[BYTES - 1] == 0);
+    OK(netvm_export_notified(node, "memory", memory, NETVM_READ_WRITE, 8, &key, &board));
+    OK(netvm_key_to_text(&key, text));
+    CHECK(strlen(text) == 32);
+    OK(netvm_key_from_text(text, &again));
+    CHECK(memcmp(&key, &again, sizeof key) == 0);
+    OK(netvm_node_listen(node, "127.0.0.1:0", where, sizeof where));
+    netvm_connect_options connect = NETVM_CONNECT_OPTIONS_INIT;
+    connect.rails = 2;
+    OK(netvm_connect(other, where, &connect, &peer));
+    OK(netvm_import(peer, "memory", &again, &region));
+    netvm_region_info info;
+    OK(netvm_region_query(region, &info));
+    CHECK(info.bytes == length && info.rights == NETVM_READ_WRITE && info.notifications == 8);
+    OK(netvm_node_poll(node));
+}
+
+static void transfers(void) {
+    /* Of all sizes around the limits inside the library. */
+    static const size_t sizes[] = {0, 1, 7, 4096, 16 << 10, (16 << 10) + 1, 1 << 20, (1 << 20) + 1, (2 << 20) + 4097};
+    unsigned char *mine = malloc(BYTES), *back = malloc(BYTES);
+    CHECK(mine != NULL && back != NULL);
+    for (size_t i = 0; i < BYTES; i++)
+        mine[i] = (unsigned char)(i * 131 + i / 977);
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+        size_t size = sizes[i];
+        memset(bytes, 0, BYTES);
+        OK(netvm_put(region, 5, mine, size));
+        OK(netvm_flush(region));
+        CHECK(memcmp(bytes + 5, mine, size) == 0 && bytes[4] == 0 && bytes[5 + size] == 0);
+        memset(back, 0xEE, size + 1);
+        OK(netvm_get(region, 5, back, size));
+        CHECK(memcmp(back, mine, size) == 0 && back[size] == 0xEE);
+        /* With all options, and told when it is there. */
+        memset(bytes, 0, BYTES);
+        netvm_signal signal = {3, (uint32_t)size + 1};
+        uint32_t value;
+        OK(netvm_put_with(region, 5, mine, size, NETVM_FENCE, &signal));
+        OK(netvm_board_wait(board, 3, LIMIT));
+        OK(netvm_board_value(board, 3, &value));
+        CHECK(value == size + 1 && memcmp(bytes + 5, mine, size) == 0);
+        OK(netvm_board_reset(board, 3, &value));
+        CHECK(value == size + 1);
+        OK(netvm_put_with(region, 5, mine, size, 0, NULL));
+        OK(netvm_put_notify(region, 5, mine, size, 1, 0));
+        OK(netvm_board_spin(board, 1, LIMIT));
+        OK(netvm_board_acknowledge(board, 1, 10, NULL));
+    }
+    netvm_iov iov[4] = {{0, mine, 10}, {100, mine + 10, 70000}, {1 << 20, mine + 70010, 1500000}, {90, NULL, 0}};
+    memset(bytes, 0, BYTES);
+    OK(netvm_putv(region, iov, 4));
+    OK(netvm_flush(region));
+    CHECK(memcmp(bytes, mine, 10) == 0 && bytes[10] == 0);
+    CHECK(memcmp(bytes + 100, mine + 10, 70000) == 0 && memcmp(bytes + (1 << 20), mine + 70010, 1500000) == 0);
+    memset(back, 0, BYTES);
+    for (int i = 0; i < 3; i++)
+        iov[i].buffer = back + ((unsigned char *)iov[i].buffer - mine);
+    OK(netvm_getv(region, iov, 4));
+    CHECK(memcmp(back, mine, 1570010) == 0);
+    OK(netvm_putv(region, NULL, 0));
+    /* Of pieces that are many. */
+    enum { PIECES = 700 };
+    netvm_iov *many = calloc(PIECES, sizeof *many);
+    CHECK(many != NULL);
+    for (int i = 0; i < PIECES; i++)
+        many[i] = (netvm_iov){(uint64_t)i * 2000, mine + i * 1000, 1000};
+    OK(netvm_putv(region, many, PIECES));
+    memset(back, 0, BYTES);
+    for (int i = 0; i < PIECES; i++)
+        many[i].buffer = back + i * 1000;
+    OK(netvm_getv(region, many, PIECES));
+    CHECK(memcmp(back, mine, PIECES * 1000) == 0);
+    free(many);
+    free(mine);
+    free(back);
+}
+
+#define ATOMICS(BITS)                                                                \
+    static void atomics_##BITS(void) {                                               \
+        uint##BITS##_t *word = (uint##BITS##_t *)(void *)(bytes + 64), old = 9;       \
+        *word = 5;                                                                   \
+        OK(netvm_atomic_load_u##BITS(region, 64, &old));                             \
+        CHECK(old == 5);                                                             \
+        OK(netvm_atomic_store_u##BITS(region, 64, 6));                               \
+        CHECK(__atomic_load_n(word, __ATOMIC_ACQUIRE) == 6);                         \
+        OK(netvm_atomic_swap_u##BITS(region, 64, 7, &old));                          \
+        CHECK(old == 6);                                                             \
+        OK(netvm_atomic_compare_swap_u##BITS(region, 64, 8, 9, &old));               \
+        CHECK(old == 7 && __atomic_load_n(word, __ATOMIC_ACQUIRE) == 7);             \
+        OK(netvm_atomic_compare_swap_u##BITS(region, 64, 7, 12, &old));              \
+        CHECK(old == 7 && __atomic_load_n(word, __ATOMIC_ACQUIRE) == 12);            \
+        OK(netvm_atomic_fetch_add_u##BITS(region, 64, (uint##BITS##_t)-2, &old));    \
+        CHECK(old == 12 && __atomic_load_n(word, __ATOMIC_ACQUIRE) == 10);           \
+        OK(netvm_atomic_fetch_and_u##BITS(region, 64, 6, NULL));                     \
+        CHECK(__atomic_load_n(word, __ATOMIC_ACQUIRE) == 2);                         \
+        OK(netvm_atomic_fetch_or_u##BITS(region, 64, 5, &old));                      \
+        CHECK(old == 2 && __atomic_load_n(word, __ATOMIC_ACQUIRE) == 7);             \
+        OK(netvm_atomic_fetch_xor_u##BITS(region, 64, (uint##BITS##_t)-1, &old));    \
+        CHECK(old == 7 && __atomic_load_n(word, __ATOMIC_ACQUIRE) == (uint##BITS##_t)-8); \
+    }
+ATOMICS(32)
+ATOMICS(64)
+
+struct seen {
+    int calls;
+    uint32_t number, value;
+    int masked;
+};
+
+static void on_signal(void *user, uint32_t number, uint32_t value) {
+    struct seen *seen = user;
+    sigset_t mask;
+    CHECK(pthread_sigmask(SIG_SETMASK, NULL, &mask) == 0);
+    seen->masked = sigismember(&mask, SIGINT) && sigismember(&mask, SIGALRM);
+    seen->number = number;
+    seen->value = value;
+    if (__atomic_add_fetch(&seen->calls, 1, __ATOMIC_RELEASE) == 3)
+        OK(netvm_board_disarm(board, number));
+}
+
+static void notifications(void) {
+    uint64_t signals, taken;
+    uint32_t numbers, number, value;
+    OK(netvm_board_query(board, &numbers));
+    CHECK(numbers == 8);
+    OK(netvm_notify(region, 0, 0));
+    OK(netvm_notify(region, 0, 0));
+    OK(netvm_board_notify(board, 0, 0));
+    OK(netvm_board_wait_count(board, 0, 3, LIMIT));
+    OK(netvm_board_test(board, 0, &signals));
+    CHECK(signals == 3);
+    OK(netvm_board_acknowledge(board, 0, 2, &taken));
+    CHECK(taken == 2);
+    OK(netvm_board_wait_any(board, 0, 8, 0, &number));
+    CHECK(number == 0);
+    OK(netvm_board_acknowledge(board, 0, 5, &taken));
+    CHECK(taken == 1);
+    EXPECT(NETVM_ERR_TIMED_OUT, netvm_board_wait(board, 0, 0));
+    EXPECT(NETVM_ERR_TIMED_OUT, netvm_board_wait_any(board, 0, 8, NETVM_MILLISECONDS(1), &number));
+    OK(netvm_board_reset(board, 0, &value));
+    CHECK(value == 0);
+    /* With poll(2). */
+    int descriptor;
+    OK(netvm_board_descriptor(board, &descriptor));
+    OK(netvm_board_rearm(board, 0, 8));
+    struct pollfd poll_one = {.fd = descriptor, .events = POLLIN};
+    CHECK(poll(&poll_one, 1, 0) == 0);
+    OK(netvm_notify(region, 7, 77));
+    CHECK(poll(&poll_one, 1, 60000) == 1);
+    EXPECT(NETVM_PENDING, netvm_board_rearm(board, 0, 8));
+    OK(netvm_board_reset(board, 7, &value));
+    CHECK(value == 77);
+    OK(netvm_board_rearm(board, 0, 8));
+    /* With a handler, which disarms itself. */
+    struct seen seen = {0, 0, 0, 0};
+    OK(netvm_notify(region, 2, 0));
+    OK(netvm_board_arm(board, 2, on_signal, &seen));
+    OK(netvm_notify(region, 2, 0));
+    OK(netvm_flush(region));
+    while (__atomic_load_n(&seen.calls, __ATOMIC_ACQUIRE) < 2)
+        usleep(100);
+    OK(netvm_notify(region, 2, 5));
+    while (__atomic_load_n(&seen.calls, __ATOMIC_ACQUIRE) < 3)
+        usleep(100);
+    OK(netvm_board_disarm(board, 2));
+    CHECK(seen.number == 2 && seen.value == 5 && seen.masked);
+    OK(netvm_notify(region, 2, 0));
+    OK(netvm_flush(region));
+    OK(netvm_board_test(board, 2, &signals));
+    CHECK(signals == 1 && seen.calls == 3);
+    OK(netvm_board_acknowledge(board, 2, 1, NULL));
+}
+
+static void *second_thread(void *user) {
+    netvm_monitor *monitor = user;
+    OK(netvm_monitor_enter(monitor, LIMIT));
+    bytes[0]++;
+    OK(netvm_monitor_signal(monitor, 1, NULL));
+    OK(netvm_monitor_exit(monitor, NETVM_CONFIRM));
+    return NULL;
+}
+
+static void synchronisation(void) {
+    netvm_key key;
+    netvm_peer *self;
+    OK(netvm_connect_local(node, node, &self));
+
+    netvm_lock *lock, *second_lock;
+    OK(netvm_export_lock(node, "lock", &key));
+    OK(netvm_lock_open(peer, "lock", &key, &lock));
+    OK(netvm_lock_open(self, "lock", &key, &second_lock));
+    OK(netvm_lock_acquire(lock, LIMIT));
+    EXPECT(NETVM_ERR_BUSY, netvm_lock_acquire(second_lock, 0));
+    EXPECT(NETVM_ERR_TIMED_OUT, netvm_lock_acquire(second_lock, NETVM_MILLISECONDS(1)));
+    OK(netvm_lock_release(lock, NETVM_CONFIRM));
+    EXPECT(NETVM_ERR_NOT_HELD, netvm_lock_release(lock, 0));
+    OK(netvm_lock_acquire(second_lock, NETVM_FOREVER));
+    OK(netvm_lock_release(second_lock, 0));
+    OK(netvm_lock_acquire(lock, LIMIT));
+    OK(netvm_lock_close(lock)); /* releases */
+    OK(netvm_lock_acquire(second_lock, LIMIT));
+    OK(netvm_lock_close(second_lock));
+
+    netvm_rwlock *rwlock, *second_rwlock;
+    OK(netvm_export_rwlock(node, "rwlock", &key));
+    OK(netvm_rwlock_open(peer, "rwlock", &key, &rwlock));
+    OK(netvm_rwlock_open(self, "rwlock", &key, &second_rwlock));
+    OK(netvm_rwlock_read(rwlock, LIMIT));
+    OK(netvm_rwlock_read(second_rwlock, 0));
+    OK(netvm_rwlock_read(second_rwlock, LIMIT));
+    EXPECT(NETVM_ERR_BUSY, netvm_rwlock_write(rwlock, 0));
+    OK(netvm_rwlock_release(rwlock, NETVM_CONFIRM));
+    OK(netvm_rwlock_release(second_rwlock, NETVM_CONFIRM));
+    OK(netvm_rwlock_release(second_rwlock, NETVM_CONFIRM));
+    EXPECT(NETVM_ERR_NOT_HELD, netvm_rwlock_release(second_rwlock, 0));
+    OK(netvm_rwlock_write(rwlock, LIMIT));
+    EXPECT(NETVM_ERR_BUSY, netvm_rwlock_read(second_rwlock, 0));
+    OK(netvm_rwlock_release(rwlock, 0));
+    OK(netvm_rwlock_close(rwlock));
+    OK(netvm_rwlock_close(second_rwlock));
+
+    netvm_semaphore *semaphore;
+    uint64_t count;
+    OK(netvm_export_semaphore(node, "semaphore", 3, &key));
+    OK(netvm_semaphore_open(peer, "semaphore", &key, &semaphore));
+    OK(netvm_semaphore_acquire(semaphore, 2, LIMIT));
+    EXPECT(NETVM_ERR_BUSY, netvm_semaphore_acquire(semaphore, 2, 0));
+    EXPECT(NETVM_ERR_NOT_HELD, netvm_semaphore_release(semaphore, 1, 0));
+    OK(netvm_semaphore_release(semaphore, 2, NETVM_CONFIRM));
+    OK(netvm_semaphore_consume(semaphore, 3, LIMIT));
+    EXPECT(NETVM_ERR_BUSY, netvm_semaphore_consume(semaphore, 1, 0));
+    OK(netvm_semaphore_add(semaphore, 5, &count));
+    CHECK(count == 5);
+    OK(netvm_semaphore_close(semaphore));
+
+    netvm_monitor *monitor;
+    OK(netvm_export_monitor(node, "monitor", 2, &key));
+    OK(netvm_monitor_open(peer, "monitor", &key, &monitor));
+    EXPECT(NETVM_ERR_NOT_HELD, netvm_monitor_wait(monitor, 1, 0));
+    EXPECT(NETVM_ERR_NOT_HELD, netvm_monitor_signal(monitor, 1, NULL));
+    OK(netvm_monitor_enter(monitor, LIMIT));
+    EXPECT(NETVM_ERR_BUSY, netvm_monitor_enter(monitor, 0));
+    EXPECT(NETVM_ERR_TIMED_OUT, netvm_monitor_wait(monitor, 0, NETVM_MILLISECONDS(1)));
+    OK(netvm_monitor_broadcast(monitor, 0, &count));
+    CHECK(count == 0);
+    bytes[0] = 0;
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, second_thread, monitor) == 0);
+    while (bytes[0] == 0)
+        OK(netvm_monitor_wait(monitor, 1, LIMIT));
+    OK(netvm_monitor_exit(monitor, 0));
+    CHECK(pthread_join(thread, NULL) == 0);
+    OK(netvm_monitor_close(monitor));
+
+    netvm_wait_queue *queue;
+    netvm_waiting *waiting;
+    OK(netvm_export_wait_queue(node, "queue", &key));
+    OK(netvm_wait_queue_open(peer, "queue", &key, &queue));
+    OK(netvm_wait_queue_wake(queue, 1, &count));
+    CHECK(count == 0);
+    OK(netvm_wait_queue_enqueue(queue, &waiting));
+    OK(netvm_wait_queue_wake(queue, 5, &count));
+    CHECK(count == 1);
+    OK(netvm_waiting_wait(waiting, LIMIT));
+    OK(netvm_wait_queue_enqueue(queue, &waiting));
+    EXPECT(NETVM_ERR_TIMED_OUT, netvm_waiting_wait(waiting, NETVM_MILLISECONDS(1)));
+    OK(netvm_wait_queue_enqueue(queue, &waiting));
+    OK(netvm_waiting_close(waiting));
+    OK(netvm_wait_queue_close(queue));
+
+    netvm_group *group;
+    uint32_t rank, parties;
+    OK(netvm_export_group(node, "group", 1, &key));
+    OK(netvm_group_join(peer, "group", &key, &group));
+    OK(netvm_group_query(group, &rank, &parties));
+    CHECK(rank == 0 && parties == 1);
+    OK(netvm_group_barrier(group, LIMIT));
+    double real[3] = {1.5, -2, 1e300};
+    OK(netvm_group_reduce(group, NETVM_SUM_F64, real, 3, LIMIT));
+    CHECK(real[0] == 1.5 && real[1] == -2 && real[2] == 1e300);
+    char text[8] = "netvm";
+    OK(netvm_group_broadcast(group, 0, text, sizeof text, LIMIT));
+    CHECK(strcmp(text, "netvm") == 0);
+    OK(netvm_group_leave(group));
+    OK(netvm_peer_close(self));
+}
+
+/* Two members, in threads, with all reductions. */
+struct member {
+    netvm_group *group;
+    uint32_t rank;
+};
+
+static void *reduce(void *user) {
+    struct member *member = user;
+    uint64_t me = member->rank + 1; /* 1, 2 */
+    uint64_t words[2] = {me, 12 - me};
+    OK(netvm_group_reduce(member->group, NETVM_SUM_U64, words, 2, LIMIT));
+    CHECK(words[0] == 3 && words[1] == 21);
+    static const struct {
+        int reduction;
+        uint64_t expected;
+    } plain[] = {{NETVM_MIN_U64, 1}, {NETVM_MAX_U64, 2}, {NETVM_AND, 0}, {NETVM_OR, 3}, {NETVM_XOR, 3}};
+    for (size_t i = 0; i < sizeof plain / sizeof *plain; i++) {
+        uint64_t word = me;
+        OK(netvm_group_reduce(member->group, plain[i].reduction, &word, 1, LIMIT));
+        CHECK(word == plain[i].expected);
+    }
+    int64_t less = -(int64_t)me, more = less;
+    OK(netvm_group_reduce(member->group, NETVM_MIN_I64, &less, 1, LIMIT));
+    OK(netvm_group_reduce(member->group, NETVM_MAX_I64, &more, 1, LIMIT));
+    CHECK(less == -2 && more == -1);
+    double sum = 0.5 * (double)me, low = sum, high = sum;
+    OK(netvm_group_reduce(member->group, NETVM_SUM_F64, &sum, 1, LIMIT));
+    OK(netvm_group_reduce(member->group, NETVM_MIN_F64, &low, 1, LIMIT));
+    OK(netvm_group_reduce(member->group, NETVM_MAX_F64, &high, 1, LIMIT));
+    CHECK(sum == 1.5 && low == 0.5 && high == 1.0);
+    char text[NETVM_BROADCAST_BYTES_MAX];
+    memset(text, (int)me, sizeof text);
+    OK(netvm_group_broadcast(member->group, 1, text, sizeof text, LIMIT));
+    CHECK(text[0] == 2 && text[sizeof text - 1] == 2);
+    return NULL;
+}
+
+static void groups(void) {
+    netvm_key key;
+    struct member members[2];
+    OK(netvm_export_group(node, "pair", 2, &key));
+    for (int i = 0; i < 2; i++) {
+        OK(netvm_group_join(peer, "pair", &key, &members[i].group));
+        OK(netvm_group_query(members[i].group, &members[i].rank, NULL));
+    }
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, reduce, &members[1]) == 0);
+    reduce(&members[0]);
+    CHECK(pthread_join(thread, NULL) == 0);
+    OK(netvm_group_leave(members[0].group));
+    OK(netvm_group_leave(members[1].group));
+}
+
+/* The parent's handles are no good in a child; new ones are. */
+static void forks(void) {
+    pid_t child = fork();
+    CHECK(child >= 0);
+    if (child == 0) {
+        char byte = 0;
+        netvm_peer *again;
+        EXPECT(NETVM_ERR_FORKED, netvm_put(region, 0, &byte, 1));
+        EXPECT(NETVM_ERR_FORKED, netvm_connect_local(node, node, &again));
+        CHECK(again == NULL);
+        EXPECT(NETVM_ERR_FORKED, netvm_region_close(region));
+        EXPECT(NETVM_ERR_FORKED, netvm_node_destroy(node));
+        netvm_node *own;
+        OK(netvm_node_create(NULL, &own));
+        EXPECT(NETVM_ERR_FORKED, netvm_node_poll(node));
+        OK(netvm_connect_local(own, own, &again));
+        OK(netvm_peer_close(again));
+        OK(netvm_node_destroy(own));
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    OK(netvm_flush(region));
+}
+
+int main(void) {
+    char version[32];
+    snprintf(version, sizeof version, "%d.%d.%d", NETVM_VERSION_MAJOR, NETVM_VERSION_MINOR, NETVM_VERSION_PATCH);
+    CHECK(strcmp(netvm_version(), version) == 0);
+    CHECK(netvm_last_error()[0] == 0);
+    begin();
+    transfers();
+    atomics_32();
+    atomics_64();
+    notifications();
+    synchronisation();
+    groups();
+    forks();
+    OK(netvm_unexport(node, "memory"));
+    char byte = 0;
+    EXPECT(NETVM_ERR_GONE, netvm_get(region, 0, &byte, 1));
+    OK(netvm_region_close(region));
+    OK(netvm_peer_close(peer));
+    OK(netvm_board_close(board));
+    OK(netvm_node_destroy(other));
+    OK(netvm_node_destroy(node));
+    OK(netvm_memory_free(memory));
+    puts("ok");
+    return 0;
+}

@@ -1,0 +1,130 @@
+//! The examples as users build and run them, and programs that try everything, also under AddressSanitizer.
+
+use crate::common::{Running, installed, root, source, succeeded};
+use std::path::Path;
+use std::process::Command;
+
+const SANITIZERS: &str = "-fsanitize=address,undefined";
+
+/// How to build: plainly, and with sanitizers when they work here.
+fn variants() -> Vec<(&'static str, Vec<&'static str>)> {
+    let mut variants = vec![("plain", vec![])];
+    match sanitizers() {
+        Ok(()) => variants.push(("sanitized", vec![SANITIZERS, "-fno-sanitize-recover=all"])),
+        Err(reason) => println!("skipped (sanitizers: {reason})"),
+    }
+    variants
+}
+
+/// Whether a program can be built and run with them, and leaks are found.
+fn sanitizers() -> Result<(), String> {
+    let folder = &installed().place.destdir;
+    let name = format!("leaks-{:?}", std::thread::current().id()).replace(['(', ')'], "");
+    let (source, program) = (folder.join(format!("{name}.c")), folder.join(name));
+    let text = "#include <stdlib.h>\nint main(int n, char **v) { volatile char *p = malloc(10); if (n > 1) { p = NULL; } return p != NULL && !v; }\n";
+    std::fs::write(&source, text).unwrap();
+    let output = Command::new("cc").args(["-g", SANITIZERS, "-o"]).arg(&program).arg(&source).output();
+    let output = output.map_err(|error| error.to_string())?;
+    if !output.status.success() {
+        return Err(format!("cannot link with them: {}", String::from_utf8_lossy(&output.stderr)));
+    }
+    let output = installed().command(&program).arg("leak").output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    if said.contains("LeakSanitizer: detected memory leaks") {
+        Ok(())
+    } else {
+        Err(format!("leaks are not found here: {said}"))
+    }
+}
+
+/// Runs the listener, and the command that it prints `clients` times.
+fn example(name: &str, listen: &[&str], clients: usize) {
+    let installed = installed();
+    let path = root().join("examples/c").join(format!("{name}.c"));
+    for (variant, flags) in variants() {
+        let Some(program) = installed.build(&path, &format!("{name}-{variant}"), &flags) else { return };
+        let mut listener =
+            Running::start(installed.command(&program).args(["listen", "127.0.0.1:0"]).args(listen));
+        let (line, mut out) = listener.line();
+        let words: Vec<&str> = line.split_whitespace().collect();
+        assert_eq!(words[0], name);
+        let clients: Vec<_> =
+            (0..clients).map(|_| Running::start(installed.command(&program).args(&words[1..]))).collect();
+        for client in clients {
+            print!("{name}, {variant}: {}", succeeded(name, &client.finish()));
+        }
+        let mut rest = String::new();
+        std::io::Read::read_to_string(&mut out, &mut rest).unwrap();
+        succeeded(name, &listener.finish());
+        println!("{name}, {variant}, listener: {rest}");
+    }
+}
+
+#[test]
+fn ping_pong() {
+    example("ping_pong", &[], 1);
+}
+
+#[test]
+fn producer_consumer() {
+    example("producer_consumer", &[], 1);
+}
+
+#[test]
+fn distributed_counter() {
+    example("distributed_counter", &["3"], 3);
+}
+
+#[test]
+fn work_queue() {
+    example("work_queue", &["3"], 3);
+}
+
+#[test]
+fn halo_exchange() {
+    example("halo_exchange", &["4"], 3);
+}
+
+fn program(name: &str) {
+    let path = source().join("tests/c").join(format!("{name}.c"));
+    for (variant, flags) in variants() {
+        let Some(program) = installed().build(&path, &format!("{name}-{variant}"), &flags) else { return };
+        let output = Running::start(&mut installed().command(&program)).finish();
+        assert_eq!(succeeded(&format!("{name}, {variant}"), &output), "ok\n");
+    }
+}
+
+#[test]
+fn everything_works() {
+    program("api");
+}
+
+#[test]
+fn bad_input_is_refused() {
+    program("bad_input");
+}
+
+/// With a secret, from a file that others cannot read.
+#[test]
+fn examples_share_a_secret() {
+    let installed = installed();
+    let path = root().join("examples/c/distributed_counter.c");
+    let Some(program) = installed.build(&path, "secret", &[]) else { return };
+    let file = installed.place.destdir.join("secret-file");
+    netvm::security::Secret::random().unwrap().write_new_file(Path::new(&file)).unwrap();
+    let run = |arguments: &[&str]| {
+        let mut command = installed.command(&program);
+        Running::start(command.args(arguments).env("NETVM_SECRET_FILE", &file))
+    };
+    // Beyond loopback.
+    let mut listener = run(&["listen", "0.0.0.0:0", "1"]);
+    let (line, _out) = listener.line();
+    let line = line.replace("0.0.0.0:", "127.0.0.1:");
+    let words: Vec<&str> = line.split_whitespace().collect();
+    let refused = Running::start(installed.command(&program).args(&words[1..])).finish();
+    assert!(!refused.status.success());
+    let said = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(said.contains("secret") && said.contains(words[2]), "{said}");
+    succeeded("with the secret", &run(&words[1..]).finish());
+    succeeded("listener", &listener.finish());
+}
