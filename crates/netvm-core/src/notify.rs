@@ -3,7 +3,6 @@
 //! The order of steps that keeps wake-ups from being lost is described at [`Board`]; docs/design/one-sided.md tells what
 //! notifications mean. The tests run this code under loom, in all interleavings.
 
-use alloc::boxed::Box;
 use core::num::NonZeroU32;
 use core::ops::Range;
 
@@ -11,6 +10,8 @@ use core::ops::Range;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 #[cfg(test)]
 use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::words::{PrivateWords, Words};
 
 /// What a write tells the owner of the memory once it, and everything before it, is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -54,13 +55,18 @@ const SLEEPING: u32 = 1;
 const WATCHED: u32 = 2;
 const EPOCH: u32 = 4;
 
-#[derive(Debug)]
-struct Slot {
-    /// Signals ever. Only grows.
-    signals: AtomicU64,
-    /// Signals taken; never above `signals`.
-    acknowledged: AtomicU64,
-    value: AtomicU32,
+/// Words of one number: signals ever, which only grow; signals taken, never more than that; the posted value.
+const SLOT_WORDS: usize = 4;
+
+/// How many words a board of so many numbers has.
+pub const fn board_words(numbers: u32) -> usize {
+    numbers as usize * SLOT_WORDS
+}
+
+struct Slot<'a> {
+    signals: &'a AtomicU64,
+    acknowledged: &'a AtomicU64,
+    value: &'a AtomicU64,
 }
 
 /// The notification numbers of one segment.
@@ -68,34 +74,49 @@ struct Slot {
 /// To sleep: [`Board::prepare`], *then* look at the numbers, then sleep while the bell is as prepared. To watch the descriptor: empty it,
 /// [`Board::watch`], *then* look. A signaller changes the number first and the bell second. Both sides read and modify the bell in one
 /// step, so one of them is first: either the looker sees the number's change, or the signaller sees the looker.
+///
+/// The words may be shared with other processes, which may put anything there: then signals are lost or invented, and nothing else.
 #[derive(Debug)]
-pub struct Board {
-    slots: Box<[Slot]>,
-    bell: AtomicU32,
+pub struct Board<W = PrivateWords> {
+    words: W,
 }
 
 impl Board {
-    /// A board of so many numbers, at most 65536.
+    /// A board of so many numbers, at most 65536, of this process alone.
     pub fn new(numbers: u32) -> Self {
-        let slot = |_| Slot {
-            signals: AtomicU64::new(0),
-            acknowledged: AtomicU64::new(0),
-            value: AtomicU32::new(0),
-        };
         let numbers = numbers.min(crate::limits::NOTIFICATIONS_MAX);
-        Self { slots: (0..numbers).map(slot).collect(), bell: AtomicU32::new(0) }
+        Self { words: PrivateWords::new(board_words(numbers)) }
+    }
+}
+
+impl<W: Words> Board<W> {
+    /// A board in these words, as many numbers as they suffice for ([`board_words`]).
+    pub fn of_words(words: W) -> Self {
+        Self { words }
+    }
+
+    /// Where it lives.
+    pub fn words(&self) -> &W {
+        &self.words
     }
 
     /// How many numbers it has.
     pub fn numbers(&self) -> u32 {
-        self.slots.len() as u32
+        let numbers = self.words.words().len() / SLOT_WORDS;
+        (numbers as u32).min(crate::limits::NOTIFICATIONS_MAX)
     }
 
-    fn slot(&self, number: u16) -> Option<&Slot> {
-        self.slots.get(usize::from(number))
+    #[inline]
+    fn slot(&self, number: u16) -> Option<Slot<'_>> {
+        let at = usize::from(number) * SLOT_WORDS;
+        match self.words.words().get(at..at + SLOT_WORDS)? {
+            [signals, acknowledged, value, _] => Some(Slot { signals, acknowledged, value }),
+            _ => None,
+        }
     }
 
     /// Makes a notification visible; `None` when there is no such number.
+    #[inline]
     pub fn deliver(&self, notify: Notify) -> Option<Wake> {
         let slot = self.slot(notify.number())?;
         // Release pairs with the Acquire of whoever looks: he sees the data that was written before.
@@ -105,18 +126,19 @@ impl Board {
             }
             // A swap, not a store: values and takers of a word then have one order, also in the model that the tests check.
             Notify::Post { value, .. } => {
-                slot.value.swap(value.get(), Ordering::Release);
+                slot.value.swap(u64::from(value.get()), Ordering::Release);
             }
         }
         Some(self.ring())
     }
 
     /// Wakes everybody so that they look again.
+    #[inline]
     pub fn ring(&self) -> Wake {
         // One step: bits set after it belong to somebody who will see what was done before it.
         let next = |bell: u32| Some(bell.wrapping_add(EPOCH) & !(SLEEPING | WATCHED));
         // AcqRel: pairs with `prepare` and `watch` in both directions.
-        let updated = self.bell.fetch_update(Ordering::AcqRel, Ordering::Relaxed, next);
+        let updated = self.bell().fetch_update(Ordering::AcqRel, Ordering::Relaxed, next);
         let (Ok(old) | Err(old)) = updated;
         Wake { sleepers: old & SLEEPING != 0, descriptor: old & WATCHED != 0 }
     }
@@ -124,17 +146,17 @@ impl Board {
     /// Announces a sleeper. Look at the numbers next; then sleep on [`Board::bell`] while it has this value.
     #[must_use]
     pub fn prepare(&self) -> u32 {
-        self.bell.fetch_or(SLEEPING, Ordering::AcqRel) | SLEEPING
+        self.bell().fetch_or(SLEEPING, Ordering::AcqRel) | SLEEPING
     }
 
     /// Announces somebody who watches the descriptor. Look at the numbers next.
     pub fn watch(&self) {
-        self.bell.fetch_or(WATCHED, Ordering::AcqRel);
+        self.bell().fetch_or(WATCHED, Ordering::AcqRel);
     }
 
     /// The word to sleep on.
     pub fn bell(&self) -> &AtomicU32 {
-        &self.bell
+        self.words.bell()
     }
 
     /// Signals of an event count that nobody has taken.
@@ -142,7 +164,7 @@ impl Board {
         let Some(slot) = self.slot(number) else { return 0 };
         // In this order: `signals` is then at least what any taker saw who moved `acknowledged` there.
         let acknowledged = slot.acknowledged.load(Ordering::Acquire);
-        slot.signals.load(Ordering::Acquire) - acknowledged
+        slot.signals.load(Ordering::Acquire).saturating_sub(acknowledged)
     }
 
     /// Signals of an event count ever.
@@ -155,7 +177,7 @@ impl Board {
         let Some(slot) = self.slot(number) else { return 0 };
         let mut acknowledged = slot.acknowledged.load(Ordering::Acquire);
         loop {
-            let take = most.min(slot.signals.load(Ordering::Acquire) - acknowledged);
+            let take = most.min(slot.signals.load(Ordering::Acquire).saturating_sub(acknowledged));
             if take == 0 {
                 return 0;
             }
@@ -175,12 +197,12 @@ impl Board {
 
     /// The value that is posted under a number.
     pub fn value(&self, number: u16) -> Option<NonZeroU32> {
-        NonZeroU32::new(self.slot(number)?.value.load(Ordering::Acquire))
+        NonZeroU32::new(self.slot(number)?.value.load(Ordering::Acquire) as u32)
     }
 
     /// Takes the value that is posted under a number; one of several takers gets it.
     pub fn reset(&self, number: u16) -> Option<NonZeroU32> {
-        NonZeroU32::new(self.slot(number)?.value.swap(0, Ordering::AcqRel))
+        NonZeroU32::new(self.slot(number)?.value.swap(0, Ordering::AcqRel) as u32)
     }
 
     /// Whether a number has a signal or a value that nobody has taken.

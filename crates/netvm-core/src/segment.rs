@@ -95,6 +95,11 @@ impl ExportTable {
         }
     }
 
+    /// Whether it is exported.
+    pub fn has(&self, id: SegmentId) -> bool {
+        self.get(id).is_some()
+    }
+
     fn get(&self, id: SegmentId) -> Option<&Entry> {
         let (generation, entry) = self.entries.get(id.index())?;
         if *generation == id.generation { entry.as_ref() } else { None }

@@ -4,8 +4,10 @@
 pub mod bench_floor;
 pub mod cpu;
 pub mod epoll;
+pub mod fdpass;
 pub mod filemap;
 pub mod mapping;
+pub mod membarrier;
 pub mod memfd;
 pub mod net;
 pub mod paged;
@@ -15,3 +17,4 @@ pub mod signal;
 pub mod table;
 pub mod thread;
 pub mod uffd;
+pub mod words;

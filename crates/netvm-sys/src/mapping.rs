@@ -7,6 +7,8 @@ use crate::memfd::Memfd;
 use crate::raw;
 use crate::shared::SharedSlice;
 
+const WRITABLE: i32 = libc::PROT_READ | libc::PROT_WRITE;
+
 /// A range of memory mapped for us.
 ///
 /// When it is dropped the memory is given back but its *addresses* stay reserved without access, so that a [`SharedSlice`] that
@@ -14,6 +16,7 @@ use crate::shared::SharedSlice;
 #[derive(Debug)]
 pub struct Mapping {
     memory: SharedSlice,
+    file: Option<Memfd>,
 }
 
 impl Mapping {
@@ -22,7 +25,38 @@ impl Mapping {
     /// # Errors
     /// ENOMEM; EINVAL for no bytes.
     pub fn anonymous(bytes: usize) -> io::Result<Self> {
-        Self::map(bytes, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1)
+        Self::map(bytes, WRITABLE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE, -1)
+    }
+
+    /// `bytes` of zero memory, rounded up to whole pages, that can be shared with other processes: [`Mapping::file`].
+    ///
+    /// # Errors
+    /// As [`Mapping::anonymous`]; EMFILE, ENFILE.
+    pub fn shareable(bytes: usize) -> io::Result<Self> {
+        let bytes = bytes.checked_next_multiple_of(4096).ok_or(io::ErrorKind::InvalidInput)?;
+        let file = Memfd::sealed(c"netvm-memory", bytes as u64)?;
+        let memory = Self::of_memfd(&file)?;
+        Ok(memory.with_file(file))
+    }
+
+    /// The file of all of this memory, if it was made by [`Mapping::shareable`].
+    pub fn file(&self) -> Option<&Memfd> {
+        self.file.as_ref()
+    }
+
+    /// The whole of another process's `file`, for reading or also for writing. A forked child does not have it.
+    ///
+    /// # Errors
+    /// ENOMEM; EACCES when the descriptor does not allow it.
+    pub fn of_peer(file: &Memfd, writable: bool) -> io::Result<Self> {
+        use std::os::fd::AsFd;
+        let bytes = usize::try_from(file.len()).map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+        let mapping = Self::map(bytes, protection, flags, file.as_fd().as_raw_fd())?;
+        // SAFETY: our own range; the advice concerns only children.
+        unsafe { raw::madvise(mapping.memory.as_ptr() as usize, mapping.memory.len(), libc::MADV_DONTFORK) }?;
+        Ok(mapping)
     }
 
     /// The whole of `file`, shared with everybody else who maps it.
@@ -32,15 +66,20 @@ impl Mapping {
     pub fn of_memfd(file: &Memfd) -> io::Result<Self> {
         let bytes = usize::try_from(file.len()).map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
         use std::os::fd::AsFd;
-        Self::map(bytes, libc::MAP_SHARED | libc::MAP_NORESERVE, file.as_fd().as_raw_fd())
+        Self::map(bytes, WRITABLE, libc::MAP_SHARED | libc::MAP_NORESERVE, file.as_fd().as_raw_fd())
     }
 
-    fn map(bytes: usize, flags: i32, fd: i32) -> io::Result<Self> {
+    fn with_file(mut self, file: Memfd) -> Self {
+        self.file = Some(file);
+        self
+    }
+
+    fn map(bytes: usize, protection: i32, flags: i32, fd: i32) -> io::Result<Self> {
         let bytes = bytes.checked_next_multiple_of(4096).ok_or(io::ErrorKind::InvalidInput)?;
         // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let start = unsafe { raw::mmap(0, bytes, libc::PROT_READ | libc::PROT_WRITE, flags, fd) }?;
+        let start = unsafe { raw::mmap(0, bytes, protection, flags, fd) }?;
         // SAFETY: freshly mapped, and its addresses stay ours for good (see drop).
-        Ok(Self { memory: unsafe { SharedSlice::from_raw(start as *mut u8, bytes) } })
+        Ok(Self { memory: unsafe { SharedSlice::from_raw(start as *mut u8, bytes) }, file: None })
     }
 
     /// The memory.

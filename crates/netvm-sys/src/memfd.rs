@@ -16,8 +16,50 @@ impl Memfd {
     /// # Errors
     /// EFBIG, EINVAL for a size the kernel cannot have; ENFILE, EMFILE; ENOMEM.
     pub fn new(name: &std::ffi::CStr, bytes: u64) -> io::Result<Self> {
+        Self::create(name, bytes, libc::MFD_CLOEXEC)
+    }
+
+    /// As [`Memfd::new`], to be passed to other processes: nobody can make it shorter or longer, so no access to it is ever beyond
+    /// its end, and nobody opens it anew for writing who is not its owner.
+    ///
+    /// # Errors
+    /// As [`Memfd::new`].
+    pub fn sealed(name: &std::ffi::CStr, bytes: u64) -> io::Result<Self> {
+        let file = Self::create(name, bytes, libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING)?;
+        // SAFETY: plain system calls on our own descriptor.
+        let done = unsafe {
+            libc::fchmod(file.fd.as_raw_fd(), 0o400) == 0
+                && libc::fcntl(file.fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS | libc::F_SEAL_SEAL) == 0
+        };
+        if done { Ok(file) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// A file of another process, of exactly `bytes` bytes and with the seals of [`Memfd::sealed`].
+    ///
+    /// # Errors
+    /// `InvalidData` when it is another kind of file, of another length, or its length can change.
+    pub fn adopt(fd: OwnedFd, bytes: u64) -> io::Result<Self> {
+        // SAFETY: no pointers; it fails for anything but a file in memory.
+        let seals = unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_GET_SEALS) };
+        // In this order: a sealed length does not change any more.
+        if seals < 0 || seals & SEALS != SEALS || stat(&fd)?.st_size as u64 != bytes {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Ok(Self { fd, bytes })
+    }
+
+    /// Another descriptor of the same file, which can only be read and mapped for reading.
+    ///
+    /// # Errors
+    /// Those of open(2), where /proc is not mounted for example.
+    pub fn read_only(&self) -> io::Result<OwnedFd> {
+        let path = format!("/proc/self/fd/{}", self.fd.as_raw_fd());
+        Ok(std::fs::File::open(path)?.into())
+    }
+
+    fn create(name: &std::ffi::CStr, bytes: u64, flags: libc::c_uint) -> io::Result<Self> {
         // SAFETY: `name` is NUL-terminated.
-        let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+        let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
@@ -62,19 +104,48 @@ impl Memfd {
     /// # Errors
     /// None in practice.
     pub fn resident_bytes(&self) -> io::Result<u64> {
-        // SAFETY: `stat` is a local that fstat fills.
-        unsafe {
-            let mut stat = std::mem::zeroed::<libc::stat>();
-            if libc::fstat(self.fd.as_raw_fd(), &mut stat) < 0 {
-                return Err(io::Error::last_os_error());
-            }
-            Ok(stat.st_blocks as u64 * 512)
-        }
+        Ok(stat(&self.fd)?.st_blocks as u64 * 512)
+    }
+}
+
+/// Its length is fixed.
+const SEALS: i32 = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
+
+fn stat(fd: &OwnedFd) -> io::Result<libc::stat> {
+    // SAFETY: `stat` is a local that fstat fills.
+    unsafe {
+        let mut stat = std::mem::zeroed::<libc::stat>();
+        if libc::fstat(fd.as_raw_fd(), &mut stat) < 0 { Err(io::Error::last_os_error()) } else { Ok(stat) }
     }
 }
 
 impl AsFd for Memfd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[test]
+    fn a_sealed_file_keeps_its_length_and_its_rights() {
+        let file = Memfd::sealed(c"test", 8192).unwrap();
+        // SAFETY: plain system call on our own descriptor.
+        assert!(unsafe { libc::ftruncate(file.fd.as_raw_fd(), 4096) } < 0);
+        let copy = || file.fd.try_clone().unwrap();
+        assert!(Memfd::adopt(copy(), 8192).is_ok());
+        assert!(Memfd::adopt(copy(), 4096).is_err(), "another length");
+        let open = Memfd::new(c"test", 8192).unwrap();
+        assert!(Memfd::adopt(open.fd.try_clone().unwrap(), 8192).is_err(), "not sealed");
+        let pipe = std::os::unix::net::UnixStream::pair().unwrap().0;
+        assert!(Memfd::adopt(pipe.into(), 0).is_err(), "no file in memory");
+        let mut readable = std::fs::File::from(file.read_only().unwrap());
+        assert!(readable.write_all(b"x").is_err());
+        let readable = Memfd::adopt(readable.into(), 8192).unwrap();
+        assert!(crate::mapping::Mapping::of_peer(&readable, true).is_err(), "mapped for writing");
+        assert!(crate::mapping::Mapping::of_peer(&readable, false).is_ok());
     }
 }

@@ -233,6 +233,7 @@ impl Incoming<'_> {
 #[derive(Debug)]
 pub struct Stream {
     fd: OwnedFd,
+    tcp: bool,
 }
 
 impl Stream {
@@ -294,7 +295,7 @@ impl Stream {
     }
 
     fn tune(fd: OwnedFd, tcp: bool) -> io::Result<Self> {
-        let stream = Self { fd };
+        let stream = Self { fd, tcp };
         if tcp {
             stream.option(libc::IPPROTO_TCP, libc::TCP_NODELAY, 1)?;
             // A machine that vanished is noticed within five seconds, idle or not.
@@ -374,6 +375,11 @@ impl Stream {
         let events = libc::POLLIN | if writable { libc::POLLOUT } else { 0 };
         let mut fds = [libc::pollfd { fd: self.fd.as_raw_fd(), events, revents: 0 }];
         Ok(crate::thread::poll(&mut fds, Some(timeout))? > 0)
+    }
+
+    /// Whether it is a TCP socket, and not a Unix one.
+    pub fn is_tcp(&self) -> bool {
+        self.tcp
     }
 
     /// Gives the descriptor away.

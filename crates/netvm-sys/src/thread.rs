@@ -148,31 +148,39 @@ pub fn die_silently() -> ! {
     }
 }
 
-/// Sleeps until `word` is no longer `value`, somebody wakes it, or `timeout` has passed.
+/// Sleeps until `word` is no longer `value`, somebody of this process wakes it, or `timeout` has passed.
 pub fn futex_wait(word: &AtomicU32, value: u32, timeout: Option<Duration>) {
+    wait(word, libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG, value, timeout);
+}
+
+/// As [`futex_wait`], on a word that other processes map and wake too.
+pub fn futex_wait_shared(word: &AtomicU32, value: u32, timeout: Option<Duration>) {
+    wait(word, libc::FUTEX_WAIT, value, timeout);
+}
+
+fn wait(word: &AtomicU32, operation: i32, value: u32, timeout: Option<Duration>) {
     let time = timeout.map(|timeout| libc::timespec {
         tv_sec: timeout.as_secs() as libc::time_t,
         tv_nsec: timeout.subsec_nanos() as libc::c_long,
     });
     let time = time.as_ref().map_or(std::ptr::null(), std::ptr::from_ref);
     // SAFETY: `word` and `time` outlive the call.
-    unsafe {
-        libc::syscall(
-            libc::SYS_futex,
-            word.as_ptr(),
-            libc::FUTEX_WAIT | libc::FUTEX_PRIVATE_FLAG,
-            value,
-            time,
-        )
-    };
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, value, time) };
 }
 
-/// Wakes everyone who waits on `word`.
+/// Wakes everyone of this process who waits on `word`.
 pub fn futex_wake(word: &AtomicU32) {
+    wake(word, libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG);
+}
+
+/// Wakes everyone of any process who waits on `word` with [`futex_wait_shared`].
+pub fn futex_wake_shared(word: &AtomicU32) {
+    wake(word, libc::FUTEX_WAKE);
+}
+
+fn wake(word: &AtomicU32, operation: i32) {
     // SAFETY: `word` outlives the call.
-    unsafe {
-        libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE | libc::FUTEX_PRIVATE_FLAG, i32::MAX)
-    };
+    unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), operation, i32::MAX) };
 }
 
 /// Waits until one of `fds` is readable (or writable where asked) or `timeout` has passed.

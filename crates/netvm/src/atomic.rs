@@ -123,8 +123,12 @@ impl Region {
         self.atomic(offset, "fetch-and-xor", Atomic::new(AtomicOp::Xor, W::WIDTH, operand.to_u64()))
     }
 
+    #[inline]
     fn atomic<W: Word>(&self, offset: u64, what: &'static str, atomic: Atomic) -> Result<W> {
         self.check(offset, W::WIDTH as usize)?;
+        if let Some(word) = self.mapped(true).and_then(|mapped| mapped.atomic(self.peer(), offset, &atomic)) {
+            return Ok(W::from_u64(word));
+        }
         let answer = self.run(what, |state, token| {
             state.session.endpoint.post_atomic(token, self.handle(), offset, &atomic)
         })?;
@@ -136,6 +140,7 @@ impl Region {
 }
 
 /// Executes a peer's atomic with one CPU instruction; `None` when the word is misaligned or beyond the end.
+#[inline]
 pub(crate) fn execute(memory: &SharedSlice, offset: usize, atomic: &Atomic) -> Option<u64> {
     // Sequentially consistent: a peer cannot say less, and on the way over a network it costs nothing.
     const ORDER: Ordering = Ordering::SeqCst;

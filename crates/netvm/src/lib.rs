@@ -26,6 +26,7 @@ pub mod posted;
 pub mod region;
 pub mod runfile;
 pub mod security;
+mod shm;
 pub mod stats;
 pub mod sync;
 

@@ -33,14 +33,21 @@ use std::sync::{Arc, Mutex, OnceLock, TryLockError, Weak};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-use netvm_core::notify::{Board, Wake};
+use netvm_core::limits::NOTIFICATIONS_MAX;
+use netvm_core::notify::{Wake, board_words};
+use netvm_core::words::PrivateWords;
 use netvm_sys::epoll::EventFd;
-use netvm_sys::thread::{futex_wait, futex_wake};
+use netvm_sys::memfd::Memfd;
+use netvm_sys::thread::{futex_wait_shared, futex_wake_shared};
+use netvm_sys::words::SharedWords;
 
 pub use netvm_core::notify::Notify;
 
 use crate::error::{Error, Result};
 use crate::node::{Shared, lock};
+use crate::shm::BoardWords;
+
+type Board = netvm_core::notify::Board<BoardWords>;
 
 /// Nobody spins longer than this before he blocks: about what blocking and waking cost together.
 const SPIN_NS_MAX: u64 = 50_000;
@@ -102,8 +109,12 @@ impl std::fmt::Debug for Notifications {
 
 impl Notifications {
     pub(crate) fn new(numbers: u32, node: Weak<Shared>) -> Self {
+        let words = board_words(numbers.min(NOTIFICATIONS_MAX));
+        // Where peers on this host may map it, if it has any use for them.
+        let shared = if words > 0 { SharedWords::new(words).ok() } else { None };
+        let words = shared.map_or_else(|| BoardWords::Private(PrivateWords::new(words)), BoardWords::Shared);
         let inner = Inner {
-            board: Board::new(numbers),
+            board: Board::of_words(words),
             descriptor: OnceLock::new(),
             wait_ns_mean: AtomicU64::new(SPIN_NS_MAX / 4),
             next: AtomicU32::new(0),
@@ -119,6 +130,19 @@ impl Notifications {
 
     fn board(&self) -> &Board {
         &self.inner().board
+    }
+
+    /// The file of the board, if peers may map it.
+    pub(crate) fn file(&self) -> Option<&Memfd> {
+        match self.board().words() {
+            BoardWords::Shared(words) => words.file(),
+            BoardWords::Private(_) => None,
+        }
+    }
+
+    /// A peer has signalled on the board that it has mapped, and found that somebody watches the descriptor.
+    pub(crate) fn ring_descriptor(&self) {
+        self.inner().wake(Wake { sleepers: false, descriptor: true });
     }
 
     /// How many numbers there are, from 0 on.
@@ -278,7 +302,7 @@ impl Notifications {
 impl Inner {
     fn wake(&self, wake: Wake) {
         if wake.sleepers {
-            futex_wake(self.board.bell());
+            futex_wake_shared(self.board.bell());
         }
         if wake.descriptor
             && let Some(descriptor) = self.descriptor.get()
@@ -358,7 +382,7 @@ impl Inner {
             }
             // The kernel refuses times beyond the end of its clock; an hour, and then again, is as good.
             let left = timeout.map(|timeout| (timeout - now).min(Duration::from_secs(3600)));
-            futex_wait(self.board.bell(), seen, left);
+            futex_wait_shared(self.board.bell(), seen, left);
         }
     }
 
@@ -377,7 +401,7 @@ impl Inner {
                 armed.extend(pending.map(|(&number, handler)| (number, Arc::clone(handler))));
             }
             if armed.is_empty() {
-                futex_wait(self.board.bell(), seen, None);
+                futex_wait_shared(self.board.bell(), seen, None);
             }
             for (number, handler) in armed.drain(..) {
                 if !handler.run(number, &self.board) {

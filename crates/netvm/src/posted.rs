@@ -507,6 +507,11 @@ impl<'a> Posting<'a> {
         let bytes = self.region.check_all(offset, locals)?;
         self.region.check_notify(options)?;
         let (peer, handle) = (self.region.peer(), self.region.handle());
+        let mapped = self.region.mapped(options.fence || options.notify.is_some());
+        if mapped.is_some_and(|mapped| mapped.write_shared(peer, handle, offset, locals, options)) {
+            target.end(Ok(Answer::Done));
+            return Ok(());
+        }
         if bytes as usize <= COPIED_BYTES_MAX {
             let mut copy = vec![0; bytes as usize];
             let mut rest = &mut copy[..];
@@ -527,6 +532,11 @@ impl<'a> Posting<'a> {
     fn start_read(self, offset: u64, locals: &[SharedSlice], target: Target) -> Result<()> {
         let bytes = self.region.check_all(offset, locals)?;
         let handle = self.region.handle();
+        let peer = self.region.peer();
+        if self.region.mapped(true).is_some_and(|mapped| mapped.read_shared(peer, offset, locals)) {
+            target.end(Ok(Answer::Done));
+            return Ok(());
+        }
         self.region.peer().start(self.waits, "read", target, |state, token| {
             let slot = state.session.endpoint.post_read(token, handle, offset, bytes)?;
             state.session.set_locals(slot, locals);
@@ -543,6 +553,11 @@ impl<'a> Posting<'a> {
     ) -> Result<()> {
         self.region.check(offset, W::WIDTH as usize)?;
         let handle = self.region.handle();
+        let mapped = self.region.mapped(true);
+        if let Some(word) = mapped.and_then(|mapped| mapped.atomic(self.region.peer(), offset, &atomic)) {
+            target.end(Ok(Answer::Word(word)));
+            return Ok(());
+        }
         let post = |state: &mut crate::connection::State, token| {
             state.session.endpoint.post_atomic(token, handle, offset, &atomic)
         };
@@ -550,6 +565,10 @@ impl<'a> Posting<'a> {
     }
 
     fn start_flush(self, target: Target) -> Result<()> {
+        if self.region.mapped_flush() {
+            target.end(Ok(Answer::Done));
+            return Ok(());
+        }
         let post = |state: &mut crate::connection::State, token| state.session.endpoint.post_flush(token);
         self.region.peer().start(self.waits, "flush", target, post)
     }

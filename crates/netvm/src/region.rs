@@ -12,8 +12,10 @@ pub use netvm_core::endpoint::WriteOptions;
 
 use crate::connection::{Connection, PeerSession, State};
 use crate::error::{Error, Result};
+use crate::node::LinkChoice;
 use crate::notify::Notify;
 use crate::posted::Posting;
+use crate::shm::mapped::Mapped;
 
 /// Bytes of one bounce buffer: what one operation of [`Region::read`] or [`Region::write`] moves at once.
 const BOUNCE_BYTES: usize = 256 << 10;
@@ -48,13 +50,45 @@ impl Peer {
         let peer = &self.connection.0;
         let post = |state: &mut State, token| state.session.endpoint.post_import(token, name, key);
         let (state, token) = peer.post(peer.lock(), post)?;
-        match peer.wait(state, token, "import")? {
-            (_, Answer::Imported { handle, len, rights, notifications }) => {
-                let (connection, name) = (Arc::clone(&self.connection), name.to_owned());
-                Ok(Region { connection, handle, len, rights, notifications, name, key: *key })
+        // The session is free again before the peer is asked for its memory.
+        let answer = peer.wait(state, token, "import").map(|(_, answer)| answer)?;
+        match answer {
+            Answer::Imported { handle, len, rights, notifications } => {
+                let (connection, owned) = (Arc::clone(&self.connection), name.to_owned());
+                let mut region = Region {
+                    connection,
+                    handle,
+                    len,
+                    rights,
+                    notifications,
+                    name: owned,
+                    key: *key,
+                    mapped: None,
+                };
+                let choice = peer.neighbour.choice();
+                if choice != LinkChoice::Socket {
+                    match peer.neighbour.map(peer, handle, len, rights, notifications) {
+                        Ok(mapped) => region.mapped = Some(mapped),
+                        Err(reason) if choice == LinkChoice::Shm => {
+                            return Err(Error::Other(format!("no shared memory for {name:?}: {reason}")));
+                        }
+                        Err(_) => {}
+                    }
+                }
+                Ok(region)
             }
             _ => Err(Error::Other("an import was answered with something else".to_owned())),
         }
+    }
+
+    /// Chooses what carries the operations of segments imported from now on; the first choice stays.
+    pub(crate) fn choose(&self, link: LinkChoice) {
+        let _ = self.connection.0.neighbour.choice.set(link);
+    }
+
+    /// What the connection is made of: `tcp`, `unix`, `sealed` (encrypted) or `loopback`.
+    pub fn link(&self) -> &'static str {
+        self.connection.0.lock().session.link(0).caps().name
     }
 }
 
@@ -67,6 +101,7 @@ pub struct Region {
     notifications: u32,
     name: String,
     key: RemoteKey,
+    mapped: Option<Mapped>,
 }
 
 impl std::fmt::Debug for Region {
@@ -91,6 +126,28 @@ impl Region {
         self.rights
     }
 
+    /// Flushes where nothing is under way over the links, nor a refusal to be told.
+    #[inline]
+    pub(crate) fn mapped_flush(&self) -> bool {
+        let peer = self.peer();
+        self.mapped.as_ref().is_some_and(|mapped| peer.beside.is_flushed() && mapped.flush(peer))
+    }
+
+    /// What carries its operations: `shm`, or the connection's link as [`Peer::link`].
+    pub fn link(&self) -> &'static str {
+        match self.mapped {
+            Some(_) => "shm",
+            None => self.connection.0.lock().session.link(0).caps().name,
+        }
+    }
+
+    /// The memory itself, where it is mapped here. Not for an operation that comes after everything posted before (`ordered`) while
+    /// some of that is under way over the links: then it goes there too.
+    #[inline]
+    pub(crate) fn mapped(&self, ordered: bool) -> Option<&Mapped> {
+        self.mapped.as_ref().filter(|_| !ordered || self.connection.0.beside.is_applied())
+    }
+
     /// How many notification numbers it has, from 0 on.
     pub fn notifications(&self) -> u32 {
         self.notifications
@@ -102,6 +159,9 @@ impl Region {
     /// [`Error::Bounds`], [`Error::Op`] when the peer has unexported the segment, [`Error::LenderLost`], [`Error::Timeout`].
     pub fn read(&self, offset: u64, bytes: &mut [u8]) -> Result<()> {
         self.check(offset, bytes.len())?;
+        if self.mapped(true).is_some_and(|mapped| mapped.read(self.peer(), offset, bytes)) {
+            return Ok(());
+        }
         let mut offset = offset;
         for part in bytes.chunks_mut(BOUNCE_BYTES) {
             let bounce = self.bounce()?;
@@ -145,6 +205,12 @@ impl Region {
     pub fn write_with(&self, offset: u64, bytes: &[u8], options: WriteOptions) -> Result<()> {
         self.check(offset, bytes.len())?;
         self.check_notify(options)?;
+        if self
+            .mapped(options.fence || options.notify.is_some())
+            .is_some_and(|mapped| mapped.write(self.peer(), self.handle, offset, bytes, options))
+        {
+            return Ok(());
+        }
         if bytes.len() <= COPIED_BYTES_MAX {
             let post = |state: &mut State, _| {
                 state.session.endpoint.post_write_copied(self.handle, offset, bytes, options)
@@ -174,6 +240,9 @@ impl Region {
     /// As [`Region::read`].
     pub fn read_shared(&self, offset: u64, locals: &[SharedSlice]) -> Result<()> {
         let bytes = self.check_all(offset, locals)?;
+        if self.mapped(true).is_some_and(|mapped| mapped.read_shared(self.peer(), offset, locals)) {
+            return Ok(());
+        }
         self.run("read", |state, token| {
             let slot = state.session.endpoint.post_read(token, self.handle, offset, bytes)?;
             state.session.set_locals(slot, locals);
@@ -202,6 +271,12 @@ impl Region {
     ) -> Result<()> {
         let bytes = self.check_all(offset, locals)?;
         self.check_notify(options)?;
+        if self
+            .mapped(options.fence || options.notify.is_some())
+            .is_some_and(|mapped| mapped.write_shared(self.peer(), self.handle, offset, locals, options))
+        {
+            return Ok(());
+        }
         self.run("write", |state, token| {
             let endpoint = &mut state.session.endpoint;
             let slot = endpoint.post_write_with(token, self.handle, offset, bytes, options)?;
@@ -216,6 +291,12 @@ impl Region {
     /// # Errors
     /// As [`Region::read`]; the others are read when one fails.
     pub fn read_vectored(&self, pieces: &[(u64, SharedSlice)]) -> Result<()> {
+        if let Some(mapped) = self.mapped(true) {
+            self.check_pieces(pieces)?;
+            if pieces.iter().all(|&(offset, local)| mapped.read_shared(self.peer(), offset, &[local])) {
+                return Ok(());
+            }
+        }
         self.run_all("read", pieces, |state, token, (offset, local)| {
             let slot = state.session.endpoint.post_read(token, self.handle, *offset, local.len() as u32)?;
             state.session.set_locals(slot, &[*local]);
@@ -228,6 +309,15 @@ impl Region {
     /// # Errors
     /// As [`Region::write`]; the others are written when one fails.
     pub fn write_vectored(&self, pieces: &[(u64, SharedSlice)]) -> Result<()> {
+        if let Some(mapped) = self.mapped(false) {
+            self.check_pieces(pieces)?;
+            let (peer, options) = (self.peer(), WriteOptions::default());
+            let write =
+                |&(offset, local): &_| mapped.write_shared(peer, self.handle, offset, &[local], options);
+            if pieces.iter().all(write) {
+                return Ok(());
+            }
+        }
         self.run_all("write", pieces, |state, token, (offset, local)| {
             let slot = state.session.endpoint.post_write(token, self.handle, *offset, local.len() as u32)?;
             state.session.set_locals(slot, &[*local]);
@@ -240,7 +330,16 @@ impl Region {
     /// # Errors
     /// [`Error::Op`] when one of them was refused; [`Error::LenderLost`], [`Error::Timeout`].
     pub fn flush(&self) -> Result<()> {
-        self.run("write", |state, token| state.session.endpoint.post_flush(token)).map(drop)
+        if self.mapped_flush() {
+            return Ok(());
+        }
+        let beside = &self.connection.0.beside;
+        let posted = beside.posted();
+        let result = self.run("write", |state, token| state.session.endpoint.post_flush(token)).map(drop);
+        if let Ok(()) | Err(Error::Op { .. }) = &result {
+            beside.flushed(posted);
+        }
+        result
     }
 
     /// Posts operations that end later: see [`crate::posted`].
@@ -261,12 +360,7 @@ impl Region {
     }
 
     pub(crate) fn call(&self, method: u32, body: &[u8]) -> Result<Vec<u8>> {
-        let answer =
-            self.run("call", |state, token| state.session.endpoint.post_call(token, method, body.to_vec()))?;
-        match answer {
-            Answer::Reply(body) => Ok(body),
-            _ => Err(Error::Other("a call was answered with something else".to_owned())),
-        }
+        self.connection.0.call(method, body)
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -299,9 +393,7 @@ impl Region {
         pieces: &[(u64, SharedSlice)],
         mut post: impl FnMut(&mut State, u64, &(u64, SharedSlice)) -> Result<u16, PostError>,
     ) -> Result<()> {
-        for (offset, local) in pieces {
-            self.check_all(*offset, &[*local])?;
-        }
+        self.check_pieces(pieces)?;
         let peer = &self.connection.0;
         let mut tokens = Vec::with_capacity(pieces.len());
         let mut result = Ok(());
@@ -321,6 +413,11 @@ impl Region {
         result
     }
 
+    fn check_pieces(&self, pieces: &[(u64, SharedSlice)]) -> Result<()> {
+        pieces.iter().try_for_each(|(offset, local)| self.check_all(*offset, &[*local]).map(drop))
+    }
+
+    #[inline]
     pub(crate) fn check(&self, offset: u64, bytes: usize) -> Result<()> {
         let (bytes, len) = (bytes as u64, self.len);
         match offset.checked_add(bytes) {

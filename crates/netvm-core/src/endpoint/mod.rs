@@ -129,6 +129,16 @@ impl Endpoint {
         self.ops.active()
     }
 
+    /// Writes that we have posted, ever.
+    pub fn posted_writes(&self) -> u64 {
+        self.send.next()
+    }
+
+    /// Of these, how many are known to have been applied: all below this number.
+    pub fn applied_writes(&self) -> u64 {
+        self.send.applied()
+    }
+
     /// How many connections it runs over.
     pub fn rails(&self) -> usize {
         self.rails.len()

@@ -25,6 +25,9 @@ use crate::link::session::{Failure, Session};
 use crate::link::spin::Trial;
 use crate::node::{Inbox, Shared, View, lock};
 use crate::region::WriteOptions;
+use crate::shm::export::Sharing;
+use crate::shm::import::Neighbour;
+use crate::shm::mapped::Beside;
 use crate::sync::SYNC_HANDLE;
 use gather::{Gather, Step};
 use posted::Targets;
@@ -57,6 +60,9 @@ pub(crate) struct PeerSession {
     state: Mutex<State>,
     /// An operation has ended, or nobody leads any more. Told by [`PeerSession::tell_followers`] only.
     changed: Condvar,
+    /// What a peer on this host has mapped for us.
+    pub(crate) neighbour: Neighbour,
+    pub(crate) beside: Beside,
 }
 
 /// When the node's thread should come by again.
@@ -100,6 +106,7 @@ pub(crate) struct State {
     pub(crate) broken: Option<Error>,
     pub(crate) bounces: Vec<Mapping>,
     pub(crate) inbox: Inbox,
+    sharing: Sharing,
     /// Signals to the peer's waiters for which the window had no room.
     signals: VecDeque<Notify>,
     /// Who copies to and from third nodes for the peer.
@@ -136,6 +143,7 @@ impl PeerSession {
             broken: None,
             bounces: Vec::new(),
             inbox: Inbox::default(),
+            sharing: Sharing::default(),
             signals: VecDeque::new(),
             copier: None,
         };
@@ -143,7 +151,18 @@ impl PeerSession {
         let state = Mutex::new(state);
         Arc::new_cyclic(|me| {
             let me = Weak::clone(me);
-            Self { shared, me, address, for_copies, id, session, state, changed: Condvar::new() }
+            Self {
+                shared,
+                me,
+                address,
+                for_copies,
+                id,
+                session,
+                state,
+                changed: Condvar::new(),
+                neighbour: Neighbour::default(),
+                beside: Beside::default(),
+            }
         })
     }
 
@@ -197,8 +216,8 @@ impl PeerSession {
     }
 
     fn send_all(&self, state: &mut State) -> Result<(), Failure> {
-        let State { session, imports, inbox, .. } = state;
-        let mut view = View { shared: &self.shared, session: self.session, imports, inbox };
+        let State { session, imports, inbox, sharing, .. } = state;
+        let mut view = View { shared: &self.shared, session: self.session, imports, inbox, sharing };
         (0..session.endpoint.rails()).try_for_each(|rail| session.send(rail, &mut view))
     }
 
@@ -292,6 +311,8 @@ impl PeerSession {
         }
         state.broken = Some(error);
         state.copier = None;
+        self.beside.end();
+        state.sharing.end();
         state.session.endpoint.fail();
         self.collect(state);
         state.session.close_links();
@@ -353,8 +374,8 @@ impl PeerSession {
 
     fn exchange(&self, state: &mut State) -> Result<(), Failure> {
         for rail in 0..state.session.endpoint.rails() {
-            let State { session, imports, inbox, .. } = &mut *state;
-            let mut view = View { shared: &self.shared, session: self.session, imports, inbox };
+            let State { session, imports, inbox, sharing, .. } = &mut *state;
+            let mut view = View { shared: &self.shared, session: self.session, imports, inbox, sharing };
             session.send(rail, &mut view)?;
             for _ in 0..ROUNDS_MAX {
                 if !session.receive(rail, &mut view)? {
@@ -366,8 +387,9 @@ impl PeerSession {
         // Answers may go out on any rail: a write that arrived on one lets a read of another be served.
         let rails = if state.broken.is_none() { state.session.endpoint.rails() } else { 0 };
         for rail in 0..rails {
-            let State { session, imports, inbox, .. } = &mut *state;
-            session.send(rail, &mut View { shared: &self.shared, session: self.session, imports, inbox })?;
+            let State { session, imports, inbox, sharing, .. } = &mut *state;
+            let mut view = View { shared: &self.shared, session: self.session, imports, inbox, sharing };
+            session.send(rail, &mut view)?;
         }
         // Writes complete when they are sent.
         self.collect(state);
@@ -375,6 +397,7 @@ impl PeerSession {
     }
 
     fn collect(&self, state: &mut State) {
+        self.publish(state);
         let mut any = false;
         while let Some(event) = state.session.event() {
             match event {
@@ -441,8 +464,8 @@ impl PeerSession {
         if state.broken.is_some() {
             return Err(Status::Stopping);
         }
-        let State { imports, inbox, .. } = &mut *state;
-        act(&mut View { shared: &self.shared, session: self.session, imports, inbox })
+        let State { imports, inbox, sharing, .. } = &mut *state;
+        act(&mut View { shared: &self.shared, session: self.session, imports, inbox, sharing })
     }
 
     pub(crate) fn node(&self) -> &Arc<Shared> {
@@ -471,7 +494,24 @@ impl PeerSession {
                     Err(error) => Some(Err(Error::Other(error.to_string()))),
                 }
             });
+        self.publish(&state);
         posted.map(|()| (state, token))
+    }
+
+    /// Tells mapped regions what is under way here.
+    fn publish(&self, state: &State) {
+        let endpoint = &state.session.endpoint;
+        self.beside.publish(endpoint.posted_writes(), endpoint.applied_writes());
+    }
+
+    /// Calls the peer.
+    pub(crate) fn call(&self, method: u32, body: &[u8]) -> Result<Vec<u8>> {
+        let post = |state: &mut State, token| state.session.endpoint.post_call(token, method, body.to_vec());
+        let (state, token) = self.post(self.lock(), post)?;
+        match self.wait(state, token, "call")? {
+            (_, Answer::Reply(body)) => Ok(body),
+            _ => Err(Error::Other("a call was answered with something else".to_owned())),
+        }
     }
 
     /// Sees to it that a copied write is sent: now, or together with others that follow closely. `tells` somebody: now.

@@ -1,6 +1,6 @@
 //! Operations that nobody waits for where they are posted.
 
-use std::sync::MutexGuard;
+use std::sync::{Arc, MutexGuard};
 use std::time::{Duration, Instant};
 
 use netvm_core::endpoint::{Answer, OpError, PostError};
@@ -56,6 +56,20 @@ impl PeerSession {
         Ok(())
     }
 
+    /// Calls the peer at once; nobody wants the answer.
+    pub(crate) fn call_unseen(&self, method: u32, body: &[u8]) -> Result<()> {
+        let mut state = self.lock();
+        self.collect(&mut state);
+        let post = |state: &mut State, token| {
+            let slot = state.session.endpoint.post_call(token, method, body.to_vec())?;
+            state.targets.set(slot, token, "call", Target::Cell(Arc::default()));
+            Ok(())
+        };
+        let (state, _) = self.post(state, post)?;
+        self.launch(state, true);
+        Ok(())
+    }
+
     /// As [`PeerSession::start`], for a write whose bytes are copied: it has ended when it is posted.
     pub(crate) fn start_copied(
         &self,
@@ -90,7 +104,10 @@ impl PeerSession {
             let token = state.next_token;
             state.next_token += 1;
             match post(&mut state, token) {
-                Ok(()) => return Ok(state),
+                Ok(()) => {
+                    self.publish(&state);
+                    return Ok(state);
+                }
                 Err(PostError::Full) if attempt == 0 => self.progress(&mut state),
                 Err(PostError::Full) => break,
                 Err(error) => return Err(Error::Other(error.to_string())),

@@ -75,7 +75,7 @@ pub trait Link: Send {
 
 impl Link for Stream {
     fn caps(&self) -> Caps {
-        Caps { name: "tcp", remote: true }
+        Caps { name: if self.is_tcp() { "tcp" } else { "unix" }, remote: self.is_tcp() }
     }
 
     fn post(&mut self, pieces: &Outgoing<'_>) -> io::Result<usize> {

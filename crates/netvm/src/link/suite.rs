@@ -10,7 +10,7 @@ use super::auth::{self, Connecting};
 use super::sealed::Sealed;
 use super::{Fault, Faulty, Incoming, Link, Loopback, Outgoing, Stream};
 use crate::error::Error;
-use crate::node::{Mapping, Node, Rights};
+use crate::node::{ConnectOptions, LinkChoice, Mapping, Node, Rights};
 use crate::notify::{Notifications, Notify};
 use crate::region::{Region, WriteOptions};
 use crate::security::{Encryption, Secret, Security};
@@ -20,7 +20,10 @@ use netvm_core::sim::Random;
 use netvm_core::wire::Role;
 use netvm_core::wire::Status;
 
-type Pair = (Box<dyn Link>, Box<dyn Link>);
+/// Two ends, and what the nodes behind them use.
+type Pair = (Box<dyn Link>, Box<dyn Link>, LinkChoice);
+
+const LINKS: LinkChoice = LinkChoice::Socket;
 
 fn tcp() -> Pair {
     let listener = netvm_sys::net::Listener::bind(&"127.0.0.1:0".parse().unwrap()).unwrap();
@@ -30,17 +33,17 @@ fn tcp() -> Pair {
             break stream;
         }
     };
-    (Box::new(one), Box::new(two))
+    (Box::new(one), Box::new(two), LINKS)
 }
 
 fn unix() -> Pair {
     let (one, two) = Stream::pair().unwrap();
-    (Box::new(one), Box::new(two))
+    (Box::new(one), Box::new(two), LINKS)
 }
 
 fn loopback() -> Pair {
     let (one, two) = Loopback::pair().unwrap();
-    (Box::new(one), Box::new(two))
+    (Box::new(one), Box::new(two), LINKS)
 }
 
 /// Both ends encrypted.
@@ -50,15 +53,20 @@ fn sealed(pair: Pair) -> Pair {
     let (connecting, message) = Connecting::start(&secret, opening).unwrap();
     let (there, answer) = auth::answer(&secret, &message, opening).unwrap();
     let here = connecting.finish(&answer).unwrap();
-    (Box::new(Sealed::new(pair.0, here)), Box::new(Sealed::new(pair.1, there)))
+    (Box::new(Sealed::new(pair.0, here)), Box::new(Sealed::new(pair.1, there)), pair.2)
 }
 
 fn faulty(pair: Pair, one: Fault, two: Fault) -> Pair {
-    (Box::new(Faulty::new(pair.0, one)), Box::new(Faulty::new(pair.1, two)))
+    (Box::new(Faulty::new(pair.0, one)), Box::new(Faulty::new(pair.1, two)), pair.2)
+}
+
+/// The same for control, and shared memory for the rest.
+fn shm(pair: Pair) -> Pair {
+    (pair.0, pair.1, LinkChoice::Shm)
 }
 
 /// Bytes come in order whatever the portions, a full link says so, and an end is seen after the last byte.
-fn bytes_come_in_order((mut one, mut two): Pair) {
+fn bytes_come_in_order((mut one, mut two, _): Pair) {
     let mut random = Random::new(5);
     let (mut sent, mut received): (Vec<u8>, Vec<u8>) = (Vec::new(), Vec::new());
     let mut full = false;
@@ -111,10 +119,11 @@ fn take(link: &mut dyn Link, received: &mut Vec<u8>, random: &mut Random) -> boo
     }
 }
 
-fn nodes((one, two): Pair) -> (Node, Node, crate::region::Peer) {
+fn nodes((one, two, choice): Pair) -> (Node, Node, crate::region::Peer) {
     let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
     server.serve_links(vec![two]).unwrap();
     let peer = client.connect_links(vec![one], (OPS_MAX as u32, WINDOW as u32), "peer").unwrap();
+    peer.choose(choice);
     (server, client, peer)
 }
 
@@ -420,7 +429,16 @@ link_suite! {
     on_sealed_tcp: sealed(tcp());
     on_sealed_unix: sealed(unix());
     on_short_sealed_tcp: sealed(faulty(tcp(), Fault::Short(3000), Fault::Short(1001)));
+    on_shm_beside_loopback: shm(loopback());
+    on_shm_beside_tcp: shm(tcp());
+    on_shm_beside_unix: shm(unix());
+    on_shm_beside_sealed_tcp: shm(sealed(tcp()));
+    on_shm_beside_short_tcp: shm(faulty(tcp(), Fault::Short(3000), Fault::Short(1001)));
     on_sealed_short_loopback: faulty(sealed(loopback()), Fault::Short(777), Fault::Short(5000));
+}
+
+fn connected(client: &Node, address: &str, link: LinkChoice, rails: usize) -> crate::region::Peer {
+    client.connect_with(address, &ConnectOptions { link, rails: Some(rails) }).unwrap()
 }
 
 #[test]
@@ -525,17 +543,22 @@ fn notifications_come_after_the_data_over_several_rails() {
     let address = server.listen("127.0.0.1:0").unwrap();
     let memory = Node::memory(1 << 20).unwrap();
     let (key, board) = server.export_notified("log", Arc::clone(&memory), Rights::ReadWrite, 8).unwrap();
-    let region = client.connect_rails(&address, 4).unwrap().import("log", &key).unwrap();
+    let region = connected(&client, &address, LINKS, 4).import("log", &key).unwrap();
     check_log(&memory, &board, &region, 100);
 }
 
 #[test]
 fn who_stops_polling_is_served_all_the_same() {
+    who_stops_polling(LINKS);
+    who_stops_polling(LinkChoice::Shm);
+}
+
+fn who_stops_polling(link: LinkChoice) {
     let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
     let address = server.listen("127.0.0.1:0").unwrap();
     let memory = Node::memory(1 << 12).unwrap();
     let (key, board) = server.export_notified("words", memory, Rights::ReadWrite, 2).unwrap();
-    let region = client.connect(&address).unwrap().import("words", &key).unwrap();
+    let region = connected(&client, &address, link, 1).import("words", &key).unwrap();
     for round in 0..30u64 {
         std::thread::scope(|scope| {
             let reader = scope.spawn(|| {
@@ -581,7 +604,7 @@ fn over_several_rails(security: &Security) {
     let address = server.listen("127.0.0.1:0").unwrap();
     let memory = Node::memory(4 << 20).unwrap();
     let key = server.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap();
-    let region = client.connect_rails(&address, 4).unwrap().import("memory", &key).unwrap();
+    let region = connected(&client, &address, LINKS, 4).import("memory", &key).unwrap();
     let mut random = Random::new(11);
     let data: Vec<u8> = (0..4 << 20).map(|_| random.draw() as u8).collect();
     region.write(0, &data).unwrap();
@@ -594,6 +617,11 @@ fn over_several_rails(security: &Security) {
 
 #[test]
 fn unexporting_among_readers_and_writers_takes_effect_at_once() {
+    unexporting_among_readers_and_writers(LINKS);
+    unexporting_among_readers_and_writers(LinkChoice::Shm);
+}
+
+fn unexporting_among_readers_and_writers(link: LinkChoice) {
     let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
     let address = server.listen("127.0.0.1:0").unwrap();
     for round in 0..20u8 {
@@ -602,7 +630,7 @@ fn unexporting_among_readers_and_writers_takes_effect_at_once() {
         let key = server.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap();
         std::thread::scope(|scope| {
             for thread in 0..3 {
-                let region = client.connect(&address).unwrap().import("memory", &key).unwrap();
+                let region = connected(&client, &address, link, 1).import("memory", &key).unwrap();
                 scope.spawn(move || {
                     let mut data = vec![0; 1 << 19];
                     loop {

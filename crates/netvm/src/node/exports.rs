@@ -11,33 +11,53 @@ use netvm_core::segment::{ExportTable, ImportTable, SegmentId};
 use netvm_core::sync::{ObjectId, SessionId, Ticket, Waiters};
 use netvm_core::wire::Status;
 use netvm_sys::mapping::Mapping;
+use netvm_sys::memfd::Memfd;
 use netvm_sys::shared::SharedSlice;
 
 use super::shared::{Shared, lock};
 use crate::error::Result;
 use crate::link::session::Memory;
 use crate::notify::{Notifications, Notify};
+use crate::shm::SHM_METHOD;
+use crate::shm::export::{Shared1, Sharing};
 use crate::sync::{SYNC_HANDLE, SYNC_METHOD};
 
 /// What a node exports.
 #[derive(Default)]
 pub(crate) struct Exports {
-    pub(super) table: ExportTable,
+    pub(crate) table: ExportTable,
     /// By the segment's place in the table.
     pub(super) segments: Vec<Option<Segment>>,
     pub(super) names: HashMap<String, SegmentId>,
 }
 
-pub(super) struct Segment {
+pub(crate) struct Segment {
     pub(super) memory: Arc<Mapping>,
-    pub(super) notifications: Notifications,
+    pub(crate) notifications: Notifications,
     /// What it is besides memory.
     pub(super) sync: Option<ObjectId>,
+    /// Who has it mapped.
+    pub(crate) shares: Vec<Shared1>,
+}
+
+impl Segment {
+    /// The file of all of its memory, if other processes may map it.
+    pub(crate) fn file(&self) -> Option<&Memfd> {
+        self.memory.file().filter(|_| self.sync.is_none())
+    }
 }
 
 impl Exports {
-    pub(super) fn segment(&self, id: SegmentId) -> Option<&Segment> {
+    pub(crate) fn segment(&self, id: SegmentId) -> Option<&Segment> {
         self.segments.get(id.index())?.as_ref()
+    }
+
+    /// None when it was unexported and its place has another one now.
+    pub(crate) fn segment_mut(&mut self, id: SegmentId) -> Option<&mut Segment> {
+        if !self.table.has(id) {
+            return None;
+        }
+        self.segments.get_mut(id.index())?.as_mut()
     }
 }
 
@@ -47,6 +67,7 @@ pub(crate) struct View<'a> {
     pub(crate) session: SessionId,
     pub(crate) imports: &'a mut ImportTable,
     pub(crate) inbox: &'a mut Inbox,
+    pub(crate) sharing: &'a mut Sharing,
 }
 
 impl View<'_> {
@@ -84,6 +105,7 @@ impl netvm_core::endpoint::Exports for View<'_> {
     }
 
     fn unimport(&mut self, handle: u32) {
+        self.sharing.forget(self.shared, handle);
         self.imports.unimport(handle);
     }
 
@@ -107,6 +129,7 @@ impl netvm_core::endpoint::Exports for View<'_> {
                 let copy::Way::Local { handle } = request.way else { return None };
                 Some(self.copy(&request, handle))
             }
+            SHM_METHOD => Some(self.sharing.answer(self.shared, self.imports, body)),
             _ => None,
         }
     }

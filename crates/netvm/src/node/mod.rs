@@ -42,11 +42,22 @@ use crate::link::{Link, Loopback};
 use crate::notify::Notifications;
 use crate::region::Peer;
 use crate::security::Security;
+pub use crate::shm::LinkChoice;
+use crate::shm::export::take_back;
 use exports::Segment;
 pub(crate) use exports::{Inbox, View};
 use server::Server;
 use shared::{LISTENER_ID, add_peer, connect, watch};
 pub(crate) use shared::{Shared, lock};
+
+/// How to connect to a node.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ConnectOptions {
+    /// What carries the operations on segments.
+    pub link: LinkChoice,
+    /// Over how many connections, 1 to 16; `None` lets netvm choose.
+    pub rails: Option<usize>,
+}
 
 /// See the module.
 pub struct Node {
@@ -91,11 +102,24 @@ impl Node {
         self.shared.poll();
     }
 
-    /// `bytes` of zero memory that can be exported.
+    /// `bytes` of zero memory that can be exported, also to be mapped by importers on this host: docs/security.md tells what that lets
+    /// them do. A forked child shares it.
     ///
     /// # Errors
     /// [`Error::System`] when there is not so much.
     pub fn memory(bytes: usize) -> Result<Arc<Mapping>> {
+        match Mapping::shareable(bytes) {
+            Ok(memory) => Ok(Arc::new(memory)),
+            // Out of descriptors, or no memfd here.
+            Err(_) => Self::private_memory(bytes),
+        }
+    }
+
+    /// `bytes` of zero memory that can be exported and that no other process ever maps: importers reach it through this node only.
+    ///
+    /// # Errors
+    /// As [`Node::memory`].
+    pub fn private_memory(bytes: usize) -> Result<Arc<Mapping>> {
         Mapping::anonymous(bytes).map(Arc::new).map_err(|error| Error::system("map memory", &error))
     }
 
@@ -169,7 +193,8 @@ impl Node {
             exports.segments.resize_with(id.index() + 1, || None);
         }
         let notifications = Notifications::new(numbers, Arc::downgrade(&self.shared));
-        exports.segments[id.index()] = Some(Segment { memory, notifications: notifications.clone(), sync });
+        exports.segments[id.index()] =
+            Some(Segment { memory, notifications: notifications.clone(), sync, shares: Vec::new() });
         exports.names.insert(name.to_owned(), id);
         Ok((key, notifications))
     }
@@ -180,7 +205,7 @@ impl Node {
     /// As [`Node::export`]; [`Error::Other`] for more parties or conditions, or more objects, than there can be.
     pub fn export_sync(&self, name: &str, kind: Kind) -> Result<RemoteKey> {
         // It is a segment of no memory to its importers: name, key and revocation are the same.
-        let memory = Self::memory(4096)?;
+        let memory = Self::private_memory(4096)?;
         let id = lock(&self.shared.home).create(kind);
         let id = id.ok_or_else(|| Error::Other(format!("{kind:?} is too large, or one too many")))?;
         let exported = self.export_with(name, memory, 0, Rights::ReadWrite, 0, Some(id));
@@ -215,6 +240,9 @@ impl Node {
             }
         }
         drop(guards);
+        if let Some(segment) = &segment {
+            take_back(&segment.shares);
+        }
         if let Some(id) = segment.and_then(|segment| segment.sync) {
             lock(&self.shared.home).close(id);
             self.shared.ring();
@@ -232,7 +260,17 @@ impl Node {
     /// # Errors
     /// [`Error::Address`], [`Error::Connect`], [`Error::NotNetvm`], [`Error::Version`], [`Error::Refused`], [`Error::Timeout`].
     pub fn connect(&self, address: &str) -> Result<Peer> {
-        self.connect_rails(address, 1)
+        self.connect_with(address, &ConnectOptions::default())
+    }
+
+    /// As [`Node::connect`], with a say in what carries the operations.
+    ///
+    /// # Errors
+    /// As [`Node::connect`]; [`Error::Other`] for other than 1 to 16 rails.
+    pub fn connect_with(&self, address: &str, options: &ConnectOptions) -> Result<Peer> {
+        let peer = self.connect_rails(address, options.rails.unwrap_or(1))?;
+        peer.choose(options.link);
+        Ok(peer)
     }
 
     /// As [`Node::connect`], over several connections at once: more bandwidth for large transfers.

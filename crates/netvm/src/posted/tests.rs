@@ -8,7 +8,7 @@ use netvm_core::limits::{OPS_MAX, WINDOW};
 
 use super::*;
 use crate::link::{Caps, Fault, Faulty, Incoming, Link, Loopback, Outgoing};
-use crate::node::{Mapping, Node, Rights};
+use crate::node::{LinkChoice, Mapping, Node, Rights};
 use crate::notify::Notify;
 use crate::region::Peer;
 
@@ -23,15 +23,17 @@ fn nodes(here: impl Link + 'static, there: impl Link + 'static) -> (Node, Node, 
     server.serve_links(vec![Box::new(there)]).unwrap();
     let limits = (OPS_MAX as u32, WINDOW as u32);
     let peer = client.connect_links(vec![Box::new(here)], limits, "peer").unwrap();
+    peer.choose(LinkChoice::Socket);
     (server, client, peer)
 }
 
 /// A server with 1 MiB, a client, and what it imports.
-fn over_tcp() -> (Node, Arc<Mapping>, Node, Region) {
+fn over_tcp(link: LinkChoice) -> (Node, Arc<Mapping>, Node, Region) {
     let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
     let memory = Node::memory(1 << 20).unwrap();
     let key = server.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap();
     let peer = client.connect(&server.listen("127.0.0.1:0").unwrap()).unwrap();
+    peer.choose(link);
     let region = peer.import("memory", &key).unwrap();
     (server, memory, client, region)
 }
@@ -59,7 +61,13 @@ impl<L: Link> Link for Held<L> {
 
 #[test]
 fn posted_operations_end_with_what_the_blocking_ones_return() {
-    let (_server, memory, _client, region) = over_tcp();
+    for link in [LinkChoice::Socket, LinkChoice::Shm] {
+        posted_operations_end(link);
+    }
+}
+
+fn posted_operations_end(link: LinkChoice) {
+    let (_server, memory, _client, region) = over_tcp(link);
     let local = Node::memory(1 << 20).unwrap();
     local.shared().fill(7);
     // Copied, not copied, and scattered.
@@ -100,6 +108,7 @@ fn nobody_has_to_wait_for_what_is_posted() {
     let exported = server.export_notified("memory", Arc::clone(&memory), Rights::ReadWrite, 1);
     let (key, board) = exported.unwrap();
     let peer = client.connect(&server.listen("127.0.0.1:0").unwrap()).unwrap();
+    peer.choose(LinkChoice::Socket);
     let region = peer.import("memory", &key).unwrap();
     let local = Node::memory(1 << 20).unwrap();
     local.shared().fill(1);
@@ -126,8 +135,8 @@ fn nobody_has_to_wait_for_what_is_posted() {
 
 #[test]
 fn counters_count_operations_of_several_peers() {
-    let (_server, memory, _client, region) = over_tcp();
-    let (_second, other, _client, there) = over_tcp();
+    let (_server, memory, _client, region) = over_tcp(LinkChoice::Socket);
+    let (_second, other, _client, there) = over_tcp(LinkChoice::Socket);
     let counter = Counter::new();
     assert_eq!(counter.wait_for(0, None), Ok(true));
     assert_eq!(counter.wait_for(1, Some(Duration::from_millis(5))), Ok(false));

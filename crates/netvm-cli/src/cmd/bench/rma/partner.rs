@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use netvm::node::{Mapping, Node, RemoteKey, Rights};
+use netvm::node::{ConnectOptions, LinkChoice, Mapping, Node, RemoteKey, Rights};
 use netvm::notify::{Notifications, Notify};
 use netvm::region::Region;
 use netvm_sys::cpu::pin;
@@ -75,7 +75,8 @@ impl Side {
         let bytes: Result<Vec<u8>, ParseIntError> =
             (0..key.len() / 2).map(|index| u8::from_str_radix(&key[2 * index..2 * index + 2], 16)).collect();
         let key = RemoteKey::from_bytes(bytes?.try_into().map_err(|_| "a key of another length")?);
-        Ok(self.node.connect(address)?.import("rma", &key)?)
+        let options = ConnectOptions { link: LinkChoice::Socket, ..ConnectOptions::default() };
+        Ok(self.node.connect_with(address, &options)?.import("rma", &key)?)
     }
 
     /// Waits, without sleeping, until the last word of a put of `size` bytes has the number `round`.

@@ -1,0 +1,207 @@
+//! The exporter's side: passes descriptors to whoever it has met, and takes memory back.
+
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use netvm_core::gate::{self, GATE_WORDS, Inside, SHARES};
+use netvm_core::key::{Access, RemoteKey};
+use netvm_core::segment::{ImportTable, SegmentId};
+use netvm_core::wire::Status;
+use netvm_sys::fdpass::FdSocket;
+use netvm_sys::membarrier;
+use netvm_sys::words::SharedWords;
+
+use super::{LinkChoice, PeerWords, Request, Secret, Share, meeting_name};
+use crate::node::{Shared, lock};
+
+/// Whoever is inside for so long has been stopped: it has failed, like anybody who does not answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A process that has memory of ours mapped.
+#[derive(Debug)]
+pub(crate) struct Guest {
+    /// The kernel closes its other end when the process dies.
+    channel: FdSocket,
+    gate: PeerWords,
+}
+
+/// One segment, as one guest has it.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared1 {
+    guest: Arc<Guest>,
+    number: usize,
+}
+
+/// What one session's peer has mapped.
+#[derive(Debug, Default)]
+pub(crate) struct Sharing {
+    /// Met, and not yet proved to be the session's peer.
+    met: Option<(FdSocket, Secret)>,
+    guest: Option<Arc<Guest>>,
+    /// By handle.
+    shares: HashMap<u32, (SegmentId, usize)>,
+}
+
+impl Sharing {
+    /// Answers the peer; never waits.
+    pub(crate) fn answer(
+        &mut self,
+        shared: &Shared,
+        imports: &ImportTable,
+        body: &[u8],
+    ) -> Result<Vec<u8>, Status> {
+        match Request::decode(body).ok_or(Status::BadRequest)? {
+            Request::Meet { .. } | Request::Share { .. }
+                if LinkChoice::from_environment() == LinkChoice::Socket =>
+            {
+                Err(Status::Unsupported)
+            }
+            Request::Meet { name, hello, proof } => self.meet(&name, &hello, proof),
+            Request::Share { handle, light } => self.share(shared, imports, handle, light),
+            Request::Ring { handle } => {
+                let exports = lock(&shared.exports);
+                let (id, _) = imports.notifications(&exports.table, handle).ok_or(Status::NoHandle)?;
+                let notifications = exports.segment(id).map(|segment| segment.notifications.clone());
+                drop(exports);
+                notifications.ok_or(Status::NoHandle)?.ring_descriptor();
+                Ok(Vec::new())
+            }
+        }
+    }
+
+    fn meet(&mut self, name: &Secret, hello: &Secret, proof: Secret) -> Result<Vec<u8>, Status> {
+        if self.guest.is_some() {
+            return Err(Status::BadRequest);
+        }
+        let met = FdSocket::connect(&meeting_name(name)).and_then(|socket| {
+            socket.send(hello, &[])?;
+            Ok(socket)
+        });
+        // It is on another host, or has given up.
+        self.met = Some((met.map_err(|_| Status::Unsupported)?, proof));
+        Ok(Vec::new())
+    }
+
+    fn share(
+        &mut self,
+        shared: &Shared,
+        imports: &ImportTable,
+        handle: u32,
+        light: bool,
+    ) -> Result<Vec<u8>, Status> {
+        if self.shares.contains_key(&handle) {
+            return Err(Status::BadRequest);
+        }
+        // Held until the share is listed: nobody unexports in between.
+        let mut exports = lock(&shared.exports);
+        let id = imports.check(&exports.table, handle, 0, 0, Access::Read)?;
+        let writable = imports.check(&exports.table, handle, 0, 0, Access::Write).is_ok();
+        let segment = exports.segment_mut(id).ok_or(Status::NoHandle)?;
+        let file = segment.file().ok_or(Status::Unsupported)?;
+        let number = (0..SHARES).find(|number| self.shares.values().all(|(_, used)| used != number));
+        let number = number.ok_or(Status::Full)?;
+        let board = match segment.notifications.file() {
+            Some(board) if writable => Some(board),
+            // It could not notify.
+            None if writable && segment.notifications.numbers() > 0 => return Err(Status::Unsupported),
+            _ => None,
+        };
+        let read_only;
+        let memory: BorrowedFd<'_> = if writable {
+            file.as_fd()
+        } else {
+            read_only = file.read_only().map_err(|_| Status::Unsupported)?;
+            read_only.as_fd()
+        };
+        let mut fds = vec![memory];
+        let (guest, is_new) = match &self.guest {
+            Some(guest) => {
+                // It has taken what we sent last.
+                guest.channel.receive(&mut [0; 1]).map_err(|_| Status::Busy)?;
+                (Arc::clone(guest), false)
+            }
+            None => (Arc::new(self.accept()?), true),
+        };
+        if is_new {
+            fds.extend(guest.gate.0.file().map(AsFd::as_fd));
+        }
+        fds.extend(board.map(AsFd::as_fd));
+        gate::open(&guest.gate, number);
+        guest.channel.send(&handle.to_le_bytes(), &fds).map_err(|_| Status::Unsupported)?;
+        let answer = Share {
+            number: number as u32,
+            bytes: file.len(),
+            gate: is_new,
+            board: board.is_some(),
+            light: light && membarrier::is_available(),
+        };
+        // Those who died cannot come back.
+        segment.shares.retain(|share| !share.guest.channel.has_ended());
+        segment.shares.push(Shared1 { guest: Arc::clone(&guest), number });
+        self.guest = Some(guest);
+        self.shares.insert(handle, (id, number));
+        Ok(answer.encode())
+    }
+
+    /// The one we met is the session's peer if it has sent us what the peer said it would.
+    fn accept(&mut self) -> Result<Guest, Status> {
+        let (channel, proof) = self.met.take().ok_or(Status::BadRequest)?;
+        let mut bytes = [0; 16];
+        let received = channel.receive(&mut bytes).map_err(|_| Status::Unsupported)?;
+        let proved = RemoteKey::from_bytes(bytes).matches(&RemoteKey::from_bytes(proof));
+        if received.0 != 16 || !proved {
+            return Err(Status::Unsupported);
+        }
+        let gate = SharedWords::new(GATE_WORDS).map_err(|_| Status::Full)?;
+        Ok(Guest { channel, gate: PeerWords(gate) })
+    }
+
+    /// The peer says that it has unmapped what it had under this handle.
+    pub(crate) fn forget(&mut self, shared: &Shared, handle: u32) {
+        let (Some((id, number)), Some(guest)) = (self.shares.remove(&handle), &self.guest) else { return };
+        gate::revoke(&guest.gate, number);
+        if let Some(segment) = lock(&shared.exports).segment_mut(id) {
+            segment.shares.retain(|share| !Arc::ptr_eq(&share.guest, guest) || share.number != number);
+        }
+    }
+
+    /// The session has ended. What the peer is doing at this moment it may finish: whoever unexports waits for that.
+    pub(crate) fn end(&mut self) {
+        if let Some(guest) = self.guest.take() {
+            (0..SHARES).for_each(|number| gate::revoke(&guest.gate, number));
+        }
+        self.met = None;
+    }
+}
+
+/// Takes memory back from everybody who has it; when this returns none of them touches it any more, unless it was stopped.
+pub(crate) fn take_back(shares: &[Shared1]) {
+    if shares.is_empty() {
+        return;
+    }
+    for Shared1 { guest, number } in shares {
+        gate::revoke(&guest.gate, *number);
+    }
+    if !membarrier::barrier() {
+        // Whoever relied on it has filtered it out since: stores do not linger for so long.
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let mut inside: Vec<_> = shares.iter().map(|share| (share, Inside::new(&share.guest.gate))).collect();
+    let start = Instant::now();
+    for round in 0u32.. {
+        inside.retain_mut(|(share, inside)| !inside.is_over(&share.guest.gate));
+        if round >= 100 {
+            inside.retain(|(share, _)| !share.guest.channel.has_ended());
+        }
+        if inside.is_empty() || start.elapsed() > TIMEOUT {
+            return;
+        }
+        match round {
+            0..100 => std::hint::spin_loop(),
+            100..200 => std::thread::yield_now(),
+            _ => std::thread::sleep(Duration::from_micros(100)),
+        }
+    }
+}

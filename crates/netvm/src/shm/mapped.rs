@@ -1,0 +1,260 @@
+//! Operations on a peer's memory that is mapped here.
+
+use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, compiler_fence, fence};
+use std::sync::{Arc, Mutex};
+
+use netvm_core::atomic::{Atomic, AtomicOp};
+use netvm_core::endpoint::WriteOptions;
+use netvm_core::gate::{self, THREADS};
+use netvm_core::key::Rights;
+use netvm_core::notify::Board;
+use netvm_sys::fdpass::FdSocket;
+use netvm_sys::mapping::Mapping;
+use netvm_sys::shared::SharedSlice;
+use netvm_sys::thread::futex_wake_shared;
+
+use super::{PeerWords, Request, SHM_METHOD};
+use crate::connection::PeerSession;
+use crate::node::lock;
+
+/// Bytes that are copied in one visit to the gate: whoever unexports waits for no more.
+const VISIT_BYTES: usize = 1 << 20;
+
+/// A peer's segment.
+#[derive(Debug)]
+pub(crate) struct Mapped {
+    pub(super) memory: Mapping,
+    pub(super) rights: Rights,
+    pub(super) gate: Arc<PeerWords>,
+    /// Its number in the gate.
+    pub(super) share: usize,
+    /// The exporter's membarrier makes our fence.
+    pub(super) light: bool,
+    pub(super) board: Option<Board<PeerWords>>,
+    /// Tells the exporter that we live.
+    pub(super) _channel: Arc<FdSocket>,
+}
+
+/// What mapped regions of one session have to know of what goes over its links.
+#[derive(Debug, Default)]
+pub(crate) struct Beside {
+    /// Writes posted over the links, how many of them have been applied, and for how many a flush has told how they ended.
+    posted: AtomicU64,
+    applied: AtomicU64,
+    flushed: AtomicU64,
+    ended: AtomicBool,
+}
+
+impl Beside {
+    /// With the session locked, so that both only grow.
+    pub(crate) fn publish(&self, posted: u64, applied: u64) {
+        self.applied.store(applied, Ordering::Release);
+        self.posted.store(posted, Ordering::Release);
+    }
+
+    pub(crate) fn end(&self) {
+        self.ended.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether all that was posted over the links is known to have been applied, by this thread's knowledge or what it was told.
+    #[inline]
+    pub(crate) fn is_applied(&self) -> bool {
+        self.applied.load(Ordering::Acquire) >= self.posted.load(Ordering::Acquire)
+    }
+
+    /// Whether besides nobody has to be told that some of it was refused.
+    #[inline]
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.flushed.load(Ordering::Acquire) >= self.posted.load(Ordering::Acquire)
+    }
+
+    /// What a flush posted now will cover.
+    pub(crate) fn posted(&self) -> u64 {
+        self.posted.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn flushed(&self, posted: u64) {
+        self.flushed.fetch_max(posted, Ordering::AcqRel);
+    }
+}
+
+/// Threads beyond the gate's take turns.
+static CROWD: Mutex<()> = Mutex::new(());
+/// Numbers of threads that are taken; number 0 is the crowd's.
+static NUMBERS: AtomicU64 = AtomicU64::new(1);
+
+const _: () = assert!(THREADS == 64, "a bit for each");
+
+thread_local! {
+    static NUMBER: Cell<usize> = const { Cell::new(0) };
+    static CLAIM: Claim = const { Claim };
+}
+
+/// Gives the thread's number back.
+struct Claim;
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        let number = NUMBER.replace(0);
+        if number != 0 {
+            NUMBERS.fetch_and(!(1 << number), Ordering::Release);
+        }
+    }
+}
+
+/// A number for this thread; 0 when there is none.
+#[cold]
+fn claim_number() -> usize {
+    // A thread that is ending gets none: nobody would give it back.
+    if CLAIM.try_with(|_| ()).is_err() {
+        return 0;
+    }
+    let lowest = |taken: u64| (taken != u64::MAX).then(|| taken | (taken + 1));
+    match NUMBERS.fetch_update(Ordering::AcqRel, Ordering::Relaxed, lowest) {
+        Ok(taken) => {
+            let number = taken.trailing_ones() as usize;
+            NUMBER.set(number);
+            number
+        }
+        Err(_) => 0,
+    }
+}
+
+impl Mapped {
+    /// Does `f` where the exporter waits for it; `None` when the exporter has taken the memory back, or the session has ended: its
+    /// links tell which. `full`: a full fence comes first.
+    #[inline]
+    fn visit<R>(&self, peer: &PeerSession, full: bool, f: impl FnOnce() -> R) -> Option<R> {
+        if peer.beside.ended.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut number = NUMBER.get();
+        if number == 0 {
+            number = claim_number();
+        }
+        let _turn = if number == 0 { Some(lock(&CROWD)) } else { None };
+        let between = || {
+            if full || !self.light {
+                fence(Ordering::SeqCst);
+            } else {
+                // The owner's membarrier makes it a full fence when it matters.
+                compiler_fence(Ordering::SeqCst);
+            }
+        };
+        if !gate::enter(&*self.gate, number, self.share, between) {
+            return None;
+        }
+        let result = f();
+        gate::leave(&*self.gate, number);
+        Some(result)
+    }
+
+    /// Copies to `offset`, which with the length is within the segment, and notifies; false when the links have to do it (again).
+    #[inline]
+    pub(crate) fn write(
+        &self,
+        peer: &PeerSession,
+        handle: u32,
+        offset: u64,
+        bytes: &[u8],
+        options: WriteOptions,
+    ) -> bool {
+        let mut at = offset as usize;
+        let done = self.begin_write(options)
+            && bytes.chunks(VISIT_BYTES).all(|part| {
+                let copied = self.visit(peer, false, || self.memory.shared().write_from(at, part));
+                at += part.len();
+                copied.flatten().is_some()
+            });
+        done && self.notify(peer, handle, options)
+    }
+
+    /// As `write`, from memory that others may change.
+    pub(crate) fn write_shared(
+        &self,
+        peer: &PeerSession,
+        handle: u32,
+        offset: u64,
+        locals: &[SharedSlice],
+        options: WriteOptions,
+    ) -> bool {
+        let mut at = offset as usize;
+        let done = self.begin_write(options)
+            && locals.iter().all(|local| {
+                let copy = || self.memory.shared().sub(at, local.len())?.copy_from(local);
+                let copied = self.visit(peer, false, copy);
+                at += local.len();
+                copied.flatten().is_some()
+            });
+        done && self.notify(peer, handle, options)
+    }
+
+    #[inline]
+    fn begin_write(&self, options: WriteOptions) -> bool {
+        if options.fence {
+            fence(Ordering::Release);
+        }
+        self.rights == Rights::ReadWrite
+    }
+
+    /// Whoever sees the signal sees this thread's earlier copies: the board's changes are releases.
+    #[inline]
+    fn notify(&self, peer: &PeerSession, handle: u32, options: WriteOptions) -> bool {
+        let Some(notify) = options.notify else { return true };
+        let Some(board) = &self.board else { return false };
+        let Some(Some(wake)) = self.visit(peer, false, || board.deliver(notify)) else { return false };
+        if wake.sleepers {
+            futex_wake_shared(board.bell());
+        }
+        if wake.descriptor {
+            // Only its owner may touch a descriptor that could block. When the session ends, so does the waiter's hope.
+            let _ = peer.call_unseen(SHM_METHOD, &Request::Ring { handle }.encode());
+        }
+        true
+    }
+
+    /// Copies from `offset`, which with the length is within the segment; false when the links have to do it.
+    #[inline]
+    pub(crate) fn read(&self, peer: &PeerSession, offset: u64, bytes: &mut [u8]) -> bool {
+        let mut at = offset as usize;
+        bytes.chunks_mut(VISIT_BYTES).all(|part| {
+            let bytes = part.len();
+            let copied = self.visit(peer, true, || self.memory.shared().read_into(at, part));
+            at += bytes;
+            copied.flatten().is_some()
+        })
+    }
+
+    /// As `read`, into memory that others may change.
+    pub(crate) fn read_shared(&self, peer: &PeerSession, offset: u64, locals: &[SharedSlice]) -> bool {
+        let mut at = offset as usize;
+        locals.iter().all(|local| {
+            let copy = || local.copy_from(&self.memory.shared().sub(at, local.len())?);
+            let copied = self.visit(peer, true, copy);
+            at += local.len();
+            copied.flatten().is_some()
+        })
+    }
+
+    /// Changes a word within the segment; `None` when the links have to do it, or to say why it cannot be done.
+    #[inline]
+    pub(crate) fn atomic(&self, peer: &PeerSession, offset: u64, atomic: &Atomic) -> Option<u64> {
+        let loads = atomic.op == AtomicOp::Load;
+        if !loads && self.rights != Rights::ReadWrite {
+            return None;
+        }
+        // A changing atomic is a full fence itself on some CPUs.
+        let full = loads || !cfg!(target_arch = "x86_64");
+        let memory = self.memory.shared();
+        self.visit(peer, full, || crate::atomic::execute(&memory, offset as usize, atomic)).flatten()
+    }
+
+    /// All that was written before is in the peer's memory, also for those who look there without an operation of ours; false when the
+    /// session has ended.
+    #[inline]
+    pub(crate) fn flush(&self, peer: &PeerSession) -> bool {
+        fence(Ordering::SeqCst);
+        !peer.beside.ended.load(Ordering::Relaxed)
+    }
+}

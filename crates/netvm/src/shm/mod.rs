@@ -1,0 +1,206 @@
+//! Memory of a peer on this host, mapped: its regions are read and written by plain copies. docs/design/shm.md has the whole.
+//!
+//! [`export`] is the exporter's side, [`import`] the importer's until the memory is mapped, [`mapped`] what is done with it.
+
+pub(crate) mod export;
+pub(crate) mod import;
+pub(crate) mod mapped;
+
+use std::str::FromStr;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, AtomicU64};
+
+use netvm_core::words::{PrivateWords, Words};
+use netvm_sys::words::SharedWords;
+
+/// The method of calls about shared memory.
+pub(crate) const SHM_METHOD: u32 = 0x5348_4D31;
+
+/// What carries the operations on a peer's segments.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LinkChoice {
+    /// Shared memory where it can be had, the connection otherwise. The environment variable `NETVM_LINK` can say more.
+    #[default]
+    Auto,
+    /// Shared memory: whatever cannot be mapped cannot be imported.
+    Shm,
+    /// The connection.
+    Socket,
+}
+
+impl FromStr for LinkChoice {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "auto" => Ok(Self::Auto),
+            "shm" => Ok(Self::Shm),
+            "socket" => Ok(Self::Socket),
+            _ => Err("a link is auto, shm or socket"),
+        }
+    }
+}
+
+impl LinkChoice {
+    /// The choice that `NETVM_LINK` makes for the whole program; nonsense is no choice.
+    pub fn from_environment() -> Self {
+        static CHOICE: OnceLock<LinkChoice> = OnceLock::new();
+        *CHOICE.get_or_init(|| {
+            let value = std::env::var("NETVM_LINK").unwrap_or_default();
+            value.parse().unwrap_or_default()
+        })
+    }
+
+    pub(crate) fn or_environment(self) -> Self {
+        if self == Self::Auto { Self::from_environment() } else { self }
+    }
+}
+
+/// Where a board of notifications lives.
+#[derive(Debug)]
+pub(crate) enum BoardWords {
+    Private(PrivateWords),
+    Shared(SharedWords),
+}
+
+impl Words for BoardWords {
+    #[inline]
+    fn bell(&self) -> &AtomicU32 {
+        match self {
+            Self::Private(words) => words.bell(),
+            Self::Shared(words) => words.bell(),
+        }
+    }
+
+    #[inline]
+    fn words(&self) -> &[AtomicU64] {
+        match self {
+            Self::Private(words) => words.words(),
+            Self::Shared(words) => words.words(),
+        }
+    }
+}
+
+/// The words of a gate, or of a board that is a peer's.
+#[derive(Debug)]
+pub(crate) struct PeerWords(pub(crate) SharedWords);
+
+impl Words for PeerWords {
+    #[inline]
+    fn bell(&self) -> &AtomicU32 {
+        self.0.bell()
+    }
+
+    #[inline]
+    fn words(&self) -> &[AtomicU64] {
+        self.0.words()
+    }
+}
+
+type Secret = [u8; 16];
+
+/// A request about shared memory, all numbers little-endian:
+///
+/// ```text
+///   0   1                17               33               49
+///  +---+----------------+----------------+----------------+
+///  | 1 | name           | nonce A        | nonce B        |   meet; answered by nothing
+///  +---+----------------+----------------+----------------+
+///  | 2 | handle (4) | 1: ours are included in membarriers (1) |   share; answered by a Share
+///  | 3 | handle (4) |                                           ring: a watcher of the board's descriptor
+///  +---+------------+
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Request {
+    Meet { name: Secret, hello: Secret, proof: Secret },
+    Share { handle: u32, light: bool },
+    Ring { handle: u32 },
+}
+
+impl Request {
+    fn encode(&self) -> Vec<u8> {
+        match self {
+            Self::Meet { name, hello, proof } => [&[1], &name[..], hello, proof].concat(),
+            Self::Share { handle, light } => [&[2], &handle.to_le_bytes()[..], &[u8::from(*light)]].concat(),
+            Self::Ring { handle } => [&[3], &handle.to_le_bytes()[..]].concat(),
+        }
+    }
+
+    fn decode(body: &[u8]) -> Option<Self> {
+        let (what, rest) = body.split_first()?;
+        Some(match (what, rest.len()) {
+            (1, 48) => {
+                let part = |index: usize| rest[16 * index..][..16].try_into().ok();
+                Self::Meet { name: part(0)?, hello: part(1)?, proof: part(2)? }
+            }
+            (2, 5) => Self::Share { handle: number(rest)?, light: rest[4] == 1 },
+            (3, 4) => Self::Ring { handle: number(rest)? },
+            _ => return None,
+        })
+    }
+}
+
+fn number(bytes: &[u8]) -> Option<u32> {
+    bytes.first_chunk().map(|bytes| u32::from_le_bytes(*bytes))
+}
+
+/// The answer to a share: its number (4), length of the memory (8), flags (1). The descriptors, in this order, are on the meeting's socket behind
+/// the handle (4): memory; gate, if flag 1; board, if flag 2. Flag 4: the exporter executes membarriers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Share {
+    number: u32,
+    bytes: u64,
+    gate: bool,
+    board: bool,
+    light: bool,
+}
+
+impl Share {
+    fn encode(&self) -> Vec<u8> {
+        let flags = u8::from(self.gate) | u8::from(self.board) << 1 | u8::from(self.light) << 2;
+        [&self.number.to_le_bytes()[..], &self.bytes.to_le_bytes(), &[flags]].concat()
+    }
+
+    fn decode(body: &[u8]) -> Option<Self> {
+        let body: &[u8; 13] = body.try_into().ok()?;
+        let bytes = u64::from_le_bytes(*body[4..].first_chunk()?);
+        let flag = |bit: u8| body[12] & bit != 0;
+        Some(Self { number: number(body)?, bytes, gate: flag(1), board: flag(2), light: flag(4) })
+    }
+}
+
+/// The name of a meeting: nobody can have the exporter talk to anybody but a netvm.
+fn meeting_name(name: &Secret) -> Vec<u8> {
+    let hex: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
+    format!("netvm-{hex}").into_bytes()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn golden_bytes() {
+        let meet = Request::Meet { name: [1; 16], hello: [2; 16], proof: [3; 16] };
+        assert_eq!(meet.encode(), [&[1][..], &[1; 16], &[2; 16], &[3; 16]].concat());
+        let share = Request::Share { handle: 0x0403_0201, light: true };
+        assert_eq!(share.encode(), [2, 1, 2, 3, 4, 1]);
+        let ring = Request::Ring { handle: 5 };
+        assert_eq!(ring.encode(), [3, 5, 0, 0, 0]);
+        for request in [meet, share, ring] {
+            let bytes = request.encode();
+            assert_eq!(Request::decode(&bytes), Some(request));
+            assert_eq!(Request::decode(&bytes[..bytes.len() - 1]), None);
+            assert_eq!(Request::decode(&[&bytes[..], &[0]].concat()), None);
+        }
+        let share = Share { number: 2, bytes: 4096, gate: true, board: false, light: true };
+        assert_eq!(share.encode(), [2, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 5]);
+        assert_eq!(Share::decode(&share.encode()), Some(share));
+        assert_eq!(
+            (Share::decode(&[0; 12]), Request::decode(&[]), Request::decode(&[9; 5])),
+            (None, None, None)
+        );
+        assert_eq!(meeting_name(&[0xA5; 16]), b"netvm-a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5");
+        assert_eq!("shm".parse(), Ok(LinkChoice::Shm));
+    }
+}
