@@ -89,8 +89,13 @@ impl Pipe {
                 break;
             }
             let take = portion.len().min(max - out.len());
-            out.extend(portion.drain(..take));
-            if portion.is_empty() {
+            if take < portion.len() {
+                out.extend(portion.drain(..take));
+            } else if out.is_empty() {
+                out = core::mem::take(portion);
+                self.portions.pop_front();
+            } else {
+                out.extend_from_slice(portion);
                 self.portions.pop_front();
             }
         }

@@ -232,8 +232,11 @@ impl Endpoint {
     pub fn goodbye(&mut self, status: Status, reason: &str) {
         if !self.closed {
             self.closed = true;
-            let header = Header { status: status as u16, ..Header::new(Kind::Goodbye) };
-            self.queue(0, header, Payload::Body(reason.as_bytes().to_vec()), false);
+            let reason = reason.as_bytes();
+            let reason = reason[..reason.len().min(BODY_BYTES_MAX)].to_vec();
+            let payload_bytes = reason.len() as u32;
+            let header = Header { status: status as u16, payload_bytes, ..Header::new(Kind::Goodbye) };
+            self.queue(0, header, Payload::Body(reason), false);
         }
     }
 

@@ -334,3 +334,27 @@ fn fenced_writes_without_end_are_backpressure() {
     assert_eq!(ended.filter(|event| lost(event.clone())).count(), OPS_MAX - 1);
     assert_eq!(side.endpoint.pending(), 0);
 }
+
+#[test]
+fn a_goodbye_arrives_with_its_reason() {
+    let mut world = World::new(4, 1, None);
+    world.sides[1].endpoint.goodbye(Status::Stopping, "it is late");
+    let told = Event::Goodbye { status: Status::Stopping, reason: b"it is late".to_vec() };
+    assert_eq!(settle(&mut world), [told]);
+}
+
+#[test]
+fn a_handle_is_given_back_after_the_answers_to_earlier_reads() {
+    let mut side = Side::new(1);
+    side.memory.import("memory", &RemoteKey::from_bytes([9; 16])).unwrap();
+    let read = Header { bytes: 64, ..Header::new(Kind::Read) };
+    side.feed(0, &read.encode()).unwrap();
+    side.feed(0, &Header::new(Kind::Unimport).encode()).unwrap();
+    side.endpoint.sent(0, HEADER_BYTES + 10);
+    side.endpoint.close_handles(&mut side.memory);
+    assert_eq!(side.memory.check(0, 0, 1, Access::Read), Ok(()), "its bytes are still to be sent");
+    side.endpoint.sent(0, 54);
+    side.endpoint.close_handles(&mut side.memory);
+    assert_eq!(side.memory.check(0, 0, 1, Access::Read), Err(Status::NoHandle));
+    assert_eq!(side.endpoint.queued_bytes(0), HEADER_BYTES, "the answer");
+}
