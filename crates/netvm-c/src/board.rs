@@ -214,7 +214,9 @@ pub extern "C" fn netvm_board_arm(
         let handler = move |notify| {
             match notify {
                 Notify::Count { number } => callback.call(number.into(), 0),
-                Notify::Post { number, value } => callback.call(number.into(), value.get()),
+                Notify::Post { number, value } | Notify::Queue { number, value } => {
+                    callback.call(number.into(), value.get());
+                }
             };
         };
         Ok(without_signals(|| board.0.arm(number, handler))?)

@@ -24,6 +24,12 @@ pub const INLINE_BYTES_MAX: usize = 16;
 pub const ATOMIC_BYTES: usize = 16;
 /// Most notification numbers of one segment: they have 16 bits on the wire.
 pub const NOTIFICATIONS_MAX: u32 = 1 << 16;
+/// Most places that one importer has in a segment's queue of notifications.
+pub const QUEUE_PLACES_MAX: u32 = 4096;
+/// Places that all importers of a segment together have in its queue.
+pub const QUEUE_TOTAL_MAX: u64 = 1 << 18;
+/// Most segments in whose queues one session has places.
+pub const QUEUES_MAX: usize = 64;
 /// Most pieces of local memory that one write or read touches.
 pub const PIECES_MAX: usize = 256;
 /// Most bytes in the body of a call, of its reply, or of an import.

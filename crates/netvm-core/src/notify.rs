@@ -28,13 +28,20 @@ pub enum Notify {
         /// What.
         value: NonZeroU32,
     },
+    /// A number and a value at the end of the segment's queue, if it has one: none replaces another, none is coalesced.
+    Queue {
+        /// Which.
+        number: u16,
+        /// What.
+        value: NonZeroU32,
+    },
 }
 
 impl Notify {
     /// The number on the board.
     pub fn number(self) -> u16 {
         match self {
-            Self::Count { number } | Self::Post { number, .. } => number,
+            Self::Count { number } | Self::Post { number, .. } | Self::Queue { number, .. } => number,
         }
     }
 }
@@ -128,6 +135,8 @@ impl<W: Words> Board<W> {
             Notify::Post { value, .. } => {
                 slot.value.swap(u64::from(value.get()), Ordering::Release);
             }
+            // The driver keeps the queue, and has put it there.
+            Notify::Queue { .. } => {}
         }
         Some(self.ring())
     }

@@ -49,7 +49,8 @@
 //!
 //! ```text
 //!               flags                    status        bytes            offset         payload
-//!  Write        1 fence, 2 count, 4 post number        value of a post  place          the bytes
+//!  Write        1 fence, 2 count,     number        value of a post, place          the bytes
+//!               4 post, 8 queue                     of a queued one
 //!  Atomic       operation, 0 to 6        0             width: 4 or 8    place          operand (8), comparand (8)
 //!  AtomicReply  0                        0             0                old value      -
 //!  Flush        1 quiet: keep refusals   0             0                0              -
@@ -109,6 +110,8 @@ pub const FENCE: u8 = 1;
 pub const COUNT: u8 = 2;
 /// Flag of a write: it posts the value in `bytes` under the number in `status`.
 pub const POST: u8 = 4;
+/// Flag of a write: it appends number and value, as in a post, to the segment's queue.
+pub const QUEUE: u8 = 8;
 /// Flag of a flush: refused writes are kept for the next one to tell.
 pub const QUIET: u8 = 1;
 
@@ -310,6 +313,7 @@ impl Header {
             None => (0, 0, 0),
             Some(Notify::Count { number }) => (COUNT, number, 0),
             Some(Notify::Post { number, value }) => (POST, number, value.get()),
+            Some(Notify::Queue { number, value }) => (QUEUE, number, value.get()),
         };
         let flags = if fence { flags | FENCE } else { flags };
         Self { flags, status, bytes, ..Self::new(Kind::Write) }
@@ -322,6 +326,7 @@ impl Header {
             0 => Some(None),
             COUNT => Some(Some(Notify::Count { number })),
             POST => Some(Some(Notify::Post { number, value: NonZeroU32::new(self.bytes)? })),
+            QUEUE => Some(Some(Notify::Queue { number, value: NonZeroU32::new(self.bytes)? })),
             _ => None,
         }
     }
@@ -644,8 +649,12 @@ mod tests {
         let count = Header::write(false, Some(Notify::Count { number: 9 }));
         assert_eq!((count.flags, count.status, count.bytes), (2, 9, 0));
         assert_eq!(count.notify(), Some(Some(Notify::Count { number: 9 })));
+        let queued = Notify::Queue { number: 3, value: NonZeroU32::new(4).unwrap() };
+        let header = Header::write(false, Some(queued));
+        assert_eq!((header.flags, header.status, header.bytes), (8, 3, 4));
+        assert_eq!(header.notify(), Some(Some(queued)));
         assert_eq!(Header::new(Kind::Write).notify(), Some(None));
-        for (flags, bytes) in [(6, 1), (4, 0), (8, 0), (0xFF, 1)] {
+        for (flags, bytes) in [(6, 1), (4, 0), (8, 0), (12, 1), (10, 1), (16, 1), (0xFF, 1)] {
             assert_eq!(Header { flags, bytes, ..Header::new(Kind::Write) }.notify(), None);
         }
         let atomic = Atomic::compare_swap(Width::Eight, 0x0102, 0x0A0B);

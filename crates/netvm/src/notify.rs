@@ -23,6 +23,8 @@
 //! A number has an event count (signals are counted, and taken by [`Notifications::acknowledge`]) and a one-shot value (posted, and taken by
 //! [`Notifications::reset`]); a program uses the one that fits. docs/design/one-sided.md tells the promises and the races.
 
+pub(crate) mod queue;
+
 use std::collections::HashMap;
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -33,7 +35,7 @@ use std::sync::{Arc, Mutex, OnceLock, TryLockError, Weak};
 use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
-use netvm_core::limits::NOTIFICATIONS_MAX;
+use netvm_core::limits::{NOTIFICATIONS_MAX, QUEUE_PLACES_MAX};
 use netvm_core::notify::{Wake, board_words};
 use netvm_core::words::PrivateWords;
 use netvm_sys::epoll::EventFd;
@@ -46,6 +48,7 @@ pub use netvm_core::notify::Notify;
 use crate::error::{Error, Result};
 use crate::node::{Shared, lock};
 use crate::shm::BoardWords;
+use queue::{Account, Queue};
 
 type Board = netvm_core::notify::Board<BoardWords>;
 
@@ -82,6 +85,7 @@ struct Inner {
     /// Where `wait_any` looks first.
     next: AtomicU32,
     dispatch: Mutex<Dispatch>,
+    queue: OnceLock<Queue>,
     /// What brings notifications: whoever spins drives it himself.
     node: Weak<Shared>,
 }
@@ -119,6 +123,7 @@ impl Notifications {
             wait_ns_mean: AtomicU64::new(SPIN_NS_MAX / 4),
             next: AtomicU32::new(0),
             dispatch: Mutex::default(),
+            queue: OnceLock::new(),
             node,
         };
         Self { owner: Arc::new(Owner(Arc::new(inner))) }
@@ -150,8 +155,54 @@ impl Notifications {
         self.board().numbers()
     }
 
-    /// Notifies as a peer would; false when there is no such number.
+    /// Gives each importer, and this process, so many places in a queue, in which [`Notify::Queue`] puts number and value: kept one by
+    /// one and in order, unlike counts and posts. Before this nobody has any. Open it before the segment's key is given away.
+    ///
+    /// # Errors
+    /// [`Error::Other`] for other than 1 to 4096 places, and when it is open already.
+    pub fn open_queue(&self, places: u32) -> Result<()> {
+        if !(1..=QUEUE_PLACES_MAX).contains(&places) {
+            return Err(Error::Other(format!("a queue has 1 to {QUEUE_PLACES_MAX} places, not {places}")));
+        }
+        let opened = self.inner().queue.set(Queue::new(places));
+        opened.map_err(|_| Error::Other("the queue is open already".to_owned()))
+    }
+
+    /// Takes the first notification of the queue. Of several callers one gets each.
+    pub fn remove(&self) -> Option<(u16, NonZeroU32)> {
+        self.inner().queue.get()?.remove()
+    }
+
+    /// As [`Notifications::remove`], and waits for one; `None` after `timeout`.
+    pub fn wait_remove(&self, timeout: Option<Duration>) -> Option<(u16, NonZeroU32)> {
+        let inner = self.inner();
+        let queue = inner.queue.get()?;
+        inner.wait(timeout, inner.spin_ns(), |_| queue.remove())
+    }
+
+    /// How many notifications are in the queue.
+    pub fn queued(&self) -> usize {
+        self.inner().queue.get().map_or(0, Queue::len)
+    }
+
+    pub(crate) fn queue(&self) -> Option<&Queue> {
+        self.inner().queue.get()
+    }
+
+    /// Notifies as a peer would; false when there is no such number, or no place in the queue.
     pub fn notify(&self, notify: Notify) -> bool {
+        self.notify_from(notify, None)
+    }
+
+    /// As [`Notifications::notify`], on somebody's account.
+    pub(crate) fn notify_from(&self, notify: Notify, account: Option<&Arc<Account>>) -> bool {
+        if matches!(notify, Notify::Queue { .. }) {
+            // Before the bell, as for numbers.
+            let is_number = u32::from(notify.number()) < self.numbers();
+            if !is_number || !self.inner().queue.get().is_some_and(|queue| queue.push(notify, account)) {
+                return false;
+            }
+        }
         let wake = self.board().deliver(notify);
         if let Some(wake) = wake {
             self.inner().wake(wake);
@@ -238,7 +289,7 @@ impl Notifications {
         }
     }
 
-    /// Makes the descriptor unreadable until the next notification. False when one of `range` is pending already: then take it,
+    /// Makes the descriptor unreadable until the next notification. False when one of `range` or of the queue is pending already: then take it,
     /// and do not sleep.
     #[must_use]
     pub fn rearm(&self, range: Range<u32>) -> bool {
@@ -247,7 +298,7 @@ impl Notifications {
         }
         // In this order: a notification is either found, or comes later and makes the descriptor readable.
         self.board().watch();
-        self.board().find(range, 0).is_none()
+        self.board().find(range, 0).is_none() && self.queued() == 0
     }
 
     /// Calls `handler` once for each signal and each posted value of `number`, also those that are pending now, on a thread that

@@ -1,6 +1,8 @@
 //! A peer and its segments: the importing side of [`crate::node`].
 
-use std::sync::Arc;
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use netvm_core::endpoint::{Answer, PostError};
 use netvm_core::key::{RemoteKey, Rights};
@@ -12,8 +14,8 @@ pub use netvm_core::endpoint::WriteOptions;
 
 use crate::connection::{Connection, PeerSession, State};
 use crate::error::{Error, Result};
-use crate::node::LinkChoice;
-use crate::notify::Notify;
+use crate::node::{LinkChoice, lock};
+use crate::notify::{Notify, queue};
 use crate::posted::Posting;
 use crate::shm::mapped::Mapped;
 
@@ -64,6 +66,7 @@ impl Peer {
                     name: owned,
                     key: *key,
                     mapped: None,
+                    places: Mutex::new(0),
                 };
                 let choice = peer.neighbour.choice();
                 if choice != LinkChoice::Socket {
@@ -102,6 +105,8 @@ pub struct Region {
     name: String,
     key: RemoteKey,
     mapped: Option<Mapped>,
+    /// Places in the segment's queue that we know to be free.
+    places: Mutex<u32>,
 }
 
 impl std::fmt::Debug for Region {
@@ -198,6 +203,24 @@ impl Region {
         self.write_notify(0, &[], notify)
     }
 
+    /// Puts number and value at the end of the segment's queue (see [`Notify::Queue`]), once all that was written before through this peer's
+    /// regions is there; waits for a place if need be.
+    ///
+    /// # Errors
+    /// As [`Region::write`]; [`Error::WouldBlock`] when there is no place after `timeout`; [`Error::Op`] when the segment has no queue.
+    pub fn enqueue(&self, number: u16, value: NonZeroU32, timeout: Option<Duration>) -> Result<()> {
+        let start = Instant::now();
+        let mut pause = Duration::from_micros(50);
+        loop {
+            match self.notify(Notify::Queue { number, value }) {
+                Err(Error::WouldBlock { .. }) if timeout.is_none_or(|timeout| start.elapsed() < timeout) => {}
+                ended => return ended,
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(2));
+        }
+    }
+
     /// As [`Region::write`], with a fence (not applied before everything that was written earlier), a notification, or both.
     ///
     /// # Errors
@@ -227,7 +250,7 @@ impl Region {
             local.write_from(0, part).ok_or_else(lengths)?;
             // The notification waits for all parts, since they come before it.
             let notify = options.notify.filter(|_| parts.peek().is_none());
-            self.write_shared_with(offset, &[local], WriteOptions { notify, ..options })?;
+            self.write_checked(offset, &[local], part.len() as u32, WriteOptions { notify, ..options })?;
             self.connection.0.lock().bounces.push(bounce);
             offset += part.len() as u64;
         }
@@ -277,6 +300,16 @@ impl Region {
         {
             return Ok(());
         }
+        self.write_checked(offset, locals, bytes, options)
+    }
+
+    fn write_checked(
+        &self,
+        offset: u64,
+        locals: &[SharedSlice],
+        bytes: u32,
+        options: WriteOptions,
+    ) -> Result<()> {
         self.run("write", |state, token| {
             let endpoint = &mut state.session.endpoint;
             let slot = endpoint.post_write_with(token, self.handle, offset, bytes, options)?;
@@ -439,8 +472,22 @@ impl Region {
         let len = u64::from(self.notifications);
         match options.notify.map(|notify| u64::from(notify.number())) {
             Some(offset) if offset >= len => Err(Error::Bounds { offset, bytes: 1, len }),
+            _ if matches!(options.notify, Some(Notify::Queue { .. })) => self.take_place(),
             _ => Ok(()),
         }
+    }
+
+    /// Takes one of our places in the segment's queue.
+    fn take_place(&self) -> Result<()> {
+        let mut places = lock(&self.places);
+        if *places == 0 {
+            // Ordered behind all we have queued: the answer counts them.
+            let room = self.call(queue::METHOD, &self.handle.to_le_bytes())?;
+            *places = room.try_into().map_or(0, u32::from_le_bytes);
+        }
+        let left = places.checked_sub(1);
+        *places = left.ok_or_else(|| Error::WouldBlock { lender: self.connection.0.address.clone() })?;
+        Ok(())
     }
 
     fn bounce(&self) -> Result<Mapping> {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use netvm_core::atomic::Atomic;
 use netvm_core::copy;
 use netvm_core::key::{Access, RemoteKey, Rights};
-use netvm_core::limits::TICKETS_MAX;
+use netvm_core::limits::{QUEUES_MAX, TICKETS_MAX};
 use netvm_core::segment::{ExportTable, ImportTable, SegmentId};
 use netvm_core::sync::{ObjectId, SessionId, Ticket, Waiters};
 use netvm_core::wire::Status;
@@ -17,6 +17,7 @@ use netvm_sys::shared::SharedSlice;
 use super::shared::{Shared, lock};
 use crate::error::Result;
 use crate::link::session::Memory;
+use crate::notify::queue::{self, Account};
 use crate::notify::{Notifications, Notify};
 use crate::shm::SHM_METHOD;
 use crate::shm::export::{Shared1, Sharing};
@@ -71,6 +72,23 @@ pub(crate) struct View<'a> {
 }
 
 impl View<'_> {
+    /// How many free places the peer has in a segment's queue.
+    fn room(&mut self, body: &[u8]) -> Result<Vec<u8>, Status> {
+        let handle = body.try_into().map(u32::from_le_bytes).map_err(|_| Status::BadRequest)?;
+        let exports = lock(&self.shared.exports);
+        let (id, _) = self.imports.notifications(&exports.table, handle).ok_or(Status::NoHandle)?;
+        let segment = exports.segment(id).ok_or(Status::NoHandle)?;
+        let queue = segment.notifications.queue().ok_or(Status::Unsupported)?;
+        let accounts = &mut self.inbox.accounts;
+        if !accounts.contains_key(&handle) {
+            if accounts.len() >= QUEUES_MAX {
+                return Err(Status::Full);
+            }
+            accounts.insert(handle, queue.open_account().ok_or(Status::Full)?);
+        }
+        Ok(accounts[&handle].room().to_le_bytes().to_vec())
+    }
+
     /// Copies between two segments that the peer has opened.
     fn copy(&mut self, request: &copy::Request<'_>, to: u32) -> Result<Vec<u8>, Status> {
         use netvm_core::endpoint::Exports;
@@ -90,6 +108,8 @@ impl View<'_> {
 pub(crate) struct Inbox {
     pub(crate) waiters: Waiters,
     pub(crate) news: bool,
+    /// The peer's places in queues of notifications, by the segment's handle.
+    pub(crate) accounts: HashMap<u32, Arc<Account>>,
 }
 
 impl netvm_core::endpoint::Exports for View<'_> {
@@ -107,6 +127,7 @@ impl netvm_core::endpoint::Exports for View<'_> {
     fn unimport(&mut self, handle: u32) {
         self.sharing.forget(self.shared, handle);
         self.imports.unimport(handle);
+        self.inbox.accounts.remove(&handle);
     }
 
     fn atomic(&mut self, handle: u32, offset: u64, atomic: &Atomic) -> Result<u64, Status> {
@@ -130,6 +151,7 @@ impl netvm_core::endpoint::Exports for View<'_> {
                 Some(self.copy(&request, handle))
             }
             SHM_METHOD => Some(self.sharing.answer(self.shared, self.imports, body)),
+            queue::METHOD => Some(self.room(body)),
             _ => None,
         }
     }
@@ -158,7 +180,11 @@ impl netvm_core::endpoint::Exports for View<'_> {
         // Waking somebody takes a system call, which other sessions need not wait for.
         drop(exports);
         if let Some(notifications) = notifications {
-            notifications.notify(notify);
+            // Without places of its own a peer has none to use.
+            let account = self.inbox.accounts.get(&handle);
+            if account.is_some() || !matches!(notify, Notify::Queue { .. }) {
+                notifications.notify_from(notify, account);
+            }
         }
     }
 }

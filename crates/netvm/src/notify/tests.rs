@@ -235,3 +235,92 @@ fn disarming_waits_for_the_call_that_runs() {
     assert!(board.disarm(0));
     assert!(ended.load(Ordering::Relaxed), "disarmed while it runs");
 }
+
+fn queued(number: u16, value: u32) -> Notify {
+    Notify::Queue { number, value: NonZeroU32::new(value).unwrap() }
+}
+
+#[test]
+fn a_queue_keeps_everything_in_order_and_no_more_than_it_has_places() {
+    let board = Notifications::new(3, std::sync::Weak::new());
+    assert!(!board.notify(queued(0, 1)) && board.remove().is_none(), "not open");
+    assert!(board.open_queue(0).is_err() && board.open_queue(4097).is_err());
+    board.open_queue(4).unwrap();
+    assert!(board.open_queue(4).is_err());
+    for round in 0..10 {
+        assert!((1..=4).all(|value| board.notify(queued((value % 3) as u16, value + round))));
+        assert!(!board.notify(queued(0, 9)), "no place");
+        assert!(!board.notify(queued(3, 9)), "no such number");
+        assert!(!board.rearm(0..3), "the queue counts");
+        let taken = std::iter::from_fn(|| board.remove()).map(|(number, value)| (number, value.get()));
+        let expected = (1..=4).map(|value| ((value % 3) as u16, value + round));
+        assert!(taken.eq(expected));
+    }
+    assert_eq!(board.wait_remove(Some(Duration::from_millis(5))), None);
+    assert_eq!(board.wait_any(0..3, Some(Duration::ZERO)), None, "numbers know nothing of it");
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| board.wait_remove(SOON));
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(board.notify(queued(2, 77)));
+        assert_eq!(waiter.join().unwrap().map(|(number, value)| (number, value.get())), Some((2, 77)));
+    });
+}
+
+#[test]
+fn writers_of_a_queue_wait_for_places_and_lose_nothing() {
+    use crate::error::Error;
+    use crate::node::{Node, Rights};
+    use crate::region::WriteOptions;
+    const EACH: u32 = 3000;
+    let server = Node::new().unwrap();
+    let memory = Node::memory(4096).unwrap();
+    let (key, board) = server.export_notified("queue", Arc::clone(&memory), Rights::ReadWrite, 4).unwrap();
+    let address = server.listen("127.0.0.1:0").unwrap();
+    let open = || {
+        let node = Node::new().unwrap();
+        let region = node.connect(&address).unwrap().import("queue", &key).unwrap();
+        (node, region)
+    };
+    let (_node, region) = open();
+    let one = NonZeroU32::MIN;
+    assert!(matches!(region.enqueue(0, one, Some(Duration::ZERO)), Err(Error::Op { .. })), "no queue");
+    board.open_queue(16).unwrap();
+    for _ in 0..16 {
+        region.notify(queued(1, 5)).unwrap();
+    }
+    assert!(matches!(region.enqueue(1, one, Some(Duration::from_millis(3))), Err(Error::WouldBlock { .. })));
+    // A refused write takes no place for good.
+    (0..16).for_each(|_| assert!(board.remove().is_some()));
+    let bad = WriteOptions { fence: false, notify: Some(queued(1, 5)) };
+    let local = Node::memory(4096).unwrap();
+    for _ in 0..40 {
+        region.write_with(8, &[1; 8], bad).unwrap();
+        assert_eq!(board.wait_remove(SOON).unwrap().1.get(), 5);
+    }
+    region.post().write(0, &[local.shared()], bad).unwrap().wait().unwrap();
+    assert!(board.wait_remove(SOON).is_some());
+    // Several writers: each one's values in order, all of them, with the data before.
+    std::thread::scope(|scope| {
+        for writer in 0..3u16 {
+            let open = &open;
+            scope.spawn(move || {
+                let (_node, region) = open();
+                for value in 1..=EACH {
+                    region.write(u64::from(writer) * 8, &u64::from(value).to_ne_bytes()).unwrap();
+                    region.enqueue(writer, NonZeroU32::new(value).unwrap(), None).unwrap();
+                }
+            });
+        }
+        let mut next = [1; 3];
+        while next != [EACH + 1; 3] {
+            let (number, value) = board.wait_remove(SOON).expect("something was lost");
+            let writer = usize::from(number);
+            assert_eq!(value.get(), next[writer]);
+            next[writer] += 1;
+            let seen = memory.shared().with_u64(writer * 8, |word| word.load(Ordering::Acquire)).unwrap();
+            assert!(seen >= u64::from(value.get()), "the data comes first");
+            assert!(board.queued() <= 3 * 16);
+        }
+    });
+    assert_eq!(board.remove(), None);
+}

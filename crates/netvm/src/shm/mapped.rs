@@ -8,7 +8,7 @@ use netvm_core::atomic::{Atomic, AtomicOp};
 use netvm_core::endpoint::WriteOptions;
 use netvm_core::gate::{self, THREADS};
 use netvm_core::key::Rights;
-use netvm_core::notify::Board;
+use netvm_core::notify::{Board, Notify};
 use netvm_sys::fdpass::FdSocket;
 use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
@@ -202,6 +202,10 @@ impl Mapped {
     #[inline]
     fn notify(&self, peer: &PeerSession, handle: u32, options: WriteOptions) -> bool {
         let Some(notify) = options.notify else { return true };
+        if matches!(notify, Notify::Queue { .. }) {
+            // Its owner keeps the queue: over the session.
+            return false;
+        }
         let Some(board) = &self.board else { return false };
         let Some(Some(wake)) = self.visit(peer, false, || board.deliver(notify)) else { return false };
         if wake.sleepers {
