@@ -78,7 +78,12 @@ struct Pieces {
     list: [MaybeUninit<libc::iovec>; PIECES_MAX],
     len: usize,
     bytes: usize,
+    /// Some are shared memory, which may fault.
+    shared: bool,
 }
+
+/// So much is rather copied than handed to the kernel in pieces: taking over a list of them costs it more.
+const GATHERED_BYTES_MAX: usize = 4 << 10;
 
 impl Pieces {
     fn push(&mut self, start: *mut u8, bytes: usize) -> bool {
@@ -135,6 +140,33 @@ impl Pieces {
         done
     }
 
+    /// Copies the bytes of all pieces, none of them shared, to the start of `bytes`, where they fit.
+    fn gather_into<'b>(&self, bytes: &'b mut [MaybeUninit<u8>]) -> &'b [u8] {
+        let mut at = 0;
+        for piece in &self.list[..self.len] {
+            // SAFETY: the first `len` pieces are initialised.
+            let piece = unsafe { piece.assume_init() };
+            let place = &mut bytes[at..at + piece.iov_len];
+            // SAFETY: borrowed bytes, as none is shared, of which the place has as many; the two cannot overlap.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    piece.iov_base.cast(),
+                    place.as_mut_ptr().cast::<u8>(),
+                    place.len(),
+                );
+            }
+            at += piece.iov_len;
+        }
+        // SAFETY: the first `at` bytes have been written.
+        unsafe { std::slice::from_raw_parts(bytes.as_ptr().cast(), at) }
+    }
+
+    /// The only piece.
+    fn single(&self) -> Option<libc::iovec> {
+        // SAFETY: the first `len` pieces are initialised.
+        (self.len == 1).then(|| unsafe { self.list[0].assume_init() })
+    }
+
     fn message(&self) -> libc::msghdr {
         // SAFETY: all zeros is a valid message header; the pieces are filled in below.
         let mut message = unsafe { std::mem::zeroed::<libc::msghdr>() };
@@ -153,8 +185,8 @@ macro_rules! pieces {
                 reason = "it is large and meant to live on the stack of one call"
             )]
             pub fn new() -> Self {
-                let pieces = Pieces { list: [const { MaybeUninit::uninit() }; PIECES_MAX], len: 0, bytes: 0 };
-                Self { pieces, _borrowed: PhantomData }
+                let list = [const { MaybeUninit::uninit() }; PIECES_MAX];
+                Self { pieces: Pieces { list, len: 0, bytes: 0, shared: false }, _borrowed: PhantomData }
             }
 
             /// Appends bytes of ours; false (and nothing appended) when the list is full.
@@ -165,6 +197,7 @@ macro_rules! pieces {
 
             /// Appends shared memory; false (and nothing appended) when the list is full.
             pub fn shared(&mut self, slice: SharedSlice) -> bool {
+                self.pieces.shared = true;
                 self.pieces.push(slice.as_ptr(), slice.len())
             }
 
@@ -332,20 +365,17 @@ impl Stream {
     /// # Errors
     /// `WouldBlock` when it takes nothing; EPIPE, ECONNRESET, ETIMEDOUT; EFAULT when a piece is not mapped.
     pub fn send(&self, pieces: &Outgoing<'_>) -> io::Result<usize> {
-        let message = pieces.pieces.message();
-        loop {
-            // SAFETY: the pieces live as long as the list (borrowed bytes) or by SharedSlice's contract; the kernel only reads.
-            let sent = unsafe {
-                libc::sendmsg(self.fd.as_raw_fd(), &message, libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT)
-            };
-            if sent >= 0 {
-                return Ok(sent as usize);
-            }
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error);
-            }
+        let (fd, flags) = (self.fd.as_raw_fd(), libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
+        let total = pieces.total_bytes();
+        if total <= GATHERED_BYTES_MAX && !pieces.pieces.shared {
+            let mut gathered = [const { MaybeUninit::<u8>::uninit() }; GATHERED_BYTES_MAX];
+            let bytes = pieces.pieces.gather_into(&mut gathered);
+            // SAFETY: the kernel reads the bytes that have just been written.
+            return retried(|| unsafe { libc::send(fd, bytes.as_ptr().cast(), bytes.len(), flags) });
         }
+        let message = pieces.pieces.message();
+        // SAFETY: the pieces live as long as the list (borrowed bytes) or by SharedSlice's contract; the kernel only reads.
+        retried(|| unsafe { libc::sendmsg(fd, &message, flags) })
     }
 
     /// Receives what is there into the pieces, in order; returns how many bytes, 0 at the end of the stream.
@@ -353,18 +383,14 @@ impl Stream {
     /// # Errors
     /// `WouldBlock` when there is nothing; ECONNRESET, ETIMEDOUT; EFAULT when a piece is not mapped.
     pub fn receive(&self, pieces: &mut Incoming<'_>) -> io::Result<usize> {
-        let mut message = pieces.pieces.message();
-        loop {
-            // SAFETY: the pieces are exclusively borrowed bytes or shared memory, which the kernel may write.
-            let received = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &mut message, libc::MSG_DONTWAIT) };
-            if received >= 0 {
-                return Ok(received as usize);
-            }
-            let error = io::Error::last_os_error();
-            if error.kind() != io::ErrorKind::Interrupted {
-                return Err(error);
-            }
+        let (fd, flags) = (self.fd.as_raw_fd(), libc::MSG_DONTWAIT);
+        if let Some(piece) = pieces.pieces.single() {
+            // SAFETY: the piece is exclusively borrowed bytes or shared memory, which the kernel may write.
+            return retried(|| unsafe { libc::recv(fd, piece.iov_base, piece.iov_len, flags) });
         }
+        let mut message = pieces.pieces.message();
+        // SAFETY: as above.
+        retried(|| unsafe { libc::recvmsg(fd, &mut message, flags) })
     }
 
     /// Waits until the socket is readable (or, when asked, writable); false when `timeout` passed first.
@@ -391,6 +417,20 @@ impl Stream {
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+/// The result of a call that counts bytes, made again after signals.
+fn retried(mut call: impl FnMut() -> isize) -> io::Result<usize> {
+    loop {
+        let count = call();
+        if count >= 0 {
+            return Ok(count as usize);
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
     }
 }
 

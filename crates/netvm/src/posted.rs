@@ -156,7 +156,7 @@ impl<T: Outcome> Op<T> {
     /// How it ended, if it has; sends and receives for its peer otherwise. Whoever calls this in a loop is served quickest.
     pub fn test(&self) -> Option<Result<T>> {
         if self.cell.get().is_none() {
-            self.connection.0.poll();
+            self.connection.session.poll();
         }
         self.ended()
     }
@@ -167,7 +167,7 @@ impl<T: Outcome> Op<T> {
     /// Those of the blocking operation of the same name.
     pub fn wait(&self) -> Result<T> {
         if self.cell.get().is_none() {
-            self.connection.0.wait_posted(self.what, || self.cell.get().is_some())?;
+            self.connection.session.wait_posted(self.what, || self.cell.get().is_some())?;
         }
         self.ended().unwrap_or_else(|| Err(Error::Other("an operation has no end".to_owned())))
     }
@@ -175,7 +175,7 @@ impl<T: Outcome> Op<T> {
     /// As [`Op::wait`], for at most `limit`; `None` afterwards, and the operation goes on.
     pub fn wait_for(&self, limit: Duration) -> Option<Result<T>> {
         if self.cell.get().is_none()
-            && let Err(error) = self.connection.0.wait_posted_for(limit, || self.cell.get().is_some())
+            && let Err(error) = self.connection.session.wait_posted_for(limit, || self.cell.get().is_some())
         {
             return Some(Err(error));
         }
@@ -199,7 +199,7 @@ impl<T: Outcome> Op<T> {
 impl<T> Drop for Op<T> {
     fn drop(&mut self) {
         if !self.detached && self.cell.get().is_none() {
-            let _ = self.connection.0.wait_posted(self.what, || self.cell.get().is_some());
+            let _ = self.connection.session.wait_posted(self.what, || self.cell.get().is_some());
         }
     }
 }

@@ -22,7 +22,8 @@ use crate::shm::mapped::Mapped;
 /// Bytes of one bounce buffer: what one operation of [`Region::read`] or [`Region::write`] moves at once.
 const BOUNCE_BYTES: usize = 256 << 10;
 
-/// A node we are connected to. Cloning it is cheap; the connection ends with the last clone and the last region.
+/// A node we are connected to. Cloning it is cheap; the connection ends with the last clone and the last region on the side that
+/// has opened it.
 #[derive(Clone)]
 pub struct Peer {
     connection: Arc<Connection>,
@@ -30,18 +31,19 @@ pub struct Peer {
 
 impl std::fmt::Debug for Peer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Peer").field("address", &self.connection.0.address).finish()
+        f.debug_struct("Peer").field("address", &self.connection.session.address).finish()
     }
 }
 
 impl Peer {
-    pub(crate) fn new(peer: Arc<PeerSession>) -> Self {
-        Self { connection: Arc::new(Connection(peer)) }
+    /// The peer of a session, which ends with the last clone if it `closes`.
+    pub(crate) fn new(session: Arc<PeerSession>, closes: bool) -> Self {
+        Self { connection: Arc::new(Connection { session, closes }) }
     }
 
     /// Whether the session has ended.
     pub(crate) fn is_closed(&self) -> bool {
-        self.connection.0.is_closed()
+        self.connection.session.is_closed()
     }
 
     /// Opens the peer's segment `name`.
@@ -49,7 +51,7 @@ impl Peer {
     /// # Errors
     /// [`Error::Op`] when there is no such segment or the key is wrong (the peer does not tell which); [`Error::LenderLost`].
     pub fn import(&self, name: &str, key: &RemoteKey) -> Result<Region> {
-        let peer = &self.connection.0;
+        let peer = &self.connection.session;
         let post = |state: &mut State, token| state.session.endpoint.post_import(token, name, key);
         let (state, token) = peer.post(peer.lock(), post)?;
         // The session is free again before the peer is asked for its memory.
@@ -86,12 +88,12 @@ impl Peer {
 
     /// Chooses what carries the operations of segments imported from now on; the first choice stays.
     pub(crate) fn choose(&self, link: LinkChoice) {
-        let _ = self.connection.0.neighbour.choice.set(link);
+        let _ = self.connection.session.neighbour.choice.set(link);
     }
 
     /// What the connection is made of: `tcp`, `unix`, `sealed` (encrypted) or `loopback`.
     pub fn link(&self) -> &'static str {
-        self.connection.0.lock().session.link(0).caps().name
+        self.connection.session.lock().session.link(0).caps().name
     }
 }
 
@@ -142,7 +144,7 @@ impl Region {
     pub fn link(&self) -> &'static str {
         match self.mapped {
             Some(_) => "shm",
-            None => self.connection.0.lock().session.link(0).caps().name,
+            None => self.connection.session.lock().session.link(0).caps().name,
         }
     }
 
@@ -150,7 +152,7 @@ impl Region {
     /// some of that is under way over the links: then it goes there too.
     #[inline]
     pub(crate) fn mapped(&self, ordered: bool) -> Option<&Mapped> {
-        self.mapped.as_ref().filter(|_| !ordered || self.connection.0.beside.is_applied())
+        self.mapped.as_ref().filter(|_| !ordered || self.connection.session.beside.is_applied())
     }
 
     /// How many notification numbers it has, from 0 on.
@@ -173,7 +175,7 @@ impl Region {
             let local = part_of(&bounce, part.len())?;
             self.read_shared(offset, &[local])?;
             local.read_into(0, part).ok_or_else(lengths)?;
-            self.connection.0.lock().bounces.push(bounce);
+            self.connection.session.lock().bounces.push(bounce);
             offset += part.len() as u64;
         }
         Ok(())
@@ -185,6 +187,24 @@ impl Region {
     /// [`Error::Bounds`], [`Error::LenderLost`], [`Error::Timeout`]. A refusal is told by the next flush.
     pub fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
         self.write_with(offset, bytes, WriteOptions::default())
+    }
+
+    /// As [`Region::write`] followed by [`Region::flush`], in one message where they fit one.
+    ///
+    /// # Errors
+    /// As both.
+    pub fn write_flush(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        if bytes.len() > COPIED_BYTES_MAX || self.mapped.is_some() {
+            self.write(offset, bytes)?;
+            return self.flush();
+        }
+        self.check(offset, bytes.len())?;
+        let peer = &self.connection.session;
+        let (state, _) = peer.post(peer.lock(), |state, _| {
+            state.session.endpoint.post_write_copied(self.handle, offset, bytes, WriteOptions::default())
+        })?;
+        let (state, token) = peer.post(state, |state, token| state.session.endpoint.post_flush(token))?;
+        peer.wait(state, token, "write").map(drop)
     }
 
     /// As [`Region::write`], and tells the peer once these bytes, and all written before through this peer's regions, are there.
@@ -238,7 +258,7 @@ impl Region {
             let post = |state: &mut State, _| {
                 state.session.endpoint.post_write_copied(self.handle, offset, bytes, options)
             };
-            let peer = &self.connection.0;
+            let peer = &self.connection.session;
             let (state, _) = peer.post(peer.lock(), post)?;
             return peer.push(state, options.notify.is_some());
         }
@@ -251,7 +271,7 @@ impl Region {
             // The notification waits for all parts, since they come before it.
             let notify = options.notify.filter(|_| parts.peek().is_none());
             self.write_checked(offset, &[local], part.len() as u32, WriteOptions { notify, ..options })?;
-            self.connection.0.lock().bounces.push(bounce);
+            self.connection.session.lock().bounces.push(bounce);
             offset += part.len() as u64;
         }
         Ok(())
@@ -366,7 +386,7 @@ impl Region {
         if self.mapped_flush() {
             return Ok(());
         }
-        let beside = &self.connection.0.beside;
+        let beside = &self.connection.session.beside;
         let posted = beside.posted();
         let result = self.run("write", |state, token| state.session.endpoint.post_flush(token)).map(drop);
         if let Ok(()) | Err(Error::Op { .. }) = &result {
@@ -381,7 +401,7 @@ impl Region {
     }
 
     pub(crate) fn session(&self) -> &Arc<PeerSession> {
-        &self.connection.0
+        &self.connection.session
     }
 
     pub(crate) fn connection(&self) -> Arc<Connection> {
@@ -389,11 +409,11 @@ impl Region {
     }
 
     pub(crate) fn peer(&self) -> &PeerSession {
-        &self.connection.0
+        &self.connection.session
     }
 
     pub(crate) fn call(&self, method: u32, body: &[u8]) -> Result<Vec<u8>> {
-        self.connection.0.call(method, body)
+        self.connection.session.call(method, body)
     }
 
     pub(crate) fn name(&self) -> &str {
@@ -414,7 +434,7 @@ impl Region {
         what: &'static str,
         post: impl FnMut(&mut State, u64) -> Result<u16, PostError>,
     ) -> Result<Answer> {
-        let peer = &self.connection.0;
+        let peer = &self.connection.session;
         let (state, token) = peer.post(peer.lock(), post)?;
         peer.wait(state, token, what).map(|(_, answer)| answer)
     }
@@ -427,7 +447,7 @@ impl Region {
         mut post: impl FnMut(&mut State, u64, &(u64, SharedSlice)) -> Result<u16, PostError>,
     ) -> Result<()> {
         self.check_pieces(pieces)?;
-        let peer = &self.connection.0;
+        let peer = &self.connection.session;
         let mut tokens = Vec::with_capacity(pieces.len());
         let mut result = Ok(());
         for piece in pieces {
@@ -486,12 +506,13 @@ impl Region {
             *places = room.try_into().map_or(0, u32::from_le_bytes);
         }
         let left = places.checked_sub(1);
-        *places = left.ok_or_else(|| Error::WouldBlock { lender: self.connection.0.address.clone() })?;
+        *places =
+            left.ok_or_else(|| Error::WouldBlock { lender: self.connection.session.address.clone() })?;
         Ok(())
     }
 
     fn bounce(&self) -> Result<Mapping> {
-        if let Some(bounce) = self.connection.0.lock().bounces.pop() {
+        if let Some(bounce) = self.connection.session.lock().bounces.pop() {
             return Ok(bounce);
         }
         Mapping::anonymous(BOUNCE_BYTES).map_err(|error| Error::system("map a buffer", &error))
@@ -500,7 +521,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        let peer = &self.connection.0;
+        let peer = &self.connection.session;
         let mut state = peer.lock();
         if state.broken.is_none() {
             let token = state.next_token;

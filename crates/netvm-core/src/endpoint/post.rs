@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::atomic::Atomic;
-use crate::limits::{COPIED_BYTES_MAX, QUEUE_BYTES_MAX};
+use crate::limits::{BODY_BYTES_MAX, COPIED_BYTES_MAX, QUEUE_BYTES_MAX};
 use crate::wire::QUIET;
 
 /// Token of a write without a slot: no slot has this number.

@@ -5,6 +5,7 @@ mod posted;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::AsRawFd;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::time::{Duration, Instant};
 
@@ -47,22 +48,41 @@ const SERIES_MIN: u32 = 4;
 /// Receives on one rail before the others have their turn.
 const ROUNDS_MAX: usize = 16;
 /// A wait without end: the clock has one.
-const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+pub(crate) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+/// Polls without anything received after which a peer is quiet.
+const QUIET_POLLS: u32 = 64;
+
+/// Who has wanted a session.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Origin {
+    /// The program.
+    Program,
+    /// Another peer, for a copy.
+    Copy,
+    /// The peer itself.
+    Peer,
+}
+
 /// A session with one peer, shared by its users and the node's thread.
 pub(crate) struct PeerSession {
     shared: Arc<Shared>,
     me: Weak<PeerSession>,
     pub(crate) address: String,
-    /// A peer has asked for it, not the program.
-    pub(crate) for_copies: bool,
+    pub(crate) origin: Origin,
     id: u64,
     pub(crate) session: SessionId,
+    /// The peer has connected, and nobody has got it from [`crate::node::Node::accept`] yet.
+    pub(crate) arrived: AtomicBool,
     state: Mutex<State>,
     /// An operation has ended, or nobody leads any more. Told by [`PeerSession::tell_followers`] only.
     changed: Condvar,
     /// What a peer on this host has mapped for us.
     pub(crate) neighbour: Neighbour,
     pub(crate) beside: Beside,
+    /// Writes are being gathered, for those who do not get the lock.
+    gathers: AtomicBool,
+    /// Polls since something was last received.
+    quiet: AtomicU32,
 }
 
 /// When the node's thread should come by again.
@@ -70,14 +90,16 @@ pub(crate) struct PeerSession {
 pub(crate) enum Ticks {
     /// After [`gather::TICK`].
     Soon,
-    /// After [`LEASE_TICK`].
-    Later,
+    /// After [`LEASE_TICK`], or more while others wait or poll all the time (`busy`).
+    Later { busy: bool },
     /// When it is told to.
     Never,
 }
 
-/// While those who wait watch the links, a request of the peer's that comes when none of them does waits so long at most.
+/// While those who wait or poll watch the links, the node's thread comes by so often, to see whether they still do.
 pub(crate) const LEASE_TICK: Duration = Duration::from_micros(200);
+/// And so often when they always did: each visit of its takes some of their time.
+pub(crate) const LEASE_TICK_MAX: Duration = Duration::from_micros(1600);
 
 pub(crate) struct State {
     pub(crate) session: Session<Box<dyn Link>>,
@@ -121,7 +143,7 @@ impl PeerSession {
         address: &str,
         id: u64,
         session: SessionId,
-        for_copies: bool,
+        origin: Origin,
     ) -> Arc<Self> {
         let state = State {
             session: Session::new(links, limits.0, limits.1),
@@ -149,20 +171,20 @@ impl PeerSession {
         };
         let address = address.to_owned();
         let state = Mutex::new(state);
-        Arc::new_cyclic(|me| {
-            let me = Weak::clone(me);
-            Self {
-                shared,
-                me,
-                address,
-                for_copies,
-                id,
-                session,
-                state,
-                changed: Condvar::new(),
-                neighbour: Neighbour::default(),
-                beside: Beside::default(),
-            }
+        Arc::new_cyclic(|me| Self {
+            shared,
+            me: Weak::clone(me),
+            address,
+            origin,
+            id,
+            session,
+            arrived: AtomicBool::new(origin == Origin::Peer),
+            state,
+            changed: Condvar::new(),
+            gathers: AtomicBool::new(false),
+            quiet: AtomicU32::new(0),
+            neighbour: Neighbour::default(),
+            beside: Beside::default(),
         })
     }
 
@@ -224,7 +246,10 @@ impl PeerSession {
     /// The node's thread: time to send what has been gathered, and to come by where it does not watch.
     pub(crate) fn tick(&self) -> Ticks {
         // Who holds the lock sends and receives himself.
-        let Ok(mut state) = self.state.try_lock() else { return Ticks::Soon };
+        let Ok(mut state) = self.state.try_lock() else {
+            let gathers = self.gathers.load(Ordering::Relaxed);
+            return if gathers { Ticks::Soon } else { Ticks::Later { busy: true } };
+        };
         if state.session.has_output()
             && state.broken.is_none()
             && let Err(failure) = self.send_all(&mut state)
@@ -233,18 +258,21 @@ impl PeerSession {
         }
         let sent_all = !state.session.has_output();
         let gathers = state.gather.tick(sent_all);
+        self.gathers.store(gathers, Ordering::Relaxed);
+        let mut busy = false;
         if state.leased && !state.led {
-            self.progress(&mut state);
-            if state.visits == 0 {
+            // Who came by since the last tick received what there was.
+            busy = std::mem::take(&mut state.visits) > 0;
+            if !busy {
+                self.progress(&mut state);
                 self.end_lease(&mut state);
             }
-            state.visits = 0;
         }
         // Whoever leads may be asleep without watching for room.
         let stuck = state.led && !sent_all;
         match (state.broken.is_none(), gathers, state.leased || stuck) {
             (true, true, _) => Ticks::Soon,
-            (true, false, true) => Ticks::Later,
+            (true, false, true) => Ticks::Later { busy },
             _ => {
                 state.ticking = false;
                 Ticks::Never
@@ -290,8 +318,15 @@ impl PeerSession {
         if state.broken.is_none() && !state.led {
             self.begin_lease(&mut state);
             state.visits += 1;
-            self.progress(&mut state);
+            let received = self.progress(&mut state);
+            let quiet = if received { 0 } else { self.quiet.load(Ordering::Relaxed).saturating_add(1) };
+            self.quiet.store(quiet, Ordering::Relaxed);
         }
+    }
+
+    /// Nothing has come for so many polls that it is not worth looking each time.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.quiet.load(Ordering::Relaxed) >= QUIET_POLLS
     }
 
     /// Nobody polls any more.
@@ -351,15 +386,16 @@ impl PeerSession {
         }
     }
 
-    /// Sends and receives what goes without waiting.
-    fn progress(&self, state: &mut State) {
+    /// Sends and receives what goes without waiting; true when something was received.
+    fn progress(&self, state: &mut State) -> bool {
         if state.broken.is_some() {
-            return;
+            return false;
         }
         self.post_signals(state);
-        if let Err(failure) = self.exchange(state) {
+        self.exchange(state).unwrap_or_else(|failure| {
             self.fail(state, &failure);
-        }
+            true
+        })
     }
 
     fn fail(&self, state: &mut State, failure: &Failure) {
@@ -372,7 +408,8 @@ impl PeerSession {
         self.break_off(state, error);
     }
 
-    fn exchange(&self, state: &mut State) -> Result<(), Failure> {
+    fn exchange(&self, state: &mut State) -> Result<bool, Failure> {
+        let before = state.session.received_bytes;
         for rail in 0..state.session.endpoint.rails() {
             let State { session, imports, inbox, sharing, .. } = &mut *state;
             let mut view = View { shared: &self.shared, session: self.session, imports, inbox, sharing };
@@ -393,7 +430,7 @@ impl PeerSession {
         }
         // Writes complete when they are sent.
         self.collect(state);
-        Ok(())
+        Ok(state.session.received_bytes != before)
     }
 
     fn collect(&self, state: &mut State) {
@@ -529,6 +566,7 @@ impl PeerSession {
             self.fail(&mut state, &failure);
         }
         if state.gather.sent(Instant::now) {
+            self.gathers.store(true, Ordering::Relaxed);
             self.begin_ticks(&mut state);
         }
         if gathered && state.broken.is_none() {
@@ -731,11 +769,16 @@ impl PeerSession {
     }
 }
 
-/// Closes the peer when the last user has gone.
-pub(crate) struct Connection(pub(crate) Arc<PeerSession>);
+/// Closes the session when the last user has gone, if this side has opened it.
+pub(crate) struct Connection {
+    pub(crate) session: Arc<PeerSession>,
+    pub(crate) closes: bool,
+}
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        self.0.close("the peer has closed the connection");
+        if self.closes {
+            self.session.close("the peer has closed the connection");
+        }
     }
 }

@@ -108,7 +108,7 @@ impl PeerSession {
                     self.publish(&state);
                     return Ok(state);
                 }
-                Err(PostError::Full) if attempt == 0 => self.progress(&mut state),
+                Err(PostError::Full) if attempt == 0 => drop(self.progress(&mut state)),
                 Err(PostError::Full) => break,
                 Err(error) => return Err(Error::Other(error.to_string())),
             }

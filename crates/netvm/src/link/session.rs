@@ -109,6 +109,7 @@ pub(crate) struct Session<L> {
     pub(crate) endpoint: Endpoint,
     rails: Vec<Rail<L>>,
     locals: Vec<Vec<SharedSlice>>,
+    pub(crate) received_bytes: u64,
 }
 
 impl<L: Link> Session<L> {
@@ -120,7 +121,7 @@ impl<L: Link> Session<L> {
             buffer: vec![0; BUFFER_BYTES].into(),
             direct: false,
         };
-        Self { endpoint, rails: links.into_iter().map(rail).collect(), locals: Vec::new() }
+        Self { endpoint, rails: links.into_iter().map(rail).collect(), locals: Vec::new(), received_bytes: 0 }
     }
 
     pub(crate) fn link(&self, rail: usize) -> &L {
@@ -243,6 +244,7 @@ impl<L: Link> Session<L> {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
                 Err(error) => return Err(Failure::Link(error)),
             };
+            self.received_bytes += received as u64;
             self.sort(rail, &plan, received, memory)?;
             // Nobody would wake us for what is in store.
             if !self.rails[rail].link.has_received() {

@@ -24,9 +24,10 @@ mod server;
 mod shared;
 
 use std::os::fd::AsFd;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
 
 pub use netvm_core::key::{RemoteKey, Rights};
 use netvm_core::limits::{NOTIFICATIONS_MAX, OPS_MAX, RAILS_MAX, WINDOW};
@@ -35,7 +36,7 @@ use netvm_core::sync::{Kind, ObjectId};
 pub use netvm_sys::mapping::Mapping;
 use netvm_sys::net::{Address, Listener};
 
-use crate::connection::PeerSession;
+use crate::connection::{FOREVER, Origin, PeerSession};
 use crate::copy::Copies;
 use crate::error::{Error, Result};
 use crate::link::{Link, Loopback};
@@ -283,7 +284,27 @@ impl Node {
         if !(1..=RAILS_MAX).contains(&rails) {
             return Err(Error::Other(format!("a session has 1 to {RAILS_MAX} rails, not {rails}")));
         }
-        connect(&self.shared, address, rails, false).map(Peer::new)
+        connect(&self.shared, address, rails, Origin::Program).map(|session| Peer::new(session, true))
+    }
+
+    /// The next peer that has connected to this node, over the connection that it has opened; `None` after `timeout`.
+    ///
+    /// A pair of nodes that operate on each other's memory needs one connection, and is faster with one than with one each way.
+    pub fn accept(&self, timeout: Duration) -> Option<Peer> {
+        let deadline = Instant::now() + timeout.min(FOREVER);
+        let mut peers = lock(&self.shared.peers);
+        loop {
+            let mut open = peers.iter().flatten().filter(|peer| !peer.is_closed());
+            if let Some(peer) = open.find(|peer| peer.arrived.swap(false, Ordering::Relaxed)) {
+                return Some(Peer::new(Arc::clone(peer), false));
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            let waited = self.shared.arrivals.wait_timeout(peers, left);
+            peers = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     /// Connects to another node of this process.
@@ -293,7 +314,7 @@ impl Node {
     pub fn connect_local(&self, other: &Node) -> Result<Peer> {
         let (here, there) = Loopback::pair()?;
         let limits = (OPS_MAX as u32, WINDOW as u32);
-        add_peer(&other.shared, vec![Box::new(there)], limits, "a node of this process")?;
+        add_peer(&other.shared, vec![Box::new(there)], limits, "a node of this process", Origin::Peer)?;
         self.connect_links(vec![Box::new(here)], limits, "a node of this process")
     }
 
@@ -303,13 +324,15 @@ impl Node {
         limits: (u32, u32),
         address: &str,
     ) -> Result<Peer> {
-        add_peer(&self.shared, links, limits, address).map(Peer::new)
+        add_peer(&self.shared, links, limits, address, Origin::Program)
+            .map(|session| Peer::new(session, true))
     }
 
     /// Serves a peer behind `links`, whose hellos are done.
     #[cfg(test)]
     pub(crate) fn serve_links(&self, links: Vec<Box<dyn Link>>) -> Result<()> {
-        add_peer(&self.shared, links, (OPS_MAX as u32, WINDOW as u32), "a tested peer").map(drop)
+        add_peer(&self.shared, links, (OPS_MAX as u32, WINDOW as u32), "a tested peer", Origin::Peer)
+            .map(drop)
     }
 }
 

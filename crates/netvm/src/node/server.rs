@@ -9,7 +9,7 @@ use netvm_core::wire::{Refusal, Role};
 use netvm_sys::epoll::Ready;
 
 use super::shared::{GREETING_ID, KICK_ID, LISTENER_ID, STOP_ID, Shared, add_peer, lock, watch};
-use crate::connection::{LEASE_TICK, LOOK_MAX, Ticks, gather};
+use crate::connection::{LEASE_TICK, LEASE_TICK_MAX, LOOK_MAX, Origin, Ticks, gather};
 use crate::link::Link;
 use crate::link::greeting::{Greeted, Greeting, Transport};
 use crate::link::spin::Trial;
@@ -131,15 +131,17 @@ impl Server {
             return;
         }
         let shared = &self.shared;
-        self.interval = LEASE_TICK;
-        let interval = &mut self.interval;
+        let mut interval = (self.interval * 2).clamp(LEASE_TICK, LEASE_TICK_MAX);
         self.ticking.retain(|&id| {
             let ticks = shared.peer(id).map_or(Ticks::Never, |peer| peer.tick());
-            if ticks == Ticks::Soon {
-                *interval = gather::TICK;
+            match ticks {
+                Ticks::Soon => interval = gather::TICK,
+                Ticks::Later { busy: false } => interval = interval.min(LEASE_TICK),
+                Ticks::Later { busy: true } | Ticks::Never => {}
             }
             ticks != Ticks::Never
         });
+        self.interval = interval;
         self.ticked = Instant::now();
         // Some ten times a second is enough.
         self.ticks += 1;
@@ -219,7 +221,7 @@ impl Server {
         if rails.iter().all(Option::is_some) {
             let rails = self.forming.swap_remove(index).rails;
             let links = rails.into_iter().flatten().map(|rail| Box::new(rail) as Box<dyn Link>).collect();
-            let _ = add_peer(&self.shared, links, (theirs.ops_max, theirs.window), "a peer");
+            let _ = add_peer(&self.shared, links, (theirs.ops_max, theirs.window), "a peer", Origin::Peer);
         }
     }
 }

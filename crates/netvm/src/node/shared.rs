@@ -2,7 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use netvm_sys::epoll::{Epoll, EventFd, Interest};
 use netvm_sys::net::Listener;
 
 use super::exports::Exports;
-use crate::connection::PeerSession;
+use crate::connection::{Origin, PeerSession};
 use crate::copy::Copies;
 use crate::error::{Error, Result};
 use crate::link::{Link, greeting};
@@ -24,6 +24,8 @@ use crate::security::Security;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 /// More peers than this are not polled one by one.
 const POLLED_MAX: usize = 8;
+/// While others are busy, one quiet peer is polled with every so many polls.
+const QUIET_EVERY: usize = 8;
 /// Place of a session's peer, in its number.
 const SESSION_BITS: u32 = 24;
 const SESSION_INDEX: u64 = (1 << SESSION_BITS) - 1;
@@ -49,6 +51,10 @@ pub(crate) struct Shared {
     /// Taken after a peer's lock and never before one.
     pub(crate) home: Mutex<Home>,
     pub(super) server: OnceLock<ThreadId>,
+    /// A peer has connected.
+    pub(super) arrivals: Condvar,
+    /// How often somebody has polled.
+    polls: AtomicUsize,
     pub(super) session_numbers: AtomicU64,
     /// Unexporting takes the locks of all peers: one at a time.
     pub(super) unexporting: Mutex<()>,
@@ -70,6 +76,8 @@ impl Shared {
             kick: EventFd::new()?,
             home: Mutex::default(),
             server: OnceLock::new(),
+            arrivals: Condvar::new(),
+            polls: AtomicUsize::new(0),
             session_numbers: AtomicU64::new(0),
             unexporting: Mutex::default(),
             security,
@@ -93,7 +101,17 @@ impl Shared {
         if let Ok(peers) = self.peers.try_lock()
             && peers.len() <= POLLED_MAX
         {
-            peers.iter().flatten().for_each(|peer| peer.poll());
+            // To look at a socket costs a good part of what a message costs.
+            let turn = self.polls.fetch_add(1, Ordering::Relaxed);
+            let all = peers.iter().flatten().all(|peer| peer.is_quiet());
+            let guest = (turn / QUIET_EVERY) % peers.len().max(1);
+            for (index, peer) in peers.iter().enumerate() {
+                if let Some(peer) = peer
+                    && (all || !peer.is_quiet() || turn.is_multiple_of(QUIET_EVERY) && index == guest)
+                {
+                    peer.poll();
+                }
+            }
         }
     }
 
@@ -112,12 +130,14 @@ impl Shared {
     /// Whether the program has connected to this address, and still is.
     pub(crate) fn is_connected_to(&self, address: &str) -> bool {
         let peers: Vec<_> = lock(&self.peers).iter().flatten().cloned().collect();
-        peers.iter().any(|peer| peer.address == address && !peer.for_copies && !peer.is_closed())
+        peers
+            .iter()
+            .any(|peer| peer.address == address && peer.origin == Origin::Program && !peer.is_closed())
     }
 
     /// Connects because a peer has asked for a copy.
     pub(crate) fn connect_for_copies(self: &Arc<Self>, address: &str) -> Result<Peer> {
-        connect(self, address, 1, true).map(Peer::new)
+        connect(self, address, 1, Origin::Copy).map(|session| Peer::new(session, true))
     }
 
     pub(super) fn peer(&self, id: u64) -> Option<Arc<PeerSession>> {
@@ -182,12 +202,12 @@ pub(super) fn watch(epoll: &Epoll, fd: BorrowedFd<'_>, id: u64) -> Result<()> {
     added.map_err(|error| Error::system("watch a descriptor", &error))
 }
 
-/// Connects and says hello. `for_copies`: a peer has asked for it, not the program.
+/// Connects and says hello.
 pub(super) fn connect(
     shared: &Arc<Shared>,
     address: &str,
     rails: usize,
-    for_copies: bool,
+    origin: Origin,
 ) -> Result<Arc<PeerSession>> {
     let mut hello = Hello::new(Role::Node);
     getrandom::fill(&mut hello.session)
@@ -200,7 +220,7 @@ pub(super) fn connect(
         limits = (limits.0.min(theirs.ops_max), limits.1.min(theirs.window));
         links.push(Box::new(transport));
     }
-    add_peer_for(shared, links, limits, address, for_copies)
+    add_peer(shared, links, limits, address, origin)
 }
 
 pub(super) fn add_peer(
@@ -208,16 +228,7 @@ pub(super) fn add_peer(
     links: Vec<Box<dyn Link>>,
     limits: (u32, u32),
     address: &str,
-) -> Result<Arc<PeerSession>> {
-    add_peer_for(shared, links, limits, address, false)
-}
-
-fn add_peer_for(
-    shared: &Arc<Shared>,
-    links: Vec<Box<dyn Link>>,
-    limits: (u32, u32),
-    address: &str,
-    for_copies: bool,
+    origin: Origin,
 ) -> Result<Arc<PeerSession>> {
     let mut peers = lock(&shared.peers);
     let free = peers.iter().position(Option::is_none);
@@ -225,11 +236,14 @@ fn add_peer_for(
     // Never the same again, and the place of the peer.
     let session = shared.session_numbers.fetch_add(1, Ordering::Relaxed) << SESSION_BITS | index as u64;
     let (id, session) = (index as u64 * 256, SessionId(session));
-    let peer = PeerSession::new(Arc::clone(shared), links, limits, address, id, session, for_copies);
+    let peer = PeerSession::new(Arc::clone(shared), links, limits, address, id, session, origin);
     peer.watch()?;
     match peers.get_mut(index) {
         Some(place) => *place = Some(Arc::clone(&peer)),
         None => peers.push(Some(Arc::clone(&peer))),
+    }
+    if origin == Origin::Peer {
+        shared.arrivals.notify_all();
     }
     Ok(peer)
 }

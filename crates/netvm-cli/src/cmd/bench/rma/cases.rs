@@ -83,10 +83,7 @@ impl Pair {
 
     pub fn put_complete(&mut self, size: usize, time: Duration) -> Result<Sample> {
         let bytes = vec![self.salt; size];
-        let sample = latency(time, 1, || {
-            self.region.write(0, &bytes)?;
-            Ok(self.region.flush()?)
-        })?;
+        let sample = latency(time, 1, || Ok(self.region.write_flush(0, &bytes)?))?;
         self.expect(0, &bytes)?;
         Ok(sample)
     }

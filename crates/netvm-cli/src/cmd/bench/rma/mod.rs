@@ -213,7 +213,7 @@ impl Setup {
         let raw = partner.line()?;
         let ticket = partner.line()?;
         let here = Side::new(link)?;
-        let region = here.open(&ticket)?;
+        let region = here.connect(&ticket)?;
         partner.tell(&here.ticket)?;
         partner.line()?;
         let local = Node::memory(MEMORY_BYTES)?;

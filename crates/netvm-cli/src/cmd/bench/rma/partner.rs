@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use netvm::node::{ConnectOptions, LinkChoice, Mapping, Node, RemoteKey, Rights};
 use netvm::notify::{Notifications, Notify};
-use netvm::region::Region;
+use netvm::region::{Peer, Region};
 use netvm_sys::cpu::pin;
 
 use super::{Link, raw};
@@ -66,17 +66,30 @@ impl Side {
         Ok(Self { node, memory, board, ticket: format!("{address} {key}") })
     }
 
-    /// Opens the memory of the side with that ticket.
+    /// Connects to the side with that ticket and opens its memory.
     ///
     /// # Errors
     /// When the ticket is none or nobody is there.
-    pub fn open(&self, ticket: &str) -> Result<Region, Box<dyn Error>> {
-        let (address, key) = ticket.split_once(' ').ok_or("no key in the ticket")?;
+    pub fn connect(&self, ticket: &str) -> Result<Region, Box<dyn Error>> {
+        let (address, _) = ticket.split_once(' ').ok_or("no key in the ticket")?;
+        let options = ConnectOptions { link: LinkChoice::Socket, ..ConnectOptions::default() };
+        Self::open(&self.node.connect_with(address, &options)?, ticket)
+    }
+
+    /// Opens the memory of the side with that ticket, which has connected to this one.
+    ///
+    /// # Errors
+    /// When the ticket is none or nobody comes.
+    pub fn accept(&self, ticket: &str) -> Result<Region, Box<dyn Error>> {
+        Self::open(&self.node.accept(TIMEOUT).ok_or("the other side has not connected")?, ticket)
+    }
+
+    fn open(peer: &Peer, ticket: &str) -> Result<Region, Box<dyn Error>> {
+        let (_, key) = ticket.split_once(' ').ok_or("no key in the ticket")?;
         let bytes: Result<Vec<u8>, ParseIntError> =
             (0..key.len() / 2).map(|index| u8::from_str_radix(&key[2 * index..2 * index + 2], 16)).collect();
         let key = RemoteKey::from_bytes(bytes?.try_into().map_err(|_| "a key of another length")?);
-        let options = ConnectOptions { link: LinkChoice::Socket, ..ConnectOptions::default() };
-        Ok(self.node.connect_with(address, &options)?.import("rma", &key)?)
+        Ok(peer.import("rma", &key)?)
     }
 
     /// Waits, without sleeping, until the last word of a put of `size` bytes has the number `round`.
@@ -88,17 +101,16 @@ impl Side {
         let at = PONG_OFFSET + size - 8;
         let start = Instant::now();
         loop {
-            for _ in 0..32 {
+            for _ in 0..8 {
+                self.node.poll();
                 if memory.with_u64(at, |word| word.load(Ordering::Acquire)) == Some(round) {
                     return Ok(());
                 }
-                std::hint::spin_loop();
             }
-            self.node.poll();
             match start.elapsed() {
                 late if late > TIMEOUT => return Err(format!("put {round} has not come").into()),
                 // Whoever puts may need this CPU.
-                long if long > Duration::from_micros(5) => std::thread::yield_now(),
+                long if long > Duration::from_micros(30) => std::thread::yield_now(),
                 _ => {}
             }
         }
@@ -150,7 +162,7 @@ pub fn run(args: &PartnerArgs) -> Result<(), Box<dyn Error>> {
     println!("{}", side.ticket);
     let mut lines = std::io::stdin().lock().lines();
     let Some(ticket) = lines.next().transpose()? else { return Ok(()) };
-    let region = Arc::new(side.open(&ticket)?);
+    let region = Arc::new(side.accept(&ticket)?);
     println!("ready");
     let answering = Arc::clone(&region);
     side.board.arm(HANDLED, move |_| {
