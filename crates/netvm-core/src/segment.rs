@@ -100,6 +100,11 @@ impl ExportTable {
         self.get(id).is_some()
     }
 
+    /// The name of a segment that is still exported.
+    pub fn name(&self, id: SegmentId) -> Option<&str> {
+        self.get(id).map(|entry| entry.name.as_str())
+    }
+
     fn get(&self, id: SegmentId) -> Option<&Entry> {
         let (generation, entry) = self.entries.get(id.index())?;
         if *generation == id.generation { entry.as_ref() } else { None }
@@ -197,11 +202,14 @@ impl ImportTable {
         Some((id, exports.get(id)?.notifications))
     }
 
+    /// All handles and what they stand for, exported still or not.
+    pub fn handles(&self) -> impl Iterator<Item = (u32, SegmentId)> + '_ {
+        self.handles.iter().enumerate().filter_map(|(handle, id)| Some((handle as u32, (*id)?)))
+    }
+
     /// The handles that stand for `id`.
     pub fn handles_of(&self, id: SegmentId) -> impl Iterator<Item = u32> + '_ {
-        let same =
-            move |(handle, other): (usize, &Option<SegmentId>)| (*other == Some(id)).then_some(handle as u32);
-        self.handles.iter().enumerate().filter_map(same)
+        self.handles().filter(move |&(_, other)| other == id).map(|(handle, _)| handle)
     }
 }
 

@@ -6,6 +6,7 @@ pub mod cpu;
 pub mod epoll;
 pub mod fdpass;
 pub mod filemap;
+pub mod guarded;
 pub mod mapping;
 pub mod membarrier;
 pub mod memfd;

@@ -1,11 +1,12 @@
 //! Mappings that own their addresses.
 
+use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
-use crate::memfd::Memfd;
-use crate::raw;
+use crate::memfd::{Memfd, huge_page_bytes};
 use crate::shared::SharedSlice;
+use crate::{guarded, raw};
 
 const WRITABLE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 
@@ -16,7 +17,10 @@ const WRITABLE: i32 = libc::PROT_READ | libc::PROT_WRITE;
 #[derive(Debug)]
 pub struct Mapping {
     memory: SharedSlice,
+    /// What is mapped, a whole number of pages.
+    bytes: usize,
     file: Option<Memfd>,
+    huge: bool,
 }
 
 impl Mapping {
@@ -69,6 +73,39 @@ impl Mapping {
         Self::map(bytes, WRITABLE, libc::MAP_SHARED | libc::MAP_NORESERVE, file.as_fd().as_raw_fd())
     }
 
+    /// `bytes` of zero memory, rounded up to whole huge pages, which stay in memory. They are reserved here: touching them cannot fail later.
+    ///
+    /// # Errors
+    /// ENOMEM when the system's pool has too few of them (`vm.nr_hugepages`); ENODEV where there are none.
+    pub fn huge(bytes: usize) -> io::Result<Self> {
+        let page = huge_page_bytes().ok_or_else(|| io::Error::from_raw_os_error(libc::ENODEV))?;
+        let whole = (bytes as u64).checked_next_multiple_of(page).ok_or(io::ErrorKind::InvalidInput)?;
+        let file = Memfd::huge(c"netvm", whole)?;
+        let bytes = usize::try_from(whole).map_err(|_| io::ErrorKind::InvalidInput)?;
+        use std::os::fd::AsFd;
+        let mut mapping = Self::map(bytes, WRITABLE, libc::MAP_SHARED, file.as_fd().as_raw_fd())?;
+        mapping.huge = true;
+        Ok(mapping)
+    }
+
+    /// All bytes that `file` has now, shared with everybody else who maps it. When it is truncated later, accesses tell
+    /// ([`SharedSlice`]).
+    ///
+    /// # Errors
+    /// EINVAL for an empty file; EACCES when it was not opened for what is asked; ENODEV when it cannot be mapped; Unsupported where
+    /// [`guarded`] is.
+    pub fn of_file(file: &File, writable: bool) -> io::Result<Self> {
+        guarded::install()?;
+        let bytes = usize::try_from(file.metadata()?.len())
+            .map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
+        let mut mapping =
+            Self::map(bytes, protection, libc::MAP_SHARED | libc::MAP_NORESERVE, file.as_raw_fd())?;
+        // SAFETY: freshly mapped up to the end of the file, its addresses stay ours for good, and `install` was called.
+        mapping.memory = unsafe { SharedSlice::of_file(mapping.memory.as_ptr(), bytes) };
+        Ok(mapping)
+    }
+
     fn with_file(mut self, file: Memfd) -> Self {
         self.file = Some(file);
         self
@@ -79,7 +116,13 @@ impl Mapping {
         // SAFETY: a fresh mapping at an address of the kernel's choice.
         let start = unsafe { raw::mmap(0, bytes, protection, flags, fd) }?;
         // SAFETY: freshly mapped, and its addresses stay ours for good (see drop).
-        Ok(Self { memory: unsafe { SharedSlice::from_raw(start as *mut u8, bytes) }, file: None })
+        let memory = unsafe { SharedSlice::from_raw(start as *mut u8, bytes) };
+        Ok(Self { memory, bytes, file: None, huge: false })
+    }
+
+    /// Whether it is made of huge pages, which are never paged out.
+    pub fn is_huge(&self) -> bool {
+        self.huge
     }
 
     /// The memory.
@@ -93,7 +136,7 @@ impl Mapping {
     /// EINVAL for memory of a file, or on a kernel that cannot.
     pub fn wipe_on_fork(&self) -> io::Result<()> {
         // SAFETY: our own range; this process's contents stay as they are.
-        unsafe { raw::madvise(self.memory.as_ptr() as usize, self.memory.len(), libc::MADV_WIPEONFORK) }
+        unsafe { raw::madvise(self.memory.as_ptr() as usize, self.bytes, libc::MADV_WIPEONFORK) }
     }
 
     /// Asks for huge pages; the kernel may decline silently.
@@ -102,7 +145,7 @@ impl Mapping {
     /// EINVAL when the kernel has none.
     pub fn advise_huge(&self) -> io::Result<()> {
         // SAFETY: our own range; the advice changes no contents.
-        unsafe { raw::madvise(self.memory.as_ptr() as usize, self.memory.len(), libc::MADV_HUGEPAGE) }
+        unsafe { raw::madvise(self.memory.as_ptr() as usize, self.bytes, libc::MADV_HUGEPAGE) }
     }
 }
 
@@ -110,15 +153,100 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
         // SAFETY: replaces our own range by one without access; the addresses are never used again.
-        let _ = unsafe {
-            raw::mmap(self.memory.as_ptr() as usize, self.memory.len(), libc::PROT_NONE, flags, -1)
-        };
+        let _ = unsafe { raw::mmap(self.memory.as_ptr() as usize, self.bytes, libc::PROT_NONE, flags, -1) };
+    }
+}
+
+/// A range of the program's own memory, lent out as it is: heap, stack, a static, or what another library has mapped.
+#[derive(Debug)]
+pub struct RawRange {
+    memory: SharedSlice,
+    writable: bool,
+}
+
+impl RawRange {
+    /// The `bytes` bytes at `start`, that others may read and, if `writable`, write.
+    ///
+    /// # Safety
+    /// As long as it, or anything made from it, is in use (memory that is exported: until `unexport` or the drop of the node has
+    /// returned, by whatever way, panics too):
+    /// * the range stays mapped, readable and, if `writable`, writable, and is freed or reused for nothing else;
+    /// * no Rust reference to its bytes is alive while they may be written from outside, and no unique one while they may be read:
+    ///   the program uses raw pointers, atomics or a [`SharedSlice`];
+    /// * any bytes are valid there: what is written from outside is not a `bool`, an enum or a pointer that somebody relies on.
+    ///
+    /// It may be paged out, shared with other processes and change at any time.
+    ///
+    /// # Panics
+    /// When `start` is null or the range reaches beyond the end of the addresses.
+    pub unsafe fn new(start: *mut u8, bytes: usize, writable: bool) -> Self {
+        assert!(start.addr().checked_add(bytes).is_some(), "a range beyond the end of the addresses");
+        // SAFETY: forwarded from the caller.
+        Self { memory: unsafe { SharedSlice::from_raw(start, bytes) }, writable }
+    }
+
+    /// The memory.
+    pub fn shared(&self) -> SharedSlice {
+        self.memory
+    }
+
+    /// Whether others may write there.
+    pub fn is_writable(&self) -> bool {
+        self.writable
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_truncated_file_is_told_and_signals_of_others_are_passed_on() {
+        let file = tempfile(3 * 4096 + 100);
+        let mapping = Mapping::of_file(&file, true).unwrap();
+        let memory = mapping.shared();
+        assert_eq!((memory.len(), memory.is_guarded()), (3 * 4096 + 100, true));
+        memory.write_from(3 * 4096, b"end").unwrap();
+        assert_eq!(memory.update(4096, 8, |word| Some(word + 7)), Some(0));
+        assert_eq!(memory.update(4100, 4, |word| Some(word + 1)), Some(0));
+        assert_eq!(memory.update(4096, 8, |_| None), Some(1 << 32 | 7));
+        assert!(memory.update(4097, 4, |_| None).is_none() && memory.with_u64(0, |_| ()).is_none());
+        file.set_len(4096).unwrap();
+        let mut bytes = [0; 8];
+        assert_eq!(memory.read_into(0, &mut bytes), Some(()));
+        for offset in [4096, 8192 - 4, 3 * 4096] {
+            assert!(memory.read_into(offset, &mut bytes).is_none());
+            assert!(memory.write_from(offset, &bytes).is_none());
+        }
+        assert!(memory.read_into(4092, &mut bytes).is_none(), "half of it is gone");
+        assert!(memory.update(8192, 8, |_| Some(1)).is_none() && memory.update(8192, 4, |_| None).is_none());
+        assert!(memory.copy_from(&memory).is_none() && memory.to_vec().len() == memory.len());
+        memory.fill(1);
+        file.set_len(8192).unwrap();
+        assert_eq!(memory.read_into(4096, &mut bytes), Some(()));
+        let read_only = Mapping::of_file(&file, false).unwrap();
+        assert_eq!(read_only.shared().len(), 8192);
+        assert_eq!(read_only.shared().update(0, 4, |_| None), Some(0x0101_0101));
+        file.set_len(0).unwrap();
+        assert!(Mapping::of_file(&file, true).is_err());
+    }
+
+    fn tempfile(bytes: u64) -> File {
+        let path = std::env::temp_dir().join(format!("netvm-mapping-{}", std::process::id()));
+        let mut options = File::options();
+        let file = options.read(true).write(true).create_new(true).open(&path).unwrap();
+        std::fs::remove_file(path).unwrap();
+        file.set_len(bytes).unwrap();
+        file
+    }
+
+    #[test]
+    fn huge_pages_are_there_or_refused() {
+        match Mapping::huge(1) {
+            Ok(huge) => huge.shared().fill(1),
+            Err(error) => assert!(error.raw_os_error().is_some(), "{error}"),
+        }
+    }
 
     #[test]
     fn a_punched_hole_reads_as_zero_and_costs_nothing() {

@@ -3,6 +3,14 @@
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
+/// Bytes of the system's usual huge page; `None` where there are none.
+pub fn huge_page_bytes() -> Option<u64> {
+    let info = std::fs::read_to_string("/proc/meminfo").ok()?;
+    let line = info.lines().find_map(|line| line.strip_prefix("Hugepagesize:"))?;
+    let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
+    kib.checked_mul(1024).filter(|bytes| bytes.is_power_of_two())
+}
+
 /// An anonymous file in memory.
 #[derive(Debug)]
 pub struct Memfd {
@@ -32,6 +40,15 @@ impl Memfd {
                 && libc::fcntl(file.fd.as_raw_fd(), libc::F_ADD_SEALS, SEALS | libc::F_SEAL_SEAL) == 0
         };
         if done { Ok(file) } else { Err(io::Error::last_os_error()) }
+    }
+
+    /// A file of huge pages; `bytes` is a multiple of their size ([`huge_page_bytes`]). They are taken from the system's pool when the
+    /// file is mapped.
+    ///
+    /// # Errors
+    /// EINVAL for another size; ENOSYS, ENODEV, ENOMEM where there are no huge pages.
+    pub fn huge(name: &std::ffi::CStr, bytes: u64) -> io::Result<Self> {
+        Self::create(name, bytes, libc::MFD_CLOEXEC | libc::MFD_HUGETLB)
     }
 
     /// A file of another process, of exactly `bytes` bytes and with the seals of [`Memfd::sealed`].

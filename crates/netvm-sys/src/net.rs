@@ -80,6 +80,8 @@ struct Pieces {
     bytes: usize,
     /// Some are shared memory, which may fault.
     shared: bool,
+    /// There is guarded memory among them.
+    guarded: bool,
 }
 
 /// So much is rather copied than handed to the kernel in pieces: taking over a list of them costs it more.
@@ -113,14 +115,26 @@ impl Pieces {
     }
 
     /// Copies between `bytes` and the pieces from byte `skip` on; returns how many bytes it copied.
-    fn copy(&self, skip: usize, mut count: usize, mut each: impl FnMut(SharedSlice, usize)) -> usize {
+    ///
+    /// # Errors
+    /// EFAULT, as the kernel says, for guarded memory that is gone.
+    fn copy(
+        &self,
+        skip: usize,
+        mut count: usize,
+        mut each: impl FnMut(SharedSlice, usize) -> Option<()>,
+    ) -> io::Result<usize> {
         let (mut skip, mut done) = (skip, 0);
         for piece in &self.list[..self.len] {
             // SAFETY: the first `len` pieces are initialised; what they point at lives as long as the list (borrowed bytes) or
             // by SharedSlice's contract.
             let piece = unsafe {
                 let piece = piece.assume_init();
-                SharedSlice::from_raw(piece.iov_base.cast(), piece.iov_len)
+                if self.guarded {
+                    SharedSlice::of_file(piece.iov_base.cast(), piece.iov_len)
+                } else {
+                    SharedSlice::from_raw(piece.iov_base.cast(), piece.iov_len)
+                }
             };
             if skip >= piece.len() {
                 skip -= piece.len();
@@ -129,7 +143,7 @@ impl Pieces {
             while skip < piece.len() && count > 0 {
                 let take = (piece.len() - skip).min(count).min(COPY_BYTES_MAX);
                 let Some(part) = piece.sub(skip, take) else { break };
-                each(part, done);
+                each(part, done).ok_or_else(|| io::Error::from_raw_os_error(libc::EFAULT))?;
                 (skip, done, count) = (skip + take, done + take, count - take);
             }
             skip = 0;
@@ -137,7 +151,7 @@ impl Pieces {
                 break;
             }
         }
-        done
+        Ok(done)
     }
 
     /// Copies the bytes of all pieces, none of them shared, to the start of `bytes`, where they fit.
@@ -186,7 +200,8 @@ macro_rules! pieces {
             )]
             pub fn new() -> Self {
                 let list = [const { MaybeUninit::uninit() }; PIECES_MAX];
-                Self { pieces: Pieces { list, len: 0, bytes: 0, shared: false }, _borrowed: PhantomData }
+                let pieces = Pieces { list, len: 0, bytes: 0, shared: false, guarded: false };
+                Self { pieces, _borrowed: PhantomData }
             }
 
             /// Appends bytes of ours; false (and nothing appended) when the list is full.
@@ -198,6 +213,7 @@ macro_rules! pieces {
             /// Appends shared memory; false (and nothing appended) when the list is full.
             pub fn shared(&mut self, slice: SharedSlice) -> bool {
                 self.pieces.shared = true;
+                self.pieces.guarded |= slice.is_guarded();
                 self.pieces.push(slice.as_ptr(), slice.len())
             }
 
@@ -245,20 +261,22 @@ pieces!(Incoming, &'a mut [u8], start_mut);
 
 impl Outgoing<'_> {
     /// Copies the bytes to send, from byte `skip` on, into `bytes`; returns how many there were.
-    pub fn gather(&self, skip: usize, bytes: &mut [u8]) -> usize {
+    ///
+    /// # Errors
+    /// EFAULT when memory of a truncated file is among them.
+    pub fn gather(&self, skip: usize, bytes: &mut [u8]) -> io::Result<usize> {
         let count = bytes.len();
-        self.pieces.copy(skip, count, |part, at| {
-            part.read_into(0, &mut bytes[at..at + part.len()]).expect("the same length");
-        })
+        self.pieces.copy(skip, count, |part, at| part.read_into(0, &mut bytes[at..at + part.len()]))
     }
 }
 
 impl Incoming<'_> {
     /// Puts `bytes` into the places, from byte `skip` on; returns how many fitted.
-    pub fn scatter(&mut self, skip: usize, bytes: &[u8]) -> usize {
-        self.pieces.copy(skip, bytes.len(), |part, at| {
-            part.write_from(0, &bytes[at..at + part.len()]).expect("the same length");
-        })
+    ///
+    /// # Errors
+    /// EFAULT when memory of a truncated file is among them; then nothing counts as put.
+    pub fn scatter(&mut self, skip: usize, bytes: &[u8]) -> io::Result<usize> {
+        self.pieces.copy(skip, bytes.len(), |part, at| part.write_from(0, &bytes[at..at + part.len()]))
     }
 }
 
@@ -570,14 +588,14 @@ mod tests {
         pieces.bytes(b"");
         pieces.bytes(b"defg");
         let mut out = [0; 5];
-        assert_eq!((pieces.gather(1, &mut out), &out), (5, b"bcdef"));
+        assert_eq!((pieces.gather(1, &mut out).unwrap(), &out), (5, b"bcdef"));
         pieces.truncate(3);
-        assert_eq!((pieces.total_bytes(), pieces.gather(2, &mut out)), (3, 1));
+        assert_eq!((pieces.total_bytes(), pieces.gather(2, &mut out).unwrap()), (3, 1));
         let (mut one, mut two) = ([0; 2], [0; 3]);
         let mut places = Incoming::new();
         places.bytes(&mut one);
         places.bytes(&mut two);
-        assert_eq!(places.scatter(1, b"xyzzzz"), 4);
+        assert_eq!(places.scatter(1, b"xyzzzz").unwrap(), 4);
         assert_eq!((one, two), ([0, b'x'], *b"yzz"));
     }
 

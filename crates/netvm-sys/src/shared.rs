@@ -3,14 +3,20 @@
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
+use crate::guarded;
+
 /// A range of memory that other threads, the kernel or another process may read and write while we look at it.
 ///
 /// There is never a Rust reference into it: bytes are copied in and out. What is read may be torn when somebody writes at the same
 /// time; it is never a bad pointer, a wrong length or undefined behaviour of our own code.
+///
+/// A *guarded* slice is of a mapped file, whose pages are gone when somebody truncates it: every access then says so. Kernel calls
+/// that are given such memory fail with EFAULT.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SharedSlice {
     start: NonNull<u8>,
     len: usize,
+    guarded: bool,
 }
 
 // SAFETY: only addresses are shared; every access goes through raw copies, which make no claim of exclusiveness.
@@ -20,7 +26,7 @@ unsafe impl Sync for SharedSlice {}
 
 impl SharedSlice {
     /// A slice of no bytes.
-    pub const EMPTY: Self = Self { start: NonNull::dangling(), len: 0 };
+    pub const EMPTY: Self = Self { start: NonNull::dangling(), len: 0, guarded: false };
 
     /// The `len` bytes at `start`.
     ///
@@ -29,7 +35,21 @@ impl SharedSlice {
     /// copy of it is used, and no Rust reference to its bytes may be alive while they are written through the slice.
     pub unsafe fn from_raw(start: *mut u8, len: usize) -> Self {
         let start = if len == 0 { NonNull::dangling() } else { NonNull::new(start).expect("a null range") };
-        Self { start, len }
+        Self { start, len, guarded: false }
+    }
+
+    /// As [`SharedSlice::from_raw`], of a mapped file that others may truncate.
+    ///
+    /// # Safety
+    /// As [`SharedSlice::from_raw`], but for the pages behind the end of the file; [`guarded::install`] was called.
+    pub unsafe fn of_file(start: *mut u8, len: usize) -> Self {
+        // SAFETY: forwarded from the caller; accesses to a guarded slice survive what it lacks.
+        Self { guarded: true, ..unsafe { Self::from_raw(start, len) } }
+    }
+
+    /// Whether its memory may be gone when it is touched.
+    pub fn is_guarded(&self) -> bool {
+        self.guarded
     }
 
     /// Length in bytes.
@@ -54,60 +74,124 @@ impl SharedSlice {
         }
         // SAFETY: `offset <= self.len` (checked above), so the sum stays in or just behind the same range.
         let start = unsafe { self.start.add(offset) };
-        Some(Self { start, len })
+        Some(Self { start, len, ..*self })
     }
 
-    /// Copies the bytes at `offset` into `bytes`; `None` (and nothing copied) when they reach beyond the end.
+    /// Copies the bytes at `offset` into `bytes`; `None` when they reach beyond the end (nothing is copied) or are gone.
     pub fn read_into(&self, offset: usize, bytes: &mut [u8]) -> Option<()> {
         let from = self.sub(offset, bytes.len())?;
+        if self.guarded {
+            // SAFETY: in bounds, and a mapped file (of_file's contract); nobody else's bytes overlap with ours.
+            return unsafe { guarded::copy(bytes.as_mut_ptr(), from.as_ptr(), bytes.len()) };
+        }
         // SAFETY: `from` is in bounds (sub checked) and mapped (from_raw's contract); `bytes` is exclusively ours.
         unsafe { std::ptr::copy(from.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
         Some(())
     }
 
-    /// Copies `bytes` to `offset`; `None` (and nothing copied) when they reach beyond the end.
+    /// Copies `bytes` to `offset`; `None` when that reaches beyond the end (nothing is copied) or is gone.
     pub fn write_from(&self, offset: usize, bytes: &[u8]) -> Option<()> {
         let to = self.sub(offset, bytes.len())?;
+        if self.guarded {
+            // SAFETY: as in `read_into`.
+            return unsafe { guarded::copy(to.as_ptr(), bytes.as_ptr(), bytes.len()) };
+        }
         // SAFETY: `to` is in bounds (sub checked) and mapped (from_raw's contract).
         unsafe { std::ptr::copy(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
         Some(())
     }
 
-    /// Sets every byte to `byte`.
+    /// Sets every byte that is there to `byte`.
     pub fn fill(&self, byte: u8) {
+        if self.guarded {
+            let bytes = [byte; 4096];
+            for offset in (0..self.len).step_by(bytes.len()) {
+                let _ = self.write_from(offset, &bytes[..bytes.len().min(self.len - offset)]);
+            }
+            return;
+        }
         // SAFETY: the whole range is mapped (from_raw's contract).
         unsafe { std::ptr::write_bytes(self.as_ptr(), byte, self.len) };
     }
 
-    /// Copies all of `other`, which may overlap, to the start; `None` (and nothing copied) when it is longer.
+    /// Copies all of `other`, which may overlap, to the start; `None` when it is longer (nothing is copied) or some of it is gone.
     pub fn copy_from(&self, other: &SharedSlice) -> Option<()> {
         if other.len > self.len {
             return None;
+        }
+        if self.guarded || other.guarded {
+            let mut bytes = vec![0; other.len];
+            other.read_into(0, &mut bytes)?;
+            return self.write_from(0, &bytes);
         }
         // SAFETY: both ranges are mapped (from_raw's contract) and at least `other.len` long (checked).
         unsafe { std::ptr::copy(other.as_ptr(), self.as_ptr(), other.len) };
         Some(())
     }
 
-    /// Lets `f` use the word of 32 bits at `offset`; `None` when that is beyond the end or its address is no multiple of 4.
+    /// Lets `f` use the word of 32 bits at `offset`; `None` when that is beyond the end or its address is no multiple of 4, and for
+    /// guarded memory: [`SharedSlice::update`].
     pub fn with_u32<R>(&self, offset: usize, f: impl FnOnce(&AtomicU32) -> R) -> Option<R> {
+        if self.guarded {
+            return None;
+        }
         let word = self.sub(offset, 4)?.start.cast::<AtomicU32>();
         // SAFETY: in bounds (sub checked), mapped (from_raw's contract) and aligned (checked here); others may change an atomic
         // at any time, and the reference does not outlive `f`.
         word.is_aligned().then(|| f(unsafe { word.as_ref() }))
     }
 
-    /// Lets `f` use the word of 64 bits at `offset`; `None` when that is beyond the end or its address is no multiple of 8.
+    /// Lets `f` use the word of 64 bits at `offset`; `None` when that is beyond the end or its address is no multiple of 8, and for
+    /// guarded memory: [`SharedSlice::update`].
     pub fn with_u64<R>(&self, offset: usize, f: impl FnOnce(&AtomicU64) -> R) -> Option<R> {
+        if self.guarded {
+            return None;
+        }
         let word = self.sub(offset, 8)?.start.cast::<AtomicU64>();
         // SAFETY: as in `with_u32`.
         word.is_aligned().then(|| f(unsafe { word.as_ref() }))
     }
 
-    /// A copy of the bytes.
+    /// Puts `change(word)` in place of the word of `width` (4 or 8) bytes at `offset` in one step, or leaves it for `None`; returns
+    /// what it was. `None` when it is beyond the end, misaligned or gone. For guarded memory, on little-endian processors.
+    pub fn update(
+        &self,
+        offset: usize,
+        width: usize,
+        mut change: impl FnMut(u64) -> Option<u64>,
+    ) -> Option<u64> {
+        let word = self.sub(offset, width)?.as_ptr();
+        if !matches!(width, 4 | 8) || !word.addr().is_multiple_of(width) {
+            return None;
+        }
+        let upper = word.addr() % 8;
+        let mut seen = {
+            // SAFETY: aligned, and in the page of a word that is in bounds (checked) and mapped (contracts of the constructors);
+            // whether it is still there is told.
+            let around = unsafe { guarded::load(word.wrapping_sub(upper).cast()) }?;
+            if width == 4 { around >> (upper * 8) & 0xFFFF_FFFF } else { around }
+        };
+        loop {
+            let Some(new) = change(seen) else { return Some(seen) };
+            // SAFETY: as above.
+            let old = unsafe {
+                if width == 4 {
+                    u64::from(guarded::exchange4(word.cast(), seen as u32, new as u32)?)
+                } else {
+                    guarded::exchange8(word.cast(), seen, new)?
+                }
+            };
+            if old == seen {
+                return Some(old);
+            }
+            seen = old;
+        }
+    }
+
+    /// A copy of the bytes; zeros where they are gone.
     pub fn to_vec(&self) -> Vec<u8> {
         let mut bytes = vec![0; self.len];
-        self.read_into(0, &mut bytes).expect("the same length");
+        let _ = self.read_into(0, &mut bytes);
         bytes
     }
 }

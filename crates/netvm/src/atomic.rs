@@ -139,7 +139,7 @@ impl Region {
     }
 }
 
-/// Executes a peer's atomic with one CPU instruction; `None` when the word is misaligned or beyond the end.
+/// Executes a peer's atomic with one CPU instruction; `None` when the word is misaligned, beyond the end, or gone with the rest of its file.
 #[inline]
 pub(crate) fn execute(memory: &SharedSlice, offset: usize, atomic: &Atomic) -> Option<u64> {
     // Sequentially consistent: a peer cannot say less, and on the way over a network it costs nothing.
@@ -160,6 +160,10 @@ pub(crate) fn execute(memory: &SharedSlice, offset: usize, atomic: &Atomic) -> O
                 AtomicOp::Xor => word.fetch_xor(operand, ORDER),
             }
         }};
+    }
+    if memory.is_guarded() {
+        let change = |word| if op == AtomicOp::Load { None } else { Some(atomic.applied_to(word)) };
+        return memory.update(offset, atomic.width as usize, change);
     }
     match atomic.width {
         Width::Four => memory.with_u32(offset, |word| u64::from(apply!(word, u32))),

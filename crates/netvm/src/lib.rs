@@ -6,6 +6,7 @@
 //!   notify and wait.
 //! - [`posted`]: the same operations without waiting: handles and completion counters.
 //! - [`copy`]: copies between two other nodes.
+//! - [`memory`]: what can be exported: allocated, a file, far memory, the program's own.
 //! - [`sync`]: locks, monitors, semaphores, wait queues, barriers and reductions between processes.
 //! - [`security`]: secrets that both sides prove to know, and encryption.
 //! - [`link`]: the transports below.
@@ -19,6 +20,7 @@ pub mod copy;
 pub mod error;
 pub mod lender;
 pub mod link;
+pub mod memory;
 pub mod node;
 pub mod notify;
 pub mod pager;

@@ -14,7 +14,8 @@ pub use netvm_core::endpoint::WriteOptions;
 
 use crate::connection::{Connection, PeerSession, State};
 use crate::error::{Error, Result};
-use crate::node::{LinkChoice, lock};
+
+use crate::node::{LOCATE_METHOD, LinkChoice, Location, ask_address, ask_find, decode_locations, lock};
 use crate::notify::{Notify, queue};
 use crate::posted::Posting;
 use crate::shm::mapped::Mapped;
@@ -97,6 +98,24 @@ impl Peer {
     }
 }
 
+impl Peer {
+    /// Every place of the byte at `address` of the peer's process among the segments of it that we have open.
+    ///
+    /// # Errors
+    /// [`Error::LenderLost`], [`Error::Timeout`]; [`Error::Op`] from a peer that cannot tell.
+    pub fn find(&self, address: u64) -> Result<Vec<Location>> {
+        let peer = &self.connection.session;
+        let body = ask_find(address);
+        let post =
+            |state: &mut State, token| state.session.endpoint.post_call(token, LOCATE_METHOD, body.clone());
+        let (state, token) = peer.post(peer.lock(), post)?;
+        let (state, answer) = peer.wait(state, token, "call")?;
+        drop(state);
+        let found = if let Answer::Reply(body) = answer { decode_locations(&body) } else { None };
+        found.ok_or_else(|| Error::Other("the peer's answer makes no sense".to_owned()))
+    }
+}
+
 /// A peer's segment.
 pub struct Region {
     connection: Arc<Connection>,
@@ -158,6 +177,18 @@ impl Region {
     /// How many notification numbers it has, from 0 on.
     pub fn notifications(&self) -> u32 {
         self.notifications
+    }
+
+    /// Address, in the process that exports it, of the byte at `offset`. It asks the peer.
+    ///
+    /// # Errors
+    /// [`Error::Bounds`]; [`Error::Op`] when the peer has unexported it or cannot tell; [`Error::LenderLost`], [`Error::Timeout`].
+    pub fn remote_address(&self, offset: u64) -> Result<u64> {
+        self.check(offset, 0)?;
+        let body = self.call(LOCATE_METHOD, &ask_address(self.handle))?;
+        let start = <[u8; 8]>::try_from(body).map(u64::from_le_bytes);
+        let address = start.ok().and_then(|start| start.checked_add(offset));
+        address.ok_or_else(|| Error::Other("the peer's answer makes no sense".to_owned()))
     }
 
     /// Reads the bytes at `offset`. It sees all writes made before it through this peer's regions.

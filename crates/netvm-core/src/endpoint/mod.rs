@@ -345,13 +345,15 @@ impl Endpoint {
     }
 
     /// The memory behind the segment under way on this rail could not be touched: the rest is thrown away and the peer is told.
-    pub fn fault(&mut self, rail: usize) {
-        let Some((header, place, _)) = &mut self.rails[rail].arriving else { return };
-        if *place != Place::Discard {
-            *place = Place::Discard;
-            let token = header.token;
-            self.refuse_write(rail, token, Status::Fault);
-        }
+    /// False when nothing is on its way to a segment there.
+    pub fn fault(&mut self, rail: usize) -> bool {
+        let Some((header, place @ Place::Segment { .. }, _)) = &mut self.rails[rail].arriving else {
+            return false;
+        };
+        *place = Place::Discard;
+        let token = header.token;
+        self.refuse_write(rail, token, Status::Fault);
+        true
     }
 
     fn start_write(

@@ -72,11 +72,13 @@ impl Endpoint {
         let (answer, payload) = match header.kind {
             Kind::Read => {
                 let Header { handle, offset, bytes, .. } = *header;
-                match exports.check(handle, offset, bytes, Access::Read) {
-                    Ok(()) => (
-                        Header { token, payload_bytes: bytes, ..Header::new(Kind::ReadReply) },
-                        Payload::Segment { handle, offset, bytes },
-                    ),
+                let copied = exports
+                    .check(handle, offset, bytes, Access::Read)
+                    .and_then(|()| exports.snapshot(handle, offset, bytes).transpose());
+                let reply = Header { token, payload_bytes: bytes, ..Header::new(Kind::ReadReply) };
+                match copied {
+                    Ok(None) => (reply, Payload::Segment { handle, offset, bytes }),
+                    Ok(Some(copy)) => (reply, Payload::Body(copy)),
                     Err(status) => (refuse(status), Payload::None),
                 }
             }

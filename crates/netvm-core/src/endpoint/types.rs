@@ -30,6 +30,10 @@ pub trait Exports {
     fn atomic(&mut self, _handle: u32, _offset: u64, _atomic: &Atomic) -> Result<u64, Status> {
         Err(Status::Unsupported)
     }
+    /// Copies what a read asks for, when it may be gone before it is sent. `None`: it stays, and is sent from where it is.
+    fn snapshot(&mut self, _handle: u32, _offset: u64, _bytes: u32) -> Option<Result<Vec<u8>, Status>> {
+        None
+    }
     /// Answers a call at once, in order with the peer's other requests; `None`: it becomes an [`Event::Called`].
     fn call(&mut self, _method: u32, _body: &[u8]) -> Option<Result<Vec<u8>, Status>> {
         None

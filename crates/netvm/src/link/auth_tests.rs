@@ -242,14 +242,14 @@ impl Link for Ends {
 
     fn post(&mut self, pieces: &Outgoing<'_>) -> io::Result<usize> {
         let mut bytes = vec![0; pieces.total_bytes()];
-        pieces.gather(0, &mut bytes);
+        pieces.gather(0, &mut bytes)?;
         self.outgoing.0.lock().unwrap().extend(&bytes);
         Ok(bytes.len())
     }
 
     fn poll(&mut self, pieces: &mut Incoming<'_>) -> io::Result<usize> {
         let mut bytes = self.incoming.0.lock().unwrap();
-        let count = pieces.scatter(0, bytes.make_contiguous());
+        let count = pieces.scatter(0, bytes.make_contiguous())?;
         bytes.drain(..count);
         if count == 0 { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(count) }
     }

@@ -37,7 +37,7 @@ impl<L: Link> Link for Faulty<L> {
     fn post(&mut self, pieces: &Outgoing<'_>) -> io::Result<usize> {
         let Fault::Short(bytes) = self.fault else { return self.link.post(pieces) };
         let mut some = vec![0; bytes.max(1)];
-        let count = pieces.gather(0, &mut some);
+        let count = pieces.gather(0, &mut some)?;
         let mut short = Outgoing::new();
         short.bytes(&some[..count]);
         self.link.post(&short)

@@ -67,7 +67,8 @@ impl Link for Loopback {
         let start = bytes.len();
         bytes.resize(start + room, 0);
         let taken = pieces.gather(0, &mut bytes.make_contiguous()[start..]);
-        bytes.truncate(start + taken);
+        bytes.truncate(start + taken.as_ref().map_or(0, |taken| *taken));
+        let taken = taken?;
         self.outgoing.filled.signal();
         Ok(taken)
     }
@@ -76,9 +77,9 @@ impl Link for Loopback {
         let mut pipe = self.incoming.lock();
         let (bytes, closed) = &mut *pipe;
         let (head, tail) = bytes.as_slices();
-        let mut taken = pieces.scatter(0, head);
+        let mut taken = pieces.scatter(0, head)?;
         if taken == head.len() {
-            taken += pieces.scatter(taken, tail);
+            taken += pieces.scatter(taken, tail)?;
         }
         bytes.drain(..taken);
         if taken == 0 && !*closed {

@@ -106,7 +106,12 @@ impl<L: Link> Sealed<L> {
         let mut taken = 0;
         loop {
             if !self.opened.is_empty() {
-                let count = pieces.scatter(taken, &self.incoming[self.opened.clone()]);
+                let count = match pieces.scatter(taken, &self.incoming[self.opened.clone()]) {
+                    Ok(count) => count,
+                    // What comes before it is taken; it is told when it is asked for again.
+                    Err(_) if taken > 0 => return Ok(taken),
+                    Err(error) => return Err(error),
+                };
                 self.opened.start += count;
                 taken += count;
                 if taken == total {
@@ -152,7 +157,7 @@ impl<L: Link> Link for Sealed<L> {
                 let (length, rest) = self.outgoing[end..].split_at_mut(LENGTH_BYTES);
                 let (bytes, tag) = rest.split_at_mut(len);
                 length.copy_from_slice(&(len as u16).to_le_bytes());
-                pieces.gather(taken, bytes);
+                pieces.gather(taken, bytes)?;
                 let sealed = self.seal.seal(length, bytes);
                 tag[..TAG_BYTES].copy_from_slice(&sealed.ok_or(io::ErrorKind::QuotaExceeded)?);
                 taken += len;

@@ -242,6 +242,10 @@ impl<L: Link> Session<L> {
                 Ok(0) => return Err(Failure::Ended),
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
+                // The memory that the payload goes to is gone. No byte of it was taken: it is thrown away by the next receive.
+                Err(error) if error.raw_os_error() == Some(libc::EFAULT) && self.endpoint.fault(rail) => {
+                    continue;
+                }
                 Err(error) => return Err(Failure::Link(error)),
             };
             self.received_bytes += received as u64;
@@ -266,7 +270,7 @@ impl<L: Link> Session<L> {
                         plan.sure = bytes as usize;
                     }
                     None => {
-                        self.endpoint.fault(rail);
+                        let _ = self.endpoint.fault(rail);
                         chained = false;
                     }
                 }
@@ -397,8 +401,8 @@ impl<L: Link> Session<L> {
                         Place::Segment { handle, offset } => {
                             let len = head.len() as u32;
                             match memory.memory(handle, offset + u64::from(at), len) {
-                                Some(slice) => slice.write_from(0, head).unwrap_or(()),
-                                None => self.endpoint.fault(rail),
+                                Some(slice) if slice.write_from(0, head).is_some() => {}
+                                _ => drop(self.endpoint.fault(rail)),
                             }
                         }
                         Place::Local { slot } => self.put(slot, at as usize, head),

@@ -10,13 +10,14 @@ use netvm_core::limits::{QUEUES_MAX, TICKETS_MAX};
 use netvm_core::segment::{ExportTable, ImportTable, SegmentId};
 use netvm_core::sync::{ObjectId, SessionId, Ticket, Waiters};
 use netvm_core::wire::Status;
-use netvm_sys::mapping::Mapping;
 use netvm_sys::memfd::Memfd;
 use netvm_sys::shared::SharedSlice;
 
+use super::locate::{self, LOCATE_METHOD};
 use super::shared::{Shared, lock};
 use crate::error::Result;
 use crate::link::session::Memory;
+use crate::memory::Memory as SegmentMemory;
 use crate::notify::queue::{self, Account};
 use crate::notify::{Notifications, Notify};
 use crate::shm::SHM_METHOD;
@@ -33,7 +34,7 @@ pub(crate) struct Exports {
 }
 
 pub(crate) struct Segment {
-    pub(super) memory: Arc<Mapping>,
+    pub(super) memory: SegmentMemory,
     pub(crate) notifications: Notifications,
     /// What it is besides memory.
     pub(super) sync: Option<ObjectId>,
@@ -44,7 +45,7 @@ pub(crate) struct Segment {
 impl Segment {
     /// The file of all of its memory, if other processes may map it.
     pub(crate) fn file(&self) -> Option<&Memfd> {
-        self.memory.file().filter(|_| self.sync.is_none())
+        self.memory.sharable_file().filter(|_| self.sync.is_none())
     }
 }
 
@@ -133,12 +134,24 @@ impl netvm_core::endpoint::Exports for View<'_> {
     fn atomic(&mut self, handle: u32, offset: u64, atomic: &Atomic) -> Result<u64, Status> {
         let exports = lock(&self.shared.exports);
         let id = self.imports.check_atomic(&exports.table, handle, offset, atomic)?;
-        let memory = exports.segment(id).map(|segment| Arc::clone(&segment.memory));
+        let memory = exports.segment(id).map(|segment| segment.memory.shared());
         // The word's page may have to come in first: nobody else waits for it, and the session's lock keeps `unexport` waiting.
         drop(exports);
         let memory = memory.ok_or(Status::NoHandle)?;
         let offset = usize::try_from(offset).map_err(|_| Status::OutOfBounds)?;
-        crate::atomic::execute(&memory.shared(), offset, atomic).ok_or(Status::Misaligned)
+        // Aligned offsets of memory that begins anywhere: the word's address counts.
+        let gone = if memory.is_guarded() { Status::Fault } else { Status::Misaligned };
+        let is_aligned = (memory.as_ptr().addr() + offset).is_multiple_of(atomic.width as usize);
+        let gone = if is_aligned { gone } else { Status::Misaligned };
+        crate::atomic::execute(&memory, offset, atomic).ok_or(gone)
+    }
+
+    fn snapshot(&mut self, handle: u32, offset: u64, bytes: u32) -> Option<Result<Vec<u8>, Status>> {
+        let memory = self.memory(handle, offset, bytes)?;
+        memory.is_guarded().then(|| {
+            let mut copy = vec![0; bytes as usize];
+            memory.read_into(0, &mut copy).map(|()| copy).ok_or(Status::Fault)
+        })
     }
 
     fn call(&mut self, method: u32, body: &[u8]) -> Option<Result<Vec<u8>, Status>> {
@@ -152,6 +165,7 @@ impl netvm_core::endpoint::Exports for View<'_> {
             }
             SHM_METHOD => Some(self.sharing.answer(self.shared, self.imports, body)),
             queue::METHOD => Some(self.room(body)),
+            LOCATE_METHOD => Some(locate::answer(&lock(&self.shared.exports), self.imports, body)),
             _ => None,
         }
     }
@@ -204,6 +218,6 @@ impl Memory for View<'_> {
         // The page may have to come in first: nobody else waits for it, and the session's lock keeps `unexport` waiting.
         drop(exports);
         let offset = usize::try_from(offset).map_err(|_| Status::OutOfBounds)?;
-        memory.write_from(offset, bytes).ok_or(Status::OutOfBounds)
+        memory.write_from(offset, bytes).ok_or(Status::Fault)
     }
 }

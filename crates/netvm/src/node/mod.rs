@@ -20,6 +20,7 @@
 //! A node has one thread that serves its peers: the program behind an exported segment need not do anything.
 
 mod exports;
+mod locate;
 mod server;
 mod shared;
 
@@ -40,6 +41,7 @@ use crate::connection::{FOREVER, Origin, PeerSession};
 use crate::copy::Copies;
 use crate::error::{Error, Result};
 use crate::link::{Link, Loopback};
+use crate::memory::Memory;
 use crate::notify::Notifications;
 use crate::region::Peer;
 use crate::security::Security;
@@ -47,6 +49,8 @@ pub use crate::shm::LinkChoice;
 use crate::shm::export::take_back;
 use exports::Segment;
 pub(crate) use exports::{Inbox, View};
+pub use locate::Location;
+pub(crate) use locate::{LOCATE_METHOD, ask_address, ask_find, decode as decode_locations};
 use server::Server;
 use shared::{LISTENER_ID, add_peer, connect, watch};
 pub(crate) use shared::{Shared, lock};
@@ -104,7 +108,7 @@ impl Node {
     }
 
     /// `bytes` of zero memory that can be exported, also to be mapped by importers on this host: docs/security.md tells what that lets
-    /// them do. A forked child shares it.
+    /// them do. A forked child shares it. [`Memory`] is the general case.
     ///
     /// # Errors
     /// [`Error::System`] when there is not so much.
@@ -146,8 +150,9 @@ impl Node {
     /// Lets whoever has the returned key reach `memory` under `name`.
     ///
     /// # Errors
-    /// [`Error::Other`] when the name is empty, too long or taken, or too much is exported.
-    pub fn export(&self, name: &str, memory: Arc<Mapping>, rights: Rights) -> Result<RemoteKey> {
+    /// [`Error::Other`] when the name is empty, too long or taken, or too much is exported, or memory that cannot be written is
+    /// exported for writing.
+    pub fn export(&self, name: &str, memory: impl Into<Memory>, rights: Rights) -> Result<RemoteKey> {
         self.export_notified(name, memory, rights, 0).map(|(key, _)| key)
     }
 
@@ -158,18 +163,22 @@ impl Node {
     pub fn export_notified(
         &self,
         name: &str,
-        memory: Arc<Mapping>,
+        memory: impl Into<Memory>,
         rights: Rights,
         numbers: u32,
     ) -> Result<(RemoteKey, Notifications)> {
-        let len = memory.shared().len() as u64;
+        let memory = memory.into();
+        if rights == Rights::ReadWrite && !memory.is_writable() {
+            return Err(Error::Other(format!("the memory of segment {name:?} can only be read")));
+        }
+        let len = memory.len() as u64;
         self.export_with(name, memory, len, rights, numbers, None)
     }
 
     fn export_with(
         &self,
         name: &str,
-        memory: Arc<Mapping>,
+        memory: Memory,
         len: u64,
         rights: Rights,
         numbers: u32,
@@ -206,7 +215,7 @@ impl Node {
     /// As [`Node::export`]; [`Error::Other`] for more parties or conditions, or more objects, than there can be.
     pub fn export_sync(&self, name: &str, kind: Kind) -> Result<RemoteKey> {
         // It is a segment of no memory to its importers: name, key and revocation are the same.
-        let memory = Self::private_memory(4096)?;
+        let memory = Self::private_memory(4096)?.into();
         let id = lock(&self.shared.home).create(kind);
         let id = id.ok_or_else(|| Error::Other(format!("{kind:?} is too large, or one too many")))?;
         let exported = self.export_with(name, memory, 0, Rights::ReadWrite, 0, Some(id));
@@ -254,6 +263,17 @@ impl Node {
     /// Whom this node connects to when a peer asks it to copy to or from a third node; [`Copies::Known`] at first.
     pub fn allow_copies(&self, copies: Copies) {
         self.shared.copies.store(copies as u8, Ordering::Relaxed);
+    }
+
+    /// All exported segments that contain the byte at `address` of this process.
+    pub fn find(&self, address: *const u8) -> Vec<Location> {
+        let exports = lock(&self.shared.exports);
+        let found = exports.names.iter().filter_map(|(name, id)| {
+            let segment = exports.segment(*id).filter(|segment| segment.sync.is_none())?;
+            let offset = segment.memory.find(address.addr() as u64)?;
+            Some(Location { name: name.clone(), offset })
+        });
+        found.collect()
     }
 
     /// Connects to the node that listens at `address`.
