@@ -58,6 +58,7 @@ NETVM_API const char *netvm_version(void);
 #define NETVM_PARTIES_MAX 1024          /* of one group */
 #define NETVM_REDUCE_MAX 512            /* numbers in one reduction */
 #define NETVM_BROADCAST_BYTES_MAX 4096  /* in one broadcast */
+#define NETVM_POST_BYTES_MAX 1048576    /* of one posted put or get */
 
 #define NETVM_FOREVER INT64_C(-1)
 #define NETVM_MICROSECONDS(n) ((int64_t)(n) * 1000)
@@ -70,6 +71,7 @@ enum netvm_status {
     NETVM_OK = 0,
     NETVM_ABANDONED = 1,            /* success; but whoever had it before died with it: what it protects may be half done */
     NETVM_PENDING = 2,              /* netvm_board_rearm: something is there already, do not sleep */
+    NETVM_UNDER_WAY = 3,            /* netvm_op_test: it has not ended yet */
     NETVM_ERR_ARGUMENT = -1,        /* NULL, a bad number, not UTF-8, a handle of another kind or closed */
     NETVM_ERR_FORKED = -2,          /* the handle belongs to the parent process */
     NETVM_ERR_INTERNAL = -3,        /* a defect of netvm; the handles involved should be closed */
@@ -91,7 +93,8 @@ enum netvm_status {
     NETVM_ERR_GONE = -19,           /* not exported any more */
     NETVM_ERR_MISALIGNED = -20,     /* an atomic's offset is not a multiple of its width */
     NETVM_ERR_FULL = -21,           /* a limit of the peer or of the connection is reached */
-    NETVM_ERR_BUSY = -22,           /* not now: somebody else's turn (with timeout 0), or another thread uses the handle */
+    NETVM_ERR_BUSY = -22,           /* not now: somebody else's turn (with timeout 0), another thread uses the handle, or too
+                                       much is under way (with NETVM_DONT_WAIT) */
     NETVM_ERR_UNSUPPORTED = -23,    /* this version of the library, or the peer's, does not have it */
     NETVM_ERR_FAULT = -24,          /* the peer cannot touch its own memory */
     NETVM_ERR_TIMED_OUT = -25,      /* timeout_ns is over */
@@ -115,6 +118,8 @@ typedef struct netvm_node netvm_node;             /* netvm_node_destroy */
 typedef struct netvm_peer netvm_peer;             /* netvm_peer_close */
 typedef struct netvm_memory netvm_memory;         /* netvm_memory_free */
 typedef struct netvm_region netvm_region;         /* netvm_region_close */
+typedef struct netvm_op netvm_op;                 /* netvm_op_close */
+typedef struct netvm_counter netvm_counter;       /* netvm_counter_close */
 typedef struct netvm_board netvm_board;           /* netvm_board_close */
 typedef struct netvm_lock netvm_lock;             /* netvm_lock_close */
 typedef struct netvm_rwlock netvm_rwlock;         /* netvm_rwlock_close */
@@ -311,6 +316,114 @@ NETVM_API int netvm_atomic_fetch_add_u64(netvm_region *region, uint64_t offset, 
 NETVM_API int netvm_atomic_fetch_and_u64(netvm_region *region, uint64_t offset, uint64_t operand, uint64_t *old);
 NETVM_API int netvm_atomic_fetch_or_u64(netvm_region *region, uint64_t offset, uint64_t operand, uint64_t *old);
 NETVM_API int netvm_atomic_fetch_xor_u64(netvm_region *region, uint64_t offset, uint64_t operand, uint64_t *old);
+
+/* ---- Operations that are posted now and end later ---- */
+
+/*
+ * BUFFERS   The library uses them until the operation has ended: its handle says so, or its counter's nothing is under way, or
+ *           either has been closed. They must stay where they are, and what they contain is undefined meanwhile.
+ * END       A get or atomic has ended when its answer is here, a put when its bytes may be changed again, a flush when all puts
+ *           before it are at the peer.
+ * ORDER     That of the blocking functions.
+ * PROGRESS  By itself. Testing in a loop is served quickest.
+ * ROOM      Posting waits when 256 operations, 4096 puts or 256 KiB of small puts are under way to a peer; with NETVM_DONT_WAIT it
+ *           fails with NETVM_ERR_BUSY instead, and nothing is posted.
+ *
+ * Each is given a counter in `options`, or a place for its handle in `op`, and NULL for the other. `options` may be NULL.
+ */
+typedef struct netvm_post_options {
+    size_t size;
+    netvm_counter *counter;     /* counts the operation */
+    const netvm_signal *signal; /* of a put, as in netvm_put_with; NULL: none */
+    uint32_t flags;             /* NETVM_FENCE for a put, NETVM_DONT_WAIT */
+    uint32_t reserved;          /* 0 */
+} netvm_post_options;
+#define NETVM_POST_OPTIONS_INIT { sizeof(netvm_post_options), NULL, NULL, 0, 0 }
+
+enum netvm_post_flags {
+    NETVM_DONT_WAIT = 2
+};
+
+/* At most NETVM_POST_BYTES_MAX bytes. */
+NETVM_API int netvm_post_put(netvm_region *region, uint64_t offset, const void *buffer, size_t bytes,
+                             const netvm_post_options *options, netvm_op **op);
+NETVM_API int netvm_post_get(netvm_region *region, uint64_t offset, void *buffer, size_t bytes,
+                             const netvm_post_options *options, netvm_op **op);
+NETVM_API int netvm_post_flush(netvm_region *region, const netvm_post_options *options, netvm_op **op);
+
+enum netvm_atomic {
+    NETVM_ATOMIC_LOAD = 1,
+    NETVM_ATOMIC_SWAP = 2,
+    NETVM_ATOMIC_COMPARE_SWAP = 3, /* the operand takes the place of `expected`; ignored by the others */
+    NETVM_ATOMIC_ADD = 4,
+    NETVM_ATOMIC_AND = 5,
+    NETVM_ATOMIC_OR = 6,
+    NETVM_ATOMIC_XOR = 7
+};
+
+NETVM_API int netvm_post_atomic_u32(netvm_region *region, uint64_t offset, int operation, uint32_t operand, uint32_t expected,
+                                    const netvm_post_options *options, netvm_op **op);
+NETVM_API int netvm_post_atomic_u64(netvm_region *region, uint64_t offset, int operation, uint64_t operand, uint64_t expected,
+                                    const netvm_post_options *options, netvm_op **op);
+
+/* NETVM_OK when it has ended well, and what the word was before an atomic in `old`, which may be NULL; NETVM_UNDER_WAY; or its error.
+ * It may be called again. */
+NETVM_API int netvm_op_test(netvm_op *op, uint64_t *old);
+
+/* Waits for its end, and returns as netvm_op_test. With NETVM_ERR_TIMED_OUT it goes on. */
+NETVM_API int netvm_op_wait(netvm_op *op, int64_t timeout_ns, uint64_t *old);
+
+/* Waits for its end, if nobody has, and does not tell how that was. */
+NETVM_API int netvm_op_close(netvm_op *op);
+
+/* Counts operations, of any number of peers. */
+NETVM_API int netvm_counter_create(netvm_counter **counter);
+
+typedef struct netvm_counts {
+    uint64_t posted; /* since the counter was made */
+    uint64_t done;   /* ended well */
+    uint64_t failed; /* the others are under way */
+} netvm_counts;
+
+NETVM_API int netvm_counter_test(netvm_counter *counter, netvm_counts *counts);
+
+/* Waits until so many have ended well since the counter was made. The first failure, as soon as there is one, until it is taken. */
+NETVM_API int netvm_counter_wait(netvm_counter *counter, uint64_t operations, int64_t timeout_ns);
+
+/* Waits until nothing is under way. The first failure then, until it is taken. */
+NETVM_API int netvm_counter_wait_all(netvm_counter *counter, int64_t timeout_ns);
+
+/* Returns the first failure since the last call, with its message, or 0; waiting goes on without it. */
+NETVM_API int netvm_counter_take_error(netvm_counter *counter);
+
+/* Waits until nothing is under way, and does not tell how that ended. */
+NETVM_API int netvm_counter_close(netvm_counter *counter);
+
+/* ---- Copies from one peer to another ---- */
+
+enum netvm_copied {
+    NETVM_COPIED_LOCALLY = 1, /* within one peer */
+    NETVM_COPIED_PUSHED = 2,  /* the source's node wrote to the target */
+    NETVM_COPIED_PULLED = 3,  /* the target's node read from the source */
+    NETVM_COPIED_THROUGH = 4  /* the bytes came here and went on */
+};
+
+/* Copies `bytes` bytes, if possible without their coming here; they are there when it returns. Sees all puts made before through
+ * `from`'s peer, and comes after those through `to`'s. Ranges of one peer may overlap. One peer may be told address, name and key of
+ * the other's segment. `way` gets an enum netvm_copied; it may be NULL. NETVM_ERR_RIGHTS, _GONE, _PEER_LOST of either peer;
+ * NETVM_ERR_OUTCOME_UNKNOWN when they lost each other: then any part of the bytes is there. */
+NETVM_API int netvm_copy(netvm_region *from, uint64_t offset, netvm_region *to, uint64_t to_offset, uint64_t bytes, int *way);
+
+/* Through this process: neither peer learns of the other. The ranges must not overlap. */
+NETVM_API int netvm_copy_through(netvm_region *from, uint64_t offset, netvm_region *to, uint64_t to_offset, uint64_t bytes);
+
+/* Whom this node connects to when a peer asks it to copy to or from a third node. */
+enum netvm_copies {
+    NETVM_COPIES_NEVER = 0,
+    NETVM_COPIES_KNOWN = 1,   /* nodes that its own program is connected to at that address; the default */
+    NETVM_COPIES_ANYWHERE = 2 /* any that it has the secret for: whoever may import something here has it connect to any address */
+};
+NETVM_API int netvm_node_allow_copies(netvm_node *node, int copies);
 
 /* ---- Boards: the notifications of memory that we export ---- */
 

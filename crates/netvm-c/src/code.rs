@@ -44,6 +44,8 @@ codes! {
     Abandoned = 1, "NETVM_ABANDONED", c"acquired, but the holder before died: what it protects may be half done";
     /// Well, but something is pending, so the caller must not sleep.
     Pending = 2, "NETVM_PENDING", c"a notification is pending";
+    /// The operation has not ended yet.
+    UnderWay = 3, "NETVM_UNDER_WAY", c"the operation is under way";
     /// A NULL pointer, a bad number, a handle of another kind.
     Argument = -1, "NETVM_ERR_ARGUMENT", c"invalid argument";
     /// The handle belongs to a process that forked.
@@ -146,6 +148,7 @@ impl From<Error> for Failure {
             Error::Timeout { .. } => Code::NoAnswer,
             Error::LenderFull { .. } => Code::Full,
             Error::LenderLost { .. } => Code::PeerLost,
+            Error::WouldBlock { .. } => Code::Busy,
             Error::OutcomeUnknown { .. } => Code::OutcomeUnknown,
             Error::Op { code, .. } => status(*code),
             Error::Bounds { .. } => Code::Bounds,

@@ -58,7 +58,22 @@ fn check<T: Opaque>(pointer: *const Handle<T>) -> Result<()> {
 #[repr(transparent)]
 pub struct Ref<T>(*const Handle<T>);
 
+impl<T> Clone for Ref<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Ref<T> {}
+
 impl<T: Opaque> Ref<T> {
+    pub(crate) const NULL: Self = Self(std::ptr::null());
+
+    /// None for NULL.
+    pub(crate) fn optional(&self) -> Result<Option<&T>> {
+        if self.0.is_null() { Ok(None) } else { self.get().map(Some) }
+    }
+
     pub(crate) fn get(&self) -> Result<&T> {
         check(self.0)?;
         // SAFETY: `check` has found a live handle of this kind, and C does not close it during the call.
@@ -98,6 +113,10 @@ impl<T: Opaque> OutHandle<T> {
         // SAFETY: as above.
         unsafe { place.write(Box::into_raw(Box::new(handle))) };
         Ok(())
+    }
+
+    pub(crate) fn is_null(&self) -> bool {
+        self.0.is_null()
     }
 }
 
@@ -149,6 +168,8 @@ unsafe impl Plain for crate::node::ConnectOptions {}
 unsafe impl Plain for crate::board::Signal {}
 // SAFETY: integers and a transparent wrapper of a pointer.
 unsafe impl Plain for crate::region::Piece {}
+// SAFETY: integers and transparent wrappers of pointers.
+unsafe impl Plain for crate::posted::PostOptions {}
 // SAFETY: bytes.
 unsafe impl<const BYTES: usize> Plain for [u8; BYTES] {}
 
@@ -290,8 +311,8 @@ fn buffer(pointer: *mut c_void, bytes: usize) -> Result<SharedSlice> {
     if bytes > isize::MAX as usize || (pointer as usize).checked_add(bytes).is_none() {
         return Err(Failure::argument(format!("a buffer cannot have {bytes} bytes")));
     }
-    // SAFETY: C promises so many bytes for as long as the call takes, and the callers here use the slice no longer: an operation
-    // that is waited for has let go of its buffer when the wait ends, well or not.
+    // SAFETY: C promises so many bytes for as long as the call takes, or the posted operation (`lasting`), and the slice is used no
+    // longer: an operation has let go of its buffer when its end is told, well or not.
     Ok(unsafe { SharedSlice::from_raw(pointer.cast(), bytes) })
 }
 
@@ -303,6 +324,11 @@ pub struct Source(*const c_void);
 impl Source {
     /// It is never written to.
     pub(crate) fn shared(&self, bytes: usize) -> Result<SharedSlice> {
+        buffer(self.0.cast_mut(), bytes)
+    }
+
+    /// For an operation that is posted: C promises the buffer until that has ended.
+    pub(crate) fn lasting(&self, bytes: usize) -> Result<SharedSlice> {
         buffer(self.0.cast_mut(), bytes)
     }
 
@@ -320,6 +346,11 @@ pub struct Target(*mut c_void);
 
 impl Target {
     pub(crate) fn shared(&self, bytes: usize) -> Result<SharedSlice> {
+        buffer(self.0, bytes)
+    }
+
+    /// For an operation that is posted: C promises the buffer until that has ended.
+    pub(crate) fn lasting(&self, bytes: usize) -> Result<SharedSlice> {
         buffer(self.0, bytes)
     }
 

@@ -5,7 +5,10 @@ use std::mem::{offset_of, size_of};
 use netvm_core::limits;
 
 use crate::code::Code;
-use crate::{ConnectOptions, NodeOptions, Piece, RegionInfo, Signal, node, region, sync};
+use crate::{
+    ConnectOptions, Counts, NodeOptions, Piece, PostOptions, RegionInfo, Signal, copy, node, posted, region,
+    sync,
+};
 
 /// Expressions of C and their values.
 pub fn all() -> Vec<(String, i128)> {
@@ -26,6 +29,14 @@ pub fn all() -> Vec<(String, i128)> {
         ("offsetof(netvm_iov, bytes)", offset_of!(Piece, bytes)),
         ("sizeof(netvm_signal)", size_of::<Signal>()),
         ("offsetof(netvm_signal, value)", offset_of!(Signal, value)),
+        ("sizeof(netvm_post_options)", size_of::<PostOptions>()),
+        ("offsetof(netvm_post_options, counter)", offset_of!(PostOptions, counter)),
+        ("offsetof(netvm_post_options, signal)", offset_of!(PostOptions, signal)),
+        ("offsetof(netvm_post_options, flags)", offset_of!(PostOptions, flags)),
+        ("offsetof(netvm_post_options, reserved)", offset_of!(PostOptions, reserved)),
+        ("sizeof(netvm_counts)", size_of::<Counts>()),
+        ("offsetof(netvm_counts, done)", offset_of!(Counts, done)),
+        ("offsetof(netvm_counts, failed)", offset_of!(Counts, failed)),
         ("sizeof(netvm_key)", size_of::<[u8; 16]>()),
         ("NETVM_NAME_BYTES_MAX", limits::NAME_BYTES_MAX),
         ("NETVM_NOTIFICATIONS_MAX", limits::NOTIFICATIONS_MAX as usize),
@@ -37,12 +48,21 @@ pub fn all() -> Vec<(String, i128)> {
         ("NETVM_REDUCE_MAX", limits::GROUP_BYTES_MAX / 8),
         ("NETVM_BROADCAST_BYTES_MAX", limits::GROUP_BYTES_MAX),
         ("NETVM_FENCE", region::FENCE as usize),
+        ("NETVM_DONT_WAIT", posted::DONT_WAIT as usize),
+        ("NETVM_POST_BYTES_MAX", region::PART_BYTES),
         ("NETVM_CONFIRM", sync::CONFIRM as usize),
     ];
     let mut all: Vec<_> = plain.into_iter().map(|(name, value)| (name.to_owned(), value as i128)).collect();
-    all.extend(node::ENCRYPTIONS.iter().map(|(name, number, _)| ((*name).to_owned(), i128::from(*number))));
-    all.extend(node::RIGHTS.iter().map(|(name, number, _)| ((*name).to_owned(), i128::from(*number))));
-    all.extend(sync::REDUCTIONS.iter().map(|(name, number, _)| ((*name).to_owned(), i128::from(*number))));
+    numbers(&mut all, &node::ENCRYPTIONS);
+    numbers(&mut all, &node::RIGHTS);
+    numbers(&mut all, &sync::REDUCTIONS);
+    numbers(&mut all, &posted::CHANGES);
+    numbers(&mut all, &copy::WAYS);
+    numbers(&mut all, &copy::COPIES);
     all.extend(Code::ALL.iter().map(|(code, name)| ((*name).to_owned(), *code as i128)));
     all
+}
+
+fn numbers<N: Copy + Into<i128>, T>(all: &mut Vec<(String, i128)>, table: &[(&str, N, T)]) {
+    all.extend(table.iter().map(|(name, number, _)| ((*name).to_owned(), (*number).into())));
 }

@@ -8,14 +8,17 @@ mod atomic;
 mod board;
 mod call;
 pub mod code;
+mod copy;
 mod ffi;
 mod fork;
 pub mod layout;
 mod memory;
 mod node;
+mod posted;
 mod region;
 mod sync;
 
 pub use board::Signal;
 pub use node::{ConnectOptions, NodeOptions};
+pub use posted::{Counts, PostOptions};
 pub use region::{Piece, RegionInfo};

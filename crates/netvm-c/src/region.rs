@@ -37,7 +37,7 @@ pub struct Piece {
 }
 
 /// What moves in one operation.
-const PART_BYTES: usize = PAYLOAD_BYTES_MAX as usize;
+pub(crate) const PART_BYTES: usize = PAYLOAD_BYTES_MAX as usize;
 /// Operations under way at once.
 const PARTS: usize = OPS_MAX / 4;
 /// Flags of a put.
@@ -51,7 +51,7 @@ fn parts(offset: u64, buffer: SharedSlice) -> impl Iterator<Item = (u64, SharedS
     })
 }
 
-fn inside(region: &Region, offset: u64, bytes: usize) -> Result<()> {
+pub(crate) fn inside(region: &Region, offset: u64, bytes: usize) -> Result<()> {
     match offset.checked_add(bytes as u64) {
         Some(end) if end <= region.len() => Ok(()),
         _ => Err(netvm::Error::Bounds { offset, bytes: bytes as u64, len: region.len() }.into()),
@@ -90,7 +90,7 @@ fn put(region: &Ref<Region>, offset: u64, buffer: Source, bytes: usize, options:
 }
 
 /// Told at once: the peer would refuse it, and only the next flush would tell.
-fn writable(region: &Ref<Region>) -> Result<&Region> {
+pub(crate) fn writable(region: &Ref<Region>) -> Result<&Region> {
     let region = region.get()?;
     match region.rights() {
         Rights::ReadWrite => Ok(region),

@@ -204,6 +204,124 @@ static void notifications(void) {
     OK(netvm_board_acknowledge(board, 2, 1, NULL));
 }
 
+static void posted(void) {
+    enum { BLOCK = 5000, BLOCKS = 300 };
+    unsigned char *mine = malloc(BLOCK * BLOCKS), *back = calloc(BLOCK, BLOCKS);
+    CHECK(mine != NULL && back != NULL);
+    for (int i = 0; i < BLOCK * BLOCKS; i++)
+        mine[i] = (unsigned char)(i * 31 + i / 501);
+    netvm_op *op, *second;
+    uint64_t old;
+    /* With handles. */
+    memset(bytes, 0, BYTES);
+    OK(netvm_post_put(region, 3, mine, NETVM_POST_BYTES_MAX, NULL, &op));
+    OK(netvm_post_flush(region, NULL, &second));
+    OK(netvm_op_wait(second, LIMIT, NULL));
+    CHECK(memcmp(bytes + 3, mine, NETVM_POST_BYTES_MAX) == 0);
+    OK(netvm_op_wait(op, 0, &old));
+    OK(netvm_op_close(second));
+    OK(netvm_op_close(op));
+    OK(netvm_post_get(region, 3, back, 70000, NULL, &op));
+    int status;
+    while ((status = netvm_op_test(op, NULL)) == NETVM_UNDER_WAY)
+        continue;
+    OK(status);
+    OK(netvm_op_test(op, NULL));
+    CHECK(memcmp(back, mine, 70000) == 0);
+    OK(netvm_op_close(op));
+    *(uint64_t *)(void *)bytes = 40;
+    OK(netvm_post_atomic_u64(region, 0, NETVM_ATOMIC_ADD, 2, 0, NULL, &op));
+    OK(netvm_op_wait(op, LIMIT, &old));
+    CHECK(old == 40);
+    OK(netvm_op_close(op));
+    OK(netvm_post_atomic_u32(region, 0, NETVM_ATOMIC_COMPARE_SWAP, 7, 42, NULL, &op));
+    OK(netvm_op_wait(op, NETVM_FOREVER, &old));
+    CHECK(old == 42);
+    OK(netvm_op_close(op));
+    OK(netvm_atomic_load_u64(region, 0, &old));
+    CHECK(old == 7);
+    /* Counted. */
+    netvm_counter *counter;
+    netvm_counts counts;
+    OK(netvm_counter_create(&counter));
+    OK(netvm_counter_wait_all(counter, 0));
+    OK(netvm_counter_wait(counter, 0, 0));
+    EXPECT(NETVM_ERR_TIMED_OUT, netvm_counter_wait(counter, 1, 0));
+    netvm_post_options options = NETVM_POST_OPTIONS_INIT;
+    netvm_signal signal = {6, 0};
+    options.counter = counter;
+    for (int i = 0; i < BLOCKS; i++) {
+        options.signal = i == BLOCKS - 1 ? &signal : NULL;
+        OK(netvm_post_put(region, (uint64_t)i * BLOCK, mine + i * BLOCK, BLOCK, &options, NULL));
+    }
+    OK(netvm_board_wait(board, 6, LIMIT));
+    OK(netvm_board_acknowledge(board, 6, 1, NULL));
+    CHECK(memcmp(bytes, mine, BLOCK * BLOCKS) == 0);
+    options.signal = NULL;
+    OK(netvm_counter_wait(counter, BLOCKS, LIMIT));
+    memset(back, 0, BLOCK * BLOCKS);
+    int refused = 0;
+    options.flags = NETVM_DONT_WAIT;
+    for (int i = 0; i < BLOCKS;) {
+        status = netvm_post_get(region, (uint64_t)i * BLOCK, back + i * BLOCK, BLOCK, &options, NULL);
+        if (status == NETVM_ERR_BUSY) {
+            refused++;
+            OK(netvm_counter_wait(counter, BLOCKS + (uint64_t)i / 2, LIMIT));
+        } else {
+            OK(status);
+            i++;
+        }
+    }
+    CHECK(refused < BLOCKS);
+    OK(netvm_counter_wait_all(counter, LIMIT));
+    CHECK(memcmp(back, mine, BLOCK * BLOCKS) == 0);
+    OK(netvm_counter_test(counter, &counts));
+    CHECK(counts.posted == 2 * BLOCKS && counts.done == 2 * BLOCKS && counts.failed == 0);
+    OK(netvm_counter_take_error(counter));
+    OK(netvm_post_atomic_u64(region, 0, NETVM_ATOMIC_SWAP, 1, 0, &options, NULL));
+    OK(netvm_post_get(region, 0, back, 1 << 20, &options, NULL));
+    OK(netvm_counter_close(counter)); /* waits */
+    CHECK(back[0] == 1);
+    free(mine);
+    free(back);
+}
+
+static void copies(void) {
+    netvm_key key;
+    netvm_peer *self;
+    netvm_memory *target;
+    void *address;
+    netvm_region *from, *to;
+    int way;
+    OK(netvm_node_allow_copies(node, NETVM_COPIES_KNOWN));
+    OK(netvm_memory_alloc(1 << 20, &target));
+    OK(netvm_memory_query(target, &address, NULL));
+    OK(netvm_export(other, "target", target, NETVM_READ_WRITE, &key));
+    OK(netvm_connect_local(other, other, &self));
+    OK(netvm_import(self, "target", &key, &to));
+    for (size_t i = 0; i < 1 << 20; i++)
+        bytes[i] = (unsigned char)(i * 7 + i / 255);
+    OK(netvm_copy(region, 5, to, 9, 700000, &way));
+    CHECK(way >= NETVM_COPIED_LOCALLY && way <= NETVM_COPIED_THROUGH);
+    CHECK(memcmp((unsigned char *)address + 9, bytes + 5, 700000) == 0);
+    OK(netvm_copy_through(region, 6, to, 1, 300000));
+    CHECK(memcmp((unsigned char *)address + 1, bytes + 6, 300000) == 0);
+    OK(netvm_copy(region, 0, region, 1 << 20, 500000, &way));
+    CHECK(way == NETVM_COPIED_LOCALLY && memcmp(bytes, bytes + (1 << 20), 500000) == 0);
+    EXPECT(NETVM_ERR_BOUNDS, netvm_copy(region, 0, to, 1 << 20, 1, &way));
+    EXPECT(NETVM_ERR_BOUNDS, netvm_copy(region, UINT64_MAX, to, 0, 2, NULL));
+    EXPECT(NETVM_ERR_BOUNDS, netvm_copy_through(region, 0, to, 1, UINT64_MAX));
+    OK(netvm_unexport(other, "target"));
+    EXPECT(NETVM_ERR_GONE, netvm_copy(region, 0, to, 0, 1, &way));
+    OK(netvm_export(other, "target", target, NETVM_READ, &key));
+    OK(netvm_import(self, "target", &key, &from));
+    EXPECT(NETVM_ERR_RIGHTS, netvm_copy(region, 0, from, 0, 1, &way));
+    OK(netvm_region_close(from));
+    OK(netvm_region_close(to));
+    OK(netvm_peer_close(self));
+    OK(netvm_memory_free(target));
+}
+
 static void *second_thread(void *user) {
     netvm_monitor *monitor = user;
     OK(netvm_monitor_enter(monitor, LIMIT));
@@ -406,6 +524,8 @@ int main(void) {
     atomics_32();
     atomics_64();
     notifications();
+    posted();
+    copies();
     synchronisation();
     groups();
     forks();

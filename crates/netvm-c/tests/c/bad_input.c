@@ -138,6 +138,112 @@ static void nulls(void) {
     OK(netvm_memory_free(memory));
 }
 
+static void posts(void) {
+    netvm_node *node;
+    netvm_memory *memory;
+    netvm_peer *peer;
+    netvm_region *region, *reader;
+    netvm_counter *counter;
+    netvm_op *op = (netvm_op *)(void *)place;
+    netvm_counts counts;
+    static char buffer[4096];
+    netvm_post_options options = NETVM_POST_OPTIONS_INIT;
+    OK(netvm_node_create(NULL, &node));
+    OK(netvm_connect_local(node, node, &peer));
+    OK(netvm_memory_alloc(2 << 20, &memory));
+    OK(netvm_export(node, "m", memory, NETVM_READ_WRITE, &key));
+    OK(netvm_import(peer, "m", &key, &region));
+    OK(netvm_export(node, "r", memory, NETVM_READ, &key));
+    OK(netvm_import(peer, "r", &key, &reader));
+    OK(netvm_counter_create(&counter));
+    ARGUMENT(netvm_counter_create(NULL));
+    ARGUMENT(netvm_counter_test(NULL, &counts));
+    ARGUMENT(netvm_counter_test(counter, NULL));
+    ARGUMENT(netvm_counter_wait(NULL, 1, 0));
+    ARGUMENT(netvm_counter_wait_all(NULL, 0));
+    ARGUMENT(netvm_counter_take_error(NULL));
+    OK(netvm_counter_close(NULL));
+    ARGUMENT(netvm_op_test(NULL, NULL));
+    ARGUMENT(netvm_op_wait(NULL, 0, NULL));
+    OK(netvm_op_close(NULL));
+    ARGUMENT(netvm_post_put(NULL, 0, buffer, 8, NULL, &op));
+    ARGUMENT(netvm_post_get(NULL, 0, buffer, 8, NULL, &op));
+    ARGUMENT(netvm_post_flush(NULL, NULL, &op));
+    ARGUMENT(netvm_post_atomic_u32(NULL, 0, NETVM_ATOMIC_LOAD, 0, 0, NULL, &op));
+    ARGUMENT(netvm_post_atomic_u64(NULL, 0, NETVM_ATOMIC_LOAD, 0, 0, NULL, &op));
+    /* Neither a counter nor a place, and both. */
+    ARGUMENT(netvm_post_put(region, 0, buffer, 8, NULL, NULL));
+    ARGUMENT(netvm_post_get(region, 0, buffer, 8, &options, NULL));
+    ARGUMENT(netvm_post_flush(region, NULL, NULL));
+    options.counter = counter;
+    ARGUMENT(netvm_post_put(region, 0, buffer, 8, &options, &op));
+    ARGUMENT(netvm_post_atomic_u64(region, 0, NETVM_ATOMIC_ADD, 1, 0, &options, &op));
+    options.counter = (netvm_counter *)(void *)region;
+    ARGUMENT(netvm_post_put(region, 0, buffer, 8, &options, NULL));
+    options.counter = counter;
+    ARGUMENT(netvm_post_put(region, 0, NULL, 8, &options, NULL));
+    ARGUMENT(netvm_post_get(region, 0, NULL, 8, &options, NULL));
+    ARGUMENT(netvm_post_atomic_u32(region, 0, 0, 0, 0, &options, NULL));
+    ARGUMENT(netvm_post_atomic_u32(region, 0, 8, 0, 0, &options, NULL));
+    BOUNDS(netvm_post_put(region, 2 << 20, buffer, 1, &options, NULL));
+    BOUNDS(netvm_post_get(region, UINT64_MAX, buffer, 2, &options, NULL));
+    BOUNDS(netvm_post_get(region, 0, buffer, NETVM_POST_BYTES_MAX + 1, &options, NULL));
+    BOUNDS(netvm_post_put(region, 0, buffer, SIZE_MAX, &options, NULL));
+    BOUNDS(netvm_post_atomic_u64(region, (2 << 20) - 4, NETVM_ATOMIC_LOAD, 0, 0, &options, NULL));
+    EXPECT(NETVM_ERR_RIGHTS, netvm_post_put(reader, 0, buffer, 8, &options, NULL));
+    netvm_signal signal = {0, 0};
+    options.signal = &signal;
+    ARGUMENT(netvm_post_get(region, 0, buffer, 8, &options, NULL));
+    BOUNDS(netvm_post_put(region, 0, buffer, 8, &options, NULL)); /* the segment has no numbers */
+    options.signal = NULL;
+    options.flags = NETVM_FENCE;
+    ARGUMENT(netvm_post_flush(region, &options, NULL));
+    options.flags = 4;
+    ARGUMENT(netvm_post_put(region, 0, buffer, 8, &options, NULL));
+    options.flags = 0;
+    options.reserved = 1;
+    ARGUMENT(netvm_post_put(region, 0, buffer, 8, &options, NULL));
+    options.reserved = 0;
+    OK(netvm_counter_test(counter, &counts));
+    CHECK(counts.posted == 0);
+    /* What the peer refuses. */
+    OK(netvm_post_atomic_u64(region, 4, NETVM_ATOMIC_ADD, 1, 0, &options, NULL));
+    OK(netvm_post_atomic_u64(reader, 0, NETVM_ATOMIC_ADD, 1, 0, &options, NULL));
+    EXPECT(NETVM_ERR_MISALIGNED, netvm_counter_wait_all(counter, LIMIT));
+    EXPECT(NETVM_ERR_MISALIGNED, netvm_counter_wait(counter, 2, LIMIT));
+    EXPECT(NETVM_ERR_MISALIGNED, netvm_counter_take_error(counter));
+    OK(netvm_counter_take_error(counter));
+    OK(netvm_counter_test(counter, &counts));
+    CHECK(counts.posted == 2 && counts.failed == 2 && counts.done == 0);
+    OK(netvm_post_atomic_u32(reader, 0, NETVM_ATOMIC_SWAP, 1, 0, NULL, &op));
+    EXPECT(NETVM_ERR_RIGHTS, netvm_op_wait(op, LIMIT, NULL));
+    EXPECT(NETVM_ERR_RIGHTS, netvm_op_test(op, NULL));
+    OK(netvm_op_close(op));
+    int way;
+    ARGUMENT(netvm_copy(NULL, 0, region, 0, 8, &way));
+    ARGUMENT(netvm_copy(region, 0, NULL, 0, 8, &way));
+    ARGUMENT(netvm_copy_through(NULL, 0, region, 0, 8));
+    ARGUMENT(netvm_copy_through(region, 0, NULL, 0, 8));
+    ARGUMENT(netvm_node_allow_copies(NULL, NETVM_COPIES_NEVER));
+    ARGUMENT(netvm_node_allow_copies(node, 3));
+    ARGUMENT(netvm_node_allow_copies(node, -1));
+    /* A peer that has gone. */
+    OK(netvm_post_get(region, 0, buffer, 8, NULL, &op));
+    OK(netvm_node_destroy(node));
+    int status = netvm_op_wait(op, LIMIT, NULL);
+    CHECK(status == NETVM_OK || status == NETVM_ERR_PEER_LOST);
+    OK(netvm_op_close(op));
+    EXPECT(NETVM_ERR_PEER_LOST, netvm_post_get(region, 0, buffer, 8, &options, NULL));
+    EXPECT(NETVM_ERR_PEER_LOST, netvm_post_flush(region, NULL, &op));
+    CHECK(op == NULL);
+    EXPECT(NETVM_ERR_PEER_LOST, netvm_copy(region, 0, region, 8, 8, NULL));
+    OK(netvm_counter_close(counter));
+    OK(netvm_region_close(reader));
+    OK(netvm_region_close(region));
+    OK(netvm_peer_close(peer));
+    OK(netvm_memory_free(memory));
+}
+
 #define OBJECT(NAME, TYPE)                                       \
     do {                                                         \
         TYPE *handle;                                            \
@@ -570,6 +676,7 @@ int main(int argc, char **argv) {
         return serve();
     dead_peer(argv[0]);
     nulls();
+    posts();
     null_objects();
     values();
     security();

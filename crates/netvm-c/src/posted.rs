@@ -1,0 +1,358 @@
+//! Operations that are posted now and end later.
+
+use std::ffi::c_int;
+use std::time::Duration;
+
+use netvm::posted::{Atomically, Counted, Counter, Op, Posting};
+use netvm::region::{Region, WriteOptions};
+use netvm_sys::shared::SharedSlice;
+
+use crate::board::Signal;
+use crate::call::{call, call_for, timeout};
+use crate::code::{Code, Failure, Result};
+use crate::ffi::{In, Opaque, Options, Out, OutHandle, Own, Ref, Source, Target};
+use crate::node::named;
+use crate::region::{FENCE, PART_BYTES, inside, writable};
+
+/// Flags of posting, besides [`FENCE`].
+pub(crate) const DONT_WAIT: u32 = 2;
+
+impl Opaque for Counter {
+    const TAG: u32 = 0x6E76_4320;
+    const NAME: &'static str = "counter";
+}
+
+/// `netvm_op`.
+pub enum Posted {
+    Plain(Op),
+    Word32(Op<u32>),
+    Word64(Op<u64>),
+}
+
+impl Opaque for Posted {
+    const TAG: u32 = 0x6E76_4F21;
+    const NAME: &'static str = "operation";
+}
+
+impl Posted {
+    /// The word before an atomic, 0 otherwise, when it has ended.
+    fn test(&self) -> Option<netvm::Result<u64>> {
+        match self {
+            Self::Plain(op) => op.test().map(|ended| ended.map(|()| 0)),
+            Self::Word32(op) => op.test().map(|ended| ended.map(u64::from)),
+            Self::Word64(op) => op.test(),
+        }
+    }
+
+    fn wait(&self, limit: Option<Duration>) -> Option<netvm::Result<u64>> {
+        match (self, limit) {
+            (Self::Plain(op), None) => Some(op.wait().map(|()| 0)),
+            (Self::Word32(op), None) => Some(op.wait().map(u64::from)),
+            (Self::Word64(op), None) => Some(op.wait()),
+            (Self::Plain(op), Some(limit)) => op.wait_for(limit).map(|ended| ended.map(|()| 0)),
+            (Self::Word32(op), Some(limit)) => op.wait_for(limit).map(|ended| ended.map(u64::from)),
+            (Self::Word64(op), Some(limit)) => op.wait_for(limit),
+        }
+    }
+}
+
+/// `netvm_post_options`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct PostOptions {
+    size: usize,
+    pub(crate) counter: Ref<Counter>,
+    pub(crate) signal: In<Signal>,
+    pub(crate) flags: u32,
+    pub(crate) reserved: u32,
+}
+
+impl Default for PostOptions {
+    fn default() -> Self {
+        Self { size: 0, counter: Ref::NULL, signal: In::NULL, flags: 0, reserved: 0 }
+    }
+}
+
+/// Posts one operation: counted, or with a handle.
+fn post<'a>(
+    region: &'a Region,
+    options: &'a PostOptions,
+    op: &OutHandle<Posted>,
+    counted: impl FnOnce(Counted<'_>) -> netvm::Result<()>,
+    single: impl FnOnce(Posting<'a>) -> netvm::Result<Posted>,
+) -> Result<()> {
+    if options.flags & !(FENCE | DONT_WAIT) != 0 || options.reserved != 0 {
+        return Err(Failure::argument(
+            "the options have flags that do not exist, or a reserved member that is not 0",
+        ));
+    }
+    let posting = region.post();
+    let posting = if options.flags & DONT_WAIT != 0 { posting.without_waiting() } else { posting };
+    match (options.counter.optional()?, op.is_null()) {
+        (Some(counter), true) => Ok(counted(posting.counted(counter))?),
+        (None, false) => op.fill(|| Ok(single(posting)?)),
+        _ => Err(Failure::argument("an operation needs a counter or a place for its handle, and not both")),
+    }
+}
+
+/// Flags that say something about puts only.
+fn no_put(options: &PostOptions) -> Result<()> {
+    if options.flags & FENCE != 0 || options.signal.optional()?.is_some() {
+        return Err(Failure::argument("only puts have fences and signals"));
+    }
+    Ok(())
+}
+
+fn posted_buffer(
+    region: &Region,
+    offset: u64,
+    bytes: usize,
+    buffer: Result<SharedSlice>,
+) -> Result<SharedSlice> {
+    inside(region, offset, bytes)?;
+    if bytes > PART_BYTES {
+        let message = format!("a posted operation moves at most {PART_BYTES} bytes, not {bytes}");
+        return Err(Failure::new(Code::Bounds, message));
+    }
+    buffer
+}
+
+/// Posts a write.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_post_put(
+    region: Ref<Region>,
+    offset: u64,
+    buffer: Source,
+    bytes: usize,
+    options: Options<PostOptions>,
+    op: OutHandle<Posted>,
+) -> c_int {
+    call(|| {
+        let (region, options) = (writable(&region)?, options.get()?);
+        let local = posted_buffer(region, offset, bytes, buffer.lasting(bytes))?;
+        let notify = options.signal.optional()?.map(Signal::notify).transpose()?;
+        let write = WriteOptions { fence: options.flags & FENCE != 0, notify };
+        post(
+            region,
+            &options,
+            &op,
+            |posting| posting.write(offset, &[local], write),
+            |posting| posting.write(offset, &[local], write).map(Posted::Plain),
+        )
+    })
+}
+
+/// Posts a read.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_post_get(
+    region: Ref<Region>,
+    offset: u64,
+    buffer: Target,
+    bytes: usize,
+    options: Options<PostOptions>,
+    op: OutHandle<Posted>,
+) -> c_int {
+    call(|| {
+        let (region, options) = (region.get()?, options.get()?);
+        no_put(&options)?;
+        let local = posted_buffer(region, offset, bytes, buffer.lasting(bytes))?;
+        post(
+            region,
+            &options,
+            &op,
+            |posting| posting.read(offset, &[local]),
+            |posting| posting.read(offset, &[local]).map(Posted::Plain),
+        )
+    })
+}
+
+/// Posts a flush.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_post_flush(
+    region: Ref<Region>,
+    options: Options<PostOptions>,
+    op: OutHandle<Posted>,
+) -> c_int {
+    call(|| {
+        let (region, options) = (region.get()?, options.get()?);
+        no_put(&options)?;
+        post(region, &options, &op, |posting| posting.flush(), |posting| posting.flush().map(Posted::Plain))
+    })
+}
+
+/// What an atomic does, without its operands.
+#[derive(Clone, Copy, PartialEq)]
+pub(crate) enum Change {
+    Load,
+    Swap,
+    CompareSwap,
+    Add,
+    And,
+    Or,
+    Xor,
+}
+
+/// With their numbers in C.
+pub(crate) const CHANGES: [(&str, c_int, Change); 7] = [
+    ("NETVM_ATOMIC_LOAD", 1, Change::Load),
+    ("NETVM_ATOMIC_SWAP", 2, Change::Swap),
+    ("NETVM_ATOMIC_COMPARE_SWAP", 3, Change::CompareSwap),
+    ("NETVM_ATOMIC_ADD", 4, Change::Add),
+    ("NETVM_ATOMIC_AND", 5, Change::And),
+    ("NETVM_ATOMIC_OR", 6, Change::Or),
+    ("NETVM_ATOMIC_XOR", 7, Change::Xor),
+];
+
+fn change<W>(operation: c_int, operand: W, expected: W) -> Result<Atomically<W>> {
+    Ok(match named(&CHANGES, operation, "atomic operation")? {
+        Change::Load => Atomically::Load,
+        Change::Swap => Atomically::Swap(operand),
+        Change::CompareSwap => Atomically::CompareSwap { expected, new: operand },
+        Change::Add => Atomically::Add(operand),
+        Change::And => Atomically::And(operand),
+        Change::Or => Atomically::Or(operand),
+        Change::Xor => Atomically::Xor(operand),
+    })
+}
+
+/// Posts an atomic on 32 bits.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_post_atomic_u32(
+    region: Ref<Region>,
+    offset: u64,
+    operation: c_int,
+    operand: u32,
+    expected: u32,
+    options: Options<PostOptions>,
+    op: OutHandle<Posted>,
+) -> c_int {
+    call(|| {
+        let (region, options) = (region.get()?, options.get()?);
+        no_put(&options)?;
+        let change = change(operation, operand, expected)?;
+        post(
+            region,
+            &options,
+            &op,
+            |posting| posting.atomic(offset, change),
+            |posting| posting.atomic(offset, change).map(Posted::Word32),
+        )
+    })
+}
+
+/// Posts an atomic on 64 bits.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_post_atomic_u64(
+    region: Ref<Region>,
+    offset: u64,
+    operation: c_int,
+    operand: u64,
+    expected: u64,
+    options: Options<PostOptions>,
+    op: OutHandle<Posted>,
+) -> c_int {
+    call(|| {
+        let (region, options) = (region.get()?, options.get()?);
+        no_put(&options)?;
+        let change = change(operation, operand, expected)?;
+        post(
+            region,
+            &options,
+            &op,
+            |posting| posting.atomic(offset, change),
+            |posting| posting.atomic(offset, change).map(Posted::Word64),
+        )
+    })
+}
+
+/// Whether it has ended, and how.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_op_test(op: Ref<Posted>, old: Out<u64>) -> c_int {
+    call_for(|| match op.get()?.test() {
+        Some(ended) => old.set_if_wanted(ended?).map(|()| Code::Ok),
+        None => Ok(Code::UnderWay),
+    })
+}
+
+/// Waits for its end.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_op_wait(op: Ref<Posted>, timeout_ns: i64, old: Out<u64>) -> c_int {
+    call(|| match op.get()?.wait(timeout(timeout_ns)) {
+        Some(ended) => old.set_if_wanted(ended?),
+        None => Err(Failure::new(Code::TimedOut, "the operation has not ended in time, and goes on")),
+    })
+}
+
+/// Waits for its end, and forgets it.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_op_close(op: Own<Posted>) -> c_int {
+    call(|| op.take().map(drop))
+}
+
+/// A counter of nothing.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_counter_create(counter: OutHandle<Counter>) -> c_int {
+    call(|| counter.fill(|| Ok(Counter::new())))
+}
+
+/// `netvm_counts`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Counts {
+    pub(crate) posted: u64,
+    pub(crate) done: u64,
+    pub(crate) failed: u64,
+}
+
+/// Its counts; sends and receives first.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_counter_test(counter: Ref<Counter>, counts: Out<Counts>) -> c_int {
+    call(|| {
+        let counter = counter.get()?;
+        counter.poll();
+        // In this order: what ends meanwhile is not more than what was posted.
+        let (done, failed) = (counter.done(), counter.failed());
+        counts.set(Counts { posted: counter.posted(), done, failed })
+    })
+}
+
+fn in_time(ended: bool) -> Result<()> {
+    if ended {
+        Ok(())
+    } else {
+        Err(Failure::new(Code::TimedOut, "operations are still under way, and go on"))
+    }
+}
+
+/// Waits until so many have ended well.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_counter_wait(counter: Ref<Counter>, operations: u64, timeout_ns: i64) -> c_int {
+    call(|| in_time(counter.get()?.wait_for(operations, timeout(timeout_ns))?))
+}
+
+/// Waits until nothing is under way.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_counter_wait_all(counter: Ref<Counter>, timeout_ns: i64) -> c_int {
+    call(|| in_time(counter.get()?.wait_all(timeout(timeout_ns))?))
+}
+
+/// Takes the first failure.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_counter_take_error(counter: Ref<Counter>) -> c_int {
+    call(|| match counter.get()?.take_error() {
+        Some(error) => Err(error.into()),
+        None => Ok(()),
+    })
+}
+
+/// Closes it, when nothing is under way any more: buffers may be gone next.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_counter_close(counter: Own<Counter>) -> c_int {
+    call(|| {
+        if let Some(counter) = counter.take()? {
+            // How they ended is told by waiting before.
+            let _ = counter.wait_all(None);
+        }
+        Ok(())
+    })
+}
