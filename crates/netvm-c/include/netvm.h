@@ -174,13 +174,20 @@ NETVM_API int netvm_node_listen(netvm_node *node, const char *address, char *act
  * to: the node's thread does it as well, but has to be woken first. */
 NETVM_API int netvm_node_poll(netvm_node *node);
 
+enum netvm_link {
+    NETVM_LINK_AUTO = 0,  /* shared memory where it can be had, the connection otherwise; the environment variable NETVM_LINK (auto,
+                             shm, socket) can say more */
+    NETVM_LINK_SHM = 1,   /* memory of a node on this host is mapped; what cannot be mapped cannot be imported */
+    NETVM_LINK_SOCKET = 2 /* everything goes over the connection */
+};
+
 typedef struct netvm_connect_options {
     size_t size;
-    uint32_t rails;    /* connections: 1 (or 0) to NETVM_RAILS_MAX; more carry large transfers faster on fast networks. With several,
-                          two puts to the same bytes keep their order only with a flush or fence between them */
-    uint32_t reserved; /* 0 */
+    uint32_t rails; /* connections, 1 to NETVM_RAILS_MAX; 0: netvm chooses. More carry large transfers faster on fast networks, but
+                       two puts to the same bytes keep their order only with a flush or fence between them */
+    uint32_t link;  /* enum netvm_link */
 } netvm_connect_options;
-#define NETVM_CONNECT_OPTIONS_INIT { sizeof(netvm_connect_options), 1, 0 }
+#define NETVM_CONNECT_OPTIONS_INIT { sizeof(netvm_connect_options), 0, NETVM_LINK_AUTO }
 
 /* Connects to the node that listens at `address`. `options` may be NULL.
  * NETVM_ERR_ADDRESS, _CONNECT, _PROTOCOL, _VERSION, _REFUSED, _SECURITY, _NO_ANSWER. */
@@ -233,6 +240,7 @@ typedef struct netvm_region_info {
     uint64_t bytes;
     int rights;             /* enum netvm_rights */
     uint32_t notifications; /* numbers, from 0 on */
+    char link[16];          /* what carries the operations: "tcp", "shm", ... */
 } netvm_region_info;
 
 NETVM_API int netvm_region_query(netvm_region *region, netvm_region_info *info);

@@ -20,10 +20,12 @@ pub fn all() -> Vec<(String, i128)> {
         ("offsetof(netvm_node_options, insecure)", offset_of!(NodeOptions, insecure)),
         ("sizeof(netvm_connect_options)", size_of::<ConnectOptions>()),
         ("offsetof(netvm_connect_options, rails)", offset_of!(ConnectOptions, rails)),
-        ("offsetof(netvm_connect_options, reserved)", offset_of!(ConnectOptions, reserved)),
+        ("offsetof(netvm_connect_options, link)", offset_of!(ConnectOptions, link)),
         ("sizeof(netvm_region_info)", size_of::<RegionInfo>()),
         ("offsetof(netvm_region_info, rights)", offset_of!(RegionInfo, rights)),
         ("offsetof(netvm_region_info, notifications)", offset_of!(RegionInfo, notifications)),
+        ("offsetof(netvm_region_info, link)", offset_of!(RegionInfo, link)),
+        ("sizeof(((netvm_region_info *)0)->link)", region::LINK_BYTES),
         ("sizeof(netvm_iov)", size_of::<Piece>()),
         ("offsetof(netvm_iov, buffer)", offset_of!(Piece, buffer)),
         ("offsetof(netvm_iov, bytes)", offset_of!(Piece, bytes)),
@@ -55,6 +57,7 @@ pub fn all() -> Vec<(String, i128)> {
     let mut all: Vec<_> = plain.into_iter().map(|(name, value)| (name.to_owned(), value as i128)).collect();
     numbers(&mut all, &node::ENCRYPTIONS);
     numbers(&mut all, &node::RIGHTS);
+    numbers(&mut all, &node::LINKS);
     numbers(&mut all, &sync::REDUCTIONS);
     numbers(&mut all, &posted::CHANGES);
     numbers(&mut all, &copy::WAYS);

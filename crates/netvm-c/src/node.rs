@@ -4,10 +4,10 @@ use std::ffi::c_int;
 use std::fmt::Display;
 use std::path::Path;
 
-use netvm::node::{Node, RemoteKey, Rights};
+use netvm::node::{LinkChoice, Node, RemoteKey, Rights};
 use netvm::region::{Peer, Region};
 use netvm::security::{Encryption, Secret, Security};
-use netvm_core::limits::NAME_BYTES_MAX;
+use netvm_core::limits::{NAME_BYTES_MAX, RAILS_MAX};
 use netvm_sys::thread::without_signals;
 
 use crate::board::Board;
@@ -72,6 +72,12 @@ pub(crate) const ENCRYPTIONS: [(&str, u32, Encryption); 3] = [
 pub(crate) const RIGHTS: [(&str, c_int, Rights); 2] =
     [("NETVM_READ", 1, Rights::Read), ("NETVM_READ_WRITE", 3, Rights::ReadWrite)];
 
+pub(crate) const LINKS: [(&str, u32, LinkChoice); 3] = [
+    ("NETVM_LINK_AUTO", 0, LinkChoice::Auto),
+    ("NETVM_LINK_SHM", 1, LinkChoice::Shm),
+    ("NETVM_LINK_SOCKET", 2, LinkChoice::Socket),
+];
+
 /// What a number stands for.
 pub(crate) fn named<N: PartialEq + Display, T: Copy>(
     all: &[(&str, N, T)],
@@ -96,7 +102,7 @@ fn flag(value: u32, what: &str) -> Result<bool> {
 pub struct ConnectOptions {
     size: usize,
     pub(crate) rails: u32,
-    pub(crate) reserved: u32,
+    pub(crate) link: u32,
 }
 
 /// Starts a node.
@@ -147,11 +153,13 @@ pub extern "C" fn netvm_connect(
     call(|| {
         peer.fill(|| {
             let options = options.get()?;
-            if options.reserved != 0 {
-                return Err(Failure::argument("a reserved member of the options is not 0"));
+            let link = named(&LINKS, options.link, "link")?;
+            let rails = (options.rails > 0).then_some(options.rails as usize);
+            if rails.is_some_and(|rails| rails > RAILS_MAX) {
+                return Err(Failure::argument(format!("a peer has 1 to {RAILS_MAX} rails")));
             }
-            let rails = options.rails.max(1) as usize;
-            Ok(node.get()?.connect_rails(address.get("address")?, rails)?)
+            let options = netvm::node::ConnectOptions { link, rails };
+            Ok(node.get()?.connect_with(address.get("address")?, &options)?)
         })
     })
 }

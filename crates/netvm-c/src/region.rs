@@ -25,7 +25,11 @@ pub struct RegionInfo {
     bytes: u64,
     pub(crate) rights: c_int,
     pub(crate) notifications: u32,
+    pub(crate) link: [u8; LINK_BYTES],
 }
+
+/// Bytes of a link's name, with its zero byte.
+pub(crate) const LINK_BYTES: usize = 16;
 
 /// `netvm_iov`.
 #[derive(Clone, Copy)]
@@ -230,7 +234,12 @@ pub extern "C" fn netvm_region_query(region: Ref<Region>, info: Out<RegionInfo>)
         let region = region.get()?;
         let rights = RIGHTS.iter().find(|(_, _, rights)| *rights == region.rights());
         let rights = rights.map_or(0, |(_, number, _)| *number);
-        info.set(RegionInfo { bytes: region.len(), rights, notifications: region.notifications() })
+        let mut link = [0; LINK_BYTES];
+        // The last byte stays 0.
+        for (place, byte) in link.iter_mut().take(LINK_BYTES - 1).zip(region.link().bytes()) {
+            *place = byte;
+        }
+        info.set(RegionInfo { bytes: region.len(), rights, notifications: region.notifications(), link })
     })
 }
 

@@ -52,6 +52,15 @@ impl Peer {
     /// # Errors
     /// [`Error::Op`] when there is no such segment or the key is wrong (the peer does not tell which); [`Error::LenderLost`].
     pub fn import(&self, name: &str, key: &RemoteKey) -> Result<Region> {
+        self.import_over(self.connection.session.neighbour.choice(), name, key)
+    }
+
+    /// As [`Peer::import`], for what is no memory and only called.
+    pub(crate) fn import_called(&self, name: &str, key: &RemoteKey) -> Result<Region> {
+        self.import_over(LinkChoice::Socket, name, key)
+    }
+
+    fn import_over(&self, choice: LinkChoice, name: &str, key: &RemoteKey) -> Result<Region> {
         let peer = &self.connection.session;
         let post = |state: &mut State, token| state.session.endpoint.post_import(token, name, key);
         let (state, token) = peer.post(peer.lock(), post)?;
@@ -71,7 +80,6 @@ impl Peer {
                     mapped: None,
                     places: Mutex::new(0),
                 };
-                let choice = peer.neighbour.choice();
                 if choice != LinkChoice::Socket {
                     match peer.neighbour.map(peer, handle, len, rights, notifications) {
                         Ok(mapped) => region.mapped = Some(mapped),

@@ -45,6 +45,8 @@ static void begin(void) {
     netvm_region_info info;
     OK(netvm_region_query(region, &info));
     CHECK(info.bytes == length && info.rights == NETVM_READ_WRITE && info.notifications == 8);
+    const char *choice = getenv("NETVM_LINK");
+    CHECK(choice == NULL || (strcmp(choice, "shm") == 0) == (strcmp(info.link, "shm") == 0));
     OK(netvm_node_poll(node));
 }
 
@@ -278,10 +280,11 @@ static void posted(void) {
     OK(netvm_counter_test(counter, &counts));
     CHECK(counts.posted == 2 * BLOCKS && counts.done == 2 * BLOCKS && counts.failed == 0);
     OK(netvm_counter_take_error(counter));
+    options.flags = 0;
     OK(netvm_post_atomic_u64(region, 0, NETVM_ATOMIC_SWAP, 1, 0, &options, NULL));
-    OK(netvm_post_get(region, 0, back, 1 << 20, &options, NULL));
+    OK(netvm_post_get(region, 8, back, 1 << 20, &options, NULL));
     OK(netvm_counter_close(counter)); /* waits */
-    CHECK(back[0] == 1);
+    CHECK(bytes[0] == 1 && memcmp(back, bytes + 8, 1 << 20) == 0);
     free(mine);
     free(back);
 }

@@ -89,8 +89,10 @@ fn program(name: &str) {
     let path = source().join("tests/c").join(format!("{name}.c"));
     for (variant, flags) in variants() {
         let Some(program) = installed().build(&path, &format!("{name}-{variant}"), &flags) else { return };
-        let output = Running::start(&mut installed().command(&program)).finish();
-        assert_eq!(succeeded(&format!("{name}, {variant}"), &output), "ok\n");
+        for link in ["shm", "socket"] {
+            let output = Running::start(installed().command(&program).env("NETVM_LINK", link)).finish();
+            assert_eq!(succeeded(&format!("{name}, {variant}, {link}"), &output), "ok\n");
+        }
     }
 }
 

@@ -156,7 +156,7 @@ pub(crate) struct Object {
 
 impl Object {
     fn open(peer: &Peer, name: &str, key: &RemoteKey) -> Result<Arc<Self>, SyncError> {
-        let region = peer.import(name, key)?;
+        let region = peer.import_called(name, key)?;
         let mut object = Self { region, kind: Kind::WaitQueue };
         let ticket = Ticket { slot: 0, generation: 0 };
         match object.call(ticket, Op::Describe)? {
