@@ -195,7 +195,8 @@ impl Mapped {
         if options.fence {
             fence(Ordering::Release);
         }
-        self.rights == Rights::ReadWrite
+        // A queue is its owner's alone.
+        self.rights == Rights::ReadWrite && !matches!(options.notify, Some(Notify::Queue { .. }))
     }
 
     /// Whoever sees the signal sees this thread's earlier copies: the board's changes are releases.

@@ -176,31 +176,4 @@ fn meeting_name(name: &Secret) -> Vec<u8> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn golden_bytes() {
-        let meet = Request::Meet { name: [1; 16], hello: [2; 16], proof: [3; 16] };
-        assert_eq!(meet.encode(), [&[1][..], &[1; 16], &[2; 16], &[3; 16]].concat());
-        let share = Request::Share { handle: 0x0403_0201, light: true };
-        assert_eq!(share.encode(), [2, 1, 2, 3, 4, 1]);
-        let ring = Request::Ring { handle: 5 };
-        assert_eq!(ring.encode(), [3, 5, 0, 0, 0]);
-        for request in [meet, share, ring] {
-            let bytes = request.encode();
-            assert_eq!(Request::decode(&bytes), Some(request));
-            assert_eq!(Request::decode(&bytes[..bytes.len() - 1]), None);
-            assert_eq!(Request::decode(&[&bytes[..], &[0]].concat()), None);
-        }
-        let share = Share { number: 2, bytes: 4096, gate: true, board: false, light: true };
-        assert_eq!(share.encode(), [2, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 5]);
-        assert_eq!(Share::decode(&share.encode()), Some(share));
-        assert_eq!(
-            (Share::decode(&[0; 12]), Request::decode(&[]), Request::decode(&[9; 5])),
-            (None, None, None)
-        );
-        assert_eq!(meeting_name(&[0xA5; 16]), b"netvm-a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5");
-        assert_eq!("shm".parse(), Ok(LinkChoice::Shm));
-    }
-}
+mod tests;

@@ -1,0 +1,222 @@
+//! What a peer may ask for, and in which order. tests/shm.rs has the rest, between processes.
+
+use std::sync::Arc;
+
+use netvm_core::sim::Random;
+use netvm_core::wire::Status;
+use netvm_sys::fdpass::{FdListener, FdSocket};
+
+use super::*;
+use crate::error::Error;
+use crate::node::{Mapping, Node, RemoteKey, Rights};
+use crate::region::{Peer, Region};
+
+#[test]
+fn golden_bytes() {
+    let meet = Request::Meet { name: [1; 16], hello: [2; 16], proof: [3; 16] };
+    assert_eq!(meet.encode(), [&[1][..], &[1; 16], &[2; 16], &[3; 16]].concat());
+    let share = Request::Share { handle: 0x0403_0201, light: true };
+    assert_eq!(share.encode(), [2, 1, 2, 3, 4, 1]);
+    let ring = Request::Ring { handle: 5 };
+    assert_eq!(ring.encode(), [3, 5, 0, 0, 0]);
+    for request in [meet, share, ring] {
+        let bytes = request.encode();
+        assert_eq!(Request::decode(&bytes), Some(request));
+        assert_eq!(Request::decode(&bytes[..bytes.len() - 1]), None);
+        assert_eq!(Request::decode(&[&bytes[..], &[0]].concat()), None);
+    }
+    let share = Share { number: 2, bytes: 4096, gate: true, board: false, light: true };
+    assert_eq!(share.encode(), [2, 0, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 5]);
+    assert_eq!(Share::decode(&share.encode()), Some(share));
+    assert_eq!((Share::decode(&[0; 12]), Request::decode(&[]), Request::decode(&[9; 5])), (None, None, None));
+    assert_eq!(meeting_name(&[0xA5; 16]), b"netvm-a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5a5");
+    assert_eq!("shm".parse(), Ok(LinkChoice::Shm));
+}
+
+/// A peer that speaks for itself.
+struct Stranger {
+    _server: Node,
+    _client: Node,
+    memory: Arc<Mapping>,
+    key: RemoteKey,
+    peer: Peer,
+    region: Region,
+}
+
+impl Stranger {
+    fn new() -> Self {
+        let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
+        let memory = Node::memory(8192).unwrap();
+        let key = server.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap();
+        let peer = client.connect_local(&server).unwrap();
+        peer.choose(LinkChoice::Socket);
+        let region = peer.import("memory", &key).unwrap();
+        Self { _server: server, _client: client, memory, key, peer, region }
+    }
+
+    fn ask(&self, request: Request) -> Result<Vec<u8>, Status> {
+        self.call(&request.encode())
+    }
+
+    fn call(&self, body: &[u8]) -> Result<Vec<u8>, Status> {
+        match self.region.call(SHM_METHOD, body) {
+            Ok(body) => Ok(body),
+            Err(Error::Op { code, .. }) => Err(code),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    fn share(&self) -> Result<Vec<u8>, Status> {
+        self.ask(Request::Share { handle: self.region.handle(), light: true })
+    }
+
+    /// Waits at `name` until the exporter has come.
+    fn meet(&self, name: Secret) -> (FdListener, FdSocket) {
+        let listener = FdListener::bind(&meeting_name(&name)).unwrap();
+        self.ask(Request::Meet { name, hello: [1; 16], proof: [2; 16] }).unwrap();
+        // The strangers of another test may have come too.
+        loop {
+            let socket = listener.accept().unwrap().unwrap();
+            let mut bytes = [0; 16];
+            if matches!(socket.receive(&mut bytes), Ok((16, _))) && bytes == [1; 16] {
+                return (listener, socket);
+            }
+        }
+    }
+}
+
+fn name(number: u8) -> Secret {
+    let mut name = [number; 16];
+    name[..4].copy_from_slice(&std::process::id().to_le_bytes());
+    name
+}
+
+#[test]
+fn nothing_is_passed_to_who_cannot_prove_itself() {
+    let stranger = Stranger::new();
+    assert_eq!(stranger.share(), Err(Status::BadRequest), "before a meeting");
+    let nowhere = Request::Meet { name: name(1), hello: [1; 16], proof: [2; 16] };
+    assert_eq!(stranger.ask(nowhere), Err(Status::Unsupported), "nobody listens there");
+    for proof in [None, Some(&[3; 16][..]), Some(&[2; 15]), Some(&[])] {
+        let (_listener, socket) = stranger.meet(name(2));
+        if let Some(proof) = proof {
+            socket.send(proof, &[]).unwrap();
+        }
+        assert_eq!(stranger.share(), Err(Status::Unsupported));
+        assert!(!matches!(socket.receive(&mut [0; 64]), Ok((bytes, _)) if bytes > 0), "something came");
+        assert_eq!(stranger.share(), Err(Status::BadRequest), "a proof is tried once");
+    }
+    // The session is as good as before.
+    stranger.region.write(0, &[7; 8]).unwrap();
+    stranger.region.flush().unwrap();
+    assert_eq!(stranger.memory.shared().sub(0, 1).unwrap().to_vec(), [7]);
+}
+
+#[test]
+fn one_message_is_under_way_and_each_handle_is_shared_once() {
+    let stranger = Stranger::new();
+    let (_listener, socket) = stranger.meet(name(3));
+    socket.send(&[2; 16], &[]).unwrap();
+    let second = stranger.peer.import("memory", &stranger.key).unwrap();
+    let share = Share::decode(&stranger.share().unwrap()).unwrap();
+    assert_eq!((share.number, share.bytes, share.gate, share.board), (0, 8192, true, false));
+    assert_eq!(stranger.share(), Err(Status::BadRequest), "once");
+    let share_second = || stranger.ask(Request::Share { handle: second.handle(), light: false });
+    assert_eq!(share_second(), Err(Status::Busy), "the first has not been taken");
+    let mut bytes = [0; 8];
+    let (len, fds) = socket.receive(&mut bytes).unwrap();
+    assert_eq!((&bytes[..len], fds.len()), (&stranger.region.handle().to_le_bytes()[..], 2));
+    socket.send(&[1], &[]).unwrap();
+    let share = Share::decode(&share_second().unwrap()).unwrap();
+    assert_eq!((share.number, share.gate, share.light), (1, false, false));
+    assert_eq!(socket.receive(&mut bytes).unwrap().1.len(), 1);
+    let meet = Request::Meet { name: name(3), hello: [1; 16], proof: [2; 16] };
+    assert_eq!(stranger.ask(meet), Err(Status::BadRequest), "met already");
+    let foreign = Request::Share { handle: 4000, light: false };
+    assert_eq!(stranger.ask(foreign), Err(Status::NoHandle));
+    assert_eq!(stranger.ask(Request::Ring { handle: 4000 }), Err(Status::NoHandle));
+    assert_eq!(stranger.ask(Request::Ring { handle: second.handle() }), Ok(Vec::new()));
+}
+
+#[test]
+fn an_importer_believes_only_who_it_asked() {
+    // Strangers come to every meeting of this process first.
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut tried = std::collections::HashSet::new();
+            while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+                let names = std::fs::read_to_string("/proc/net/unix").unwrap_or_default();
+                for name in names.lines().filter_map(|line| line.split_once('@')).map(|(_, name)| name) {
+                    if name.starts_with("netvm-")
+                        && tried.insert(name.to_owned())
+                        && let Ok(socket) = FdSocket::connect(name.as_bytes())
+                    {
+                        let _ = socket.send(&[5; 16], &[]);
+                    }
+                }
+            }
+        });
+        for _ in 0..200 {
+            let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
+            let memory = Node::memory(4096).unwrap();
+            let key = server.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap();
+            let peer = client.connect_local(&server).unwrap();
+            peer.choose(LinkChoice::Shm);
+            let region = peer.import("memory", &key).unwrap();
+            region.write(0, &[9]).unwrap();
+            assert_eq!(memory.shared().sub(0, 1).unwrap().to_vec(), [9]);
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+    });
+}
+
+#[test]
+fn random_requests_are_refused() {
+    let stranger = Stranger::new();
+    let mut random = Random::new(3);
+    for _ in 0..3000 {
+        let mut body: Vec<u8> = (0..random.below(60)).map(|_| random.draw() as u8).collect();
+        if let Some(first) = body.first_mut() {
+            *first %= 5;
+        }
+        let answer = stranger.call(&body);
+        let rings = matches!(Request::decode(&body), Some(Request::Ring { handle: 0 }));
+        assert!(answer.is_err() || rings, "{body:?}");
+    }
+}
+
+#[test]
+fn mapped_and_posted_operations_keep_their_order() {
+    let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
+    let memory = Node::memory(1 << 20).unwrap();
+    let private = Node::private_memory(1 << 20).unwrap();
+    let (key, board) = server.export_notified("memory", Arc::clone(&memory), Rights::ReadWrite, 1).unwrap();
+    let other = server.export("private", Arc::clone(&private), Rights::ReadWrite).unwrap();
+    let read_only = server.export("read-only", Arc::clone(&memory), Rights::Read).unwrap();
+    let address = server.listen("127.0.0.1:0").unwrap();
+    let options = crate::node::ConnectOptions { rails: Some(3), ..Default::default() };
+    let peer = client.connect_with(&address, &options).unwrap();
+    let (mapped, posted) = (peer.import("memory", &key).unwrap(), peer.import("private", &other).unwrap());
+    let forbidden = peer.import("read-only", &read_only).unwrap();
+    assert_eq!((mapped.link(), posted.link(), forbidden.link()), ("shm", "tcp", "shm"));
+    for round in 1..=100u8 {
+        // The signal tells of what went another way.
+        for part in 0..8 {
+            posted.write(part * 100_000, &vec![round; 90_000]).unwrap();
+        }
+        mapped.write_notify(0, &[round], crate::notify::Notify::Count { number: 0 }).unwrap();
+        assert!(board.wait(0, Some(std::time::Duration::from_secs(20))) && board.acknowledge(0));
+        for part in 0..8 {
+            let there = private.shared().sub(part * 100_000, 90_000).unwrap().to_vec();
+            assert!(there.iter().all(|&byte| byte == round), "round {round}: told too early");
+        }
+        assert_eq!(memory.shared().sub(0, 1).unwrap().to_vec(), [round]);
+        // A refusal on one way is told by a flush on the other, once.
+        posted.flush().unwrap();
+        forbidden.write(0, &[1]).unwrap();
+        let flushed = if round % 2 == 0 { mapped.flush() } else { posted.flush() };
+        assert!(matches!(flushed, Err(Error::Op { code: Status::NoRights, .. })), "{flushed:?}");
+        mapped.flush().unwrap();
+    }
+}

@@ -1,0 +1,489 @@
+//! Shared memory between processes: each test has the other side in a process of its own.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use netvm::Error;
+use netvm::node::{ConnectOptions, LinkChoice, Mapping, Node, RemoteKey, Rights};
+use netvm::notify::Notify;
+use netvm::region::{Peer, Region};
+use netvm::security::{Encryption, Secret, Security};
+
+const SOON: Option<Duration> = Some(Duration::from_secs(20));
+const MIB: usize = 1 << 20;
+
+fn security(encrypted: bool) -> Security {
+    let secret = Some(Secret::from_bytes([9; 32]));
+    let encryption = if encrypted { Encryption::Always } else { Encryption::IfAsked };
+    Security { secret, encryption, insecure: false }
+}
+
+fn hex(key: RemoteKey) -> String {
+    key.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn key(hex: &str) -> RemoteKey {
+    RemoteKey::from_bytes(std::array::from_fn(|at| u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).unwrap()))
+}
+
+/// The other process: this program again, running [`other_process`].
+struct Other {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+}
+
+impl Other {
+    fn start(role: &str, environment: &[(&str, &str)]) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "other_process", "--ignored", "--nocapture"])
+            .env("NETVM_TEST_ROLE", role)
+            .envs(environment.iter().copied())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let input = child.stdin.take().unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Self { child, input, output }
+    }
+
+    fn tell(&mut self, line: &str) {
+        writeln!(self.input, "{line}").unwrap();
+    }
+
+    /// What it says next.
+    fn hear(&mut self) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.output.read_line(&mut line).unwrap() > 0, "the other process has ended");
+            // The test harness talks too.
+            if let Some((_, said)) = line.trim_end().split_once("> ") {
+                return said.to_owned();
+            }
+        }
+    }
+
+    fn ask(&mut self, line: &str) -> String {
+        self.tell(line);
+        self.hear()
+    }
+
+    fn signal(&self, signal: i32) {
+        // SAFETY: no pointers; a child that has not been waited for.
+        #[expect(unsafe_code, reason = "kill(2) has no safe wrapper here")]
+        unsafe {
+            libc::kill(self.child.id() as i32, signal)
+        };
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn say(line: &str) {
+    println!("> {line}");
+}
+
+/// Not a test: the other process.
+#[test]
+#[ignore = "started by the tests"]
+fn other_process() {
+    let Ok(role) = std::env::var("NETVM_TEST_ROLE") else { return };
+    let mut lines = std::io::stdin().lines().map(Result::unwrap);
+    let mut next = || lines.next();
+    match role.as_str() {
+        "importer" => importer(&mut next),
+        "exporter" => exporter(&mut next),
+        _ => panic!("{role}"),
+    }
+}
+
+/// Connects with `encrypted|plain|open`, imports and does as it is told.
+fn importer(next: &mut dyn FnMut() -> Option<String>) {
+    let first = next().unwrap();
+    let words: Vec<&str> = first.split(' ').collect();
+    let [address, how, link] = words[..] else { panic!("{first}") };
+    let node = match how {
+        "open" => Node::new(),
+        how => Node::with_security(security(how == "encrypted")),
+    };
+    let node = node.unwrap();
+    let options = ConnectOptions { link: link.parse().unwrap(), ..ConnectOptions::default() };
+    let peer = node.connect_with(address, &options).unwrap();
+    let mut region: Option<Region> = None;
+    while let Some(line) = next() {
+        let words: Vec<&str> = line.split(' ').collect();
+        let number = |at: usize| words[at].parse::<u64>().unwrap();
+        match words[0] {
+            "import" => match peer.import(words[1], &key(words[2])) {
+                Ok(imported) => {
+                    say(imported.link());
+                    region = Some(imported);
+                }
+                Err(error) => say(&format!("error: {error}")),
+            },
+            "close" => {
+                region = None;
+                say("closed");
+            }
+            "write" => {
+                let region = region.as_ref().unwrap();
+                region.write(number(1), &vec![number(3) as u8; number(2) as usize]).unwrap();
+                say(&told(region.flush()));
+            }
+            "read" => {
+                let mut bytes = vec![0; number(2) as usize];
+                let read = region.as_ref().unwrap().read(number(1), &mut bytes);
+                say(&read.map_or_else(|error| told(Err(error)), |()| bytes[0].to_string()));
+            }
+            "add" => {
+                for _ in 0..number(2) {
+                    region.as_ref().unwrap().fetch_add(number(1), 1u64).unwrap();
+                }
+                say("done");
+            }
+            "notify" => {
+                let notify = Notify::Count { number: number(1) as u16 };
+                region.as_ref().unwrap().write_notify(0, &[number(2) as u8; 4096], notify).unwrap();
+                say("done");
+            }
+            "hammer" => hammer(&peer, &words[1..]),
+            _ => panic!("{line}"),
+        }
+    }
+}
+
+fn told(result: Result<(), Error>) -> String {
+    result.map_or_else(|error| format!("error: {error}"), |()| "ok".to_owned())
+}
+
+/// `threads` threads write all of the segment, read it and change its words until it is taken back.
+fn hammer(peer: &Peer, words: &[&str]) {
+    let [name, hex, threads, piece] = words[..] else { panic!("{words:?}") };
+    let (threads, piece): (u8, usize) = (threads.parse().unwrap(), piece.parse().unwrap());
+    let region = peer.import(name, &key(hex)).unwrap();
+    assert_eq!(region.link(), "shm");
+    say("hammering");
+    std::thread::scope(|scope| {
+        for thread in 0..threads {
+            let region = &region;
+            scope.spawn(move || {
+                let len = region.len() as usize;
+                let mut bytes = vec![thread; piece];
+                let mut at = 0;
+                let error = loop {
+                    let result = match thread % 3 {
+                        0 => region.write(at as u64, &bytes).and_then(|()| region.flush()),
+                        1 => region.fetch_add(at as u64 / 8 * 8, 1u64).map(drop),
+                        _ => region.read(at as u64, &mut bytes),
+                    };
+                    if let Err(error) = result {
+                        break error;
+                    }
+                    at = (at + piece + 64) % (len - piece);
+                };
+                assert!(matches!(error, Error::Op { .. }), "{error}");
+            });
+        }
+    });
+    say("refused");
+}
+
+/// Exports, and answers what is in its memory.
+fn exporter(next: &mut dyn FnMut() -> Option<String>) {
+    let node = Node::new().unwrap();
+    let address = node.listen("127.0.0.1:0").unwrap();
+    let memory = Node::memory(MIB).unwrap();
+    let (key, board) = node.export_notified("memory", Arc::clone(&memory), Rights::ReadWrite, 4).unwrap();
+    say(&format!("{address} {}", hex(key)));
+    while let Some(line) = next() {
+        match line.as_str() {
+            "wait" => {
+                assert!(board.wait(2, SOON));
+                say(&format!("{}", board.test(2)));
+            }
+            "first" => say(&memory.shared().sub(0, 1).unwrap().to_vec()[0].to_string()),
+            "unexport" => say(&node.unexport("memory").to_string()),
+            _ => panic!("{line}"),
+        }
+    }
+}
+
+/// A node that listens, and what importers have to be told to find it.
+struct Here {
+    node: Node,
+    address: String,
+    how: &'static str,
+}
+
+impl Here {
+    fn new(address: &str, how: &'static str) -> Self {
+        let node = match how {
+            "open" => Node::new(),
+            how => Node::with_security(security(how == "encrypted")),
+        };
+        let node = node.unwrap();
+        let address = node.listen(address).unwrap();
+        Self { node, address, how }
+    }
+
+    fn importer(&self, link: &str) -> Other {
+        let mut other = Other::start("importer", &[]);
+        other.tell(&format!("{} {} {link}", self.address, self.how));
+        other
+    }
+}
+
+fn word(memory: &Mapping, at: usize) -> u64 {
+    memory.shared().with_u64(at, |word| word.load(Ordering::SeqCst)).unwrap()
+}
+
+fn unix_address() -> String {
+    let name = format!("netvm-shm-{}-{:?}", std::process::id(), std::thread::current().id());
+    format!("unix:{}", std::env::temp_dir().join(name.replace(['(', ')'], "")).display())
+}
+
+#[test]
+fn another_process_shares_memory_whatever_it_is_connected_by() {
+    for (address, how) in [
+        ("127.0.0.1:0".to_owned(), "open"),
+        (unix_address(), "open"),
+        ("127.0.0.1:0".to_owned(), "plain"),
+        ("127.0.0.1:0".to_owned(), "encrypted"),
+    ] {
+        let here = Here::new(&address, how);
+        let memory = Node::memory(4 * MIB).unwrap();
+        let export = here.node.export_notified("memory", Arc::clone(&memory), Rights::ReadWrite, 4);
+        let (key, board) = export.unwrap();
+        let mut other = here.importer("shm");
+        assert_eq!(other.ask(&format!("import memory {}", hex(key))), "shm");
+        // More than one visit, at an odd place.
+        assert_eq!(other.ask(&format!("write 4097 {} 7", 3 * MIB)), "ok");
+        let written = memory.shared().sub(4097, 3 * MIB).unwrap().to_vec();
+        assert!(written.iter().all(|&byte| byte == 7));
+        assert_eq!((word(&memory, 0), word(&memory, 3 * MIB + 4104)), (0, 0));
+        memory.shared().fill(9);
+        assert_eq!(other.ask("read 5000 2000000"), "9");
+        // Both processes' CPUs on one word.
+        memory.shared().fill(0);
+        other.tell("add 64 100000");
+        for _ in 0..100_000 {
+            memory.shared().with_u64(64, |word| word.fetch_add(1, Ordering::SeqCst)).unwrap();
+        }
+        assert_eq!(other.hear(), "done");
+        assert_eq!(word(&memory, 64), 200_000);
+        // Asleep on the board, on its descriptor, and in a handler.
+        let waiter = {
+            let board = board.clone();
+            std::thread::spawn(move || board.wait(1, SOON) && board.acknowledge(1))
+        };
+        std::thread::sleep(Duration::from_millis(30));
+        assert_eq!(other.ask("notify 1 5"), "done");
+        assert!(waiter.join().unwrap());
+        assert_eq!(memory.shared().sub(0, 4096).unwrap().to_vec(), [5; 4096]);
+        let descriptor = board.descriptor().unwrap();
+        assert!(board.rearm(2..3));
+        assert_eq!(other.ask("notify 2 6"), "done");
+        let mut fds = [netvm_sys::thread::readable(&descriptor)];
+        assert_eq!(netvm_sys::thread::poll(&mut fds, SOON).unwrap(), 1, "the descriptor was not rung");
+        assert_eq!(board.test(2), 1);
+        let (tell, called) = std::sync::mpsc::channel();
+        board.arm(3, move |_| tell.send(()).unwrap()).unwrap();
+        assert_eq!(other.ask("notify 3 8"), "done");
+        called.recv_timeout(Duration::from_secs(20)).unwrap();
+        // Taken back.
+        assert!(here.node.unexport("memory"));
+        memory.shared().fill(3);
+        assert!(other.ask("write 0 10 1").contains("refused"), "written after unexport");
+        assert!(other.ask("read 0 10").contains("refused"));
+        assert_eq!(memory.shared().sub(0, 4096).unwrap().to_vec(), [3; 4096]);
+    }
+}
+
+#[test]
+fn what_cannot_be_mapped_goes_over_the_connection() {
+    let here = Here::new("127.0.0.1:0", "open");
+    let memory = Node::private_memory(MIB).unwrap();
+    let private = here.node.export("private", Arc::clone(&memory), Rights::ReadWrite).unwrap();
+    let shared = here.node.export("shared", Node::memory(MIB).unwrap(), Rights::ReadWrite).unwrap();
+    let mut other = here.importer("auto");
+    assert_eq!(other.ask(&format!("import private {}", hex(private))), "tcp");
+    assert_eq!(other.ask("write 0 100 4"), "ok");
+    assert_eq!(memory.shared().sub(99, 2).unwrap().to_vec(), [4, 0]);
+    assert_eq!(other.ask(&format!("import shared {}", hex(shared))), "shm");
+    let mut forced = here.importer("shm");
+    let answer = forced.ask(&format!("import private {}", hex(private)));
+    assert!(answer.starts_with("error: no shared memory for \"private\""), "{answer}");
+    assert_eq!(forced.ask(&format!("import shared {}", hex(shared))), "shm");
+    let mut never = here.importer("socket");
+    assert_eq!(never.ask(&format!("import shared {}", hex(shared))), "tcp");
+    // An exporter that shares nothing.
+    let mut exporter = Other::start("exporter", &[("NETVM_LINK", "socket")]);
+    let ticket = exporter.hear();
+    let (address, hex) = ticket.split_once(' ').unwrap();
+    let node = Node::new().unwrap();
+    let region = node.connect(address).unwrap().import("memory", &key(hex)).unwrap();
+    assert_eq!(region.link(), "tcp");
+}
+
+#[test]
+fn a_read_only_key_maps_read_only() {
+    let here = Here::new("127.0.0.1:0", "open");
+    let memory = Node::memory(MIB).unwrap();
+    memory.shared().fill(2);
+    let read = here.node.export("read", Arc::clone(&memory), Rights::Read).unwrap();
+    let write = here.node.export("write", Arc::clone(&memory), Rights::ReadWrite).unwrap();
+    let mut reader = here.importer("shm");
+    let mut writer = here.importer("shm");
+    assert_eq!(reader.ask(&format!("import read {}", hex(read))), "shm");
+    assert_eq!(writer.ask(&format!("import write {}", hex(write))), "shm");
+    assert_eq!(reader.ask("read 77 100000"), "2");
+    assert!(reader.ask("write 77 1 9").contains("refused"));
+    assert_eq!(writer.ask("write 77 1 9"), "ok");
+    assert_eq!(reader.ask("read 77 1"), "9");
+    let maps = std::fs::read_to_string(format!("/proc/{}/maps", reader.child.id())).unwrap();
+    let mapped: Vec<&str> = maps.lines().filter(|line| line.contains("netvm-memory")).collect();
+    assert!(mapped.len() == 1 && mapped[0].contains(" r--s "), "{mapped:?}");
+    // Unexporting one leaves the other.
+    assert!(here.node.unexport("write"));
+    assert!(writer.ask("read 0 1").contains("refused"));
+    assert_eq!(reader.ask("read 77 1"), "9");
+}
+
+#[test]
+fn unexporting_under_fire_takes_effect_before_it_returns() {
+    let here = Here::new("127.0.0.1:0", "open");
+    // Few threads with long copies; more threads than have a word of their own, with short ones.
+    let mut others: Vec<_> =
+        [(4, 300_000), (80, 200)].map(|shape| (here.importer("shm"), shape)).into_iter().collect();
+    for round in 0..40u64 {
+        let name = format!("round-{round}");
+        let memory = Node::memory(2 * MIB).unwrap();
+        let key = here.node.export(&name, Arc::clone(&memory), Rights::ReadWrite).unwrap();
+        for (other, (threads, piece)) in &mut others {
+            other.tell(&format!("hammer {name} {} {threads} {piece}", hex(key)));
+            assert_eq!(other.hear(), "hammering");
+        }
+        std::thread::sleep(Duration::from_millis(round % 8));
+        let start = Instant::now();
+        assert!(here.node.unexport(&name));
+        let took = start.elapsed();
+        memory.shared().fill(0xEE);
+        assert!(memory.shared().to_vec().iter().all(|&byte| byte == 0xEE), "written after unexport");
+        for (other, _) in &mut others {
+            assert_eq!(other.hear(), "refused");
+        }
+        assert!(memory.shared().to_vec().iter().all(|&byte| byte == 0xEE), "written after unexport");
+        // The limit is for those who were stopped.
+        assert!(took < Duration::from_secs(5), "{took:?}");
+    }
+}
+
+#[test]
+fn an_importer_that_dies_inside_delays_nobody() {
+    let here = Here::new("127.0.0.1:0", "open");
+    for round in 0..8 {
+        let name = format!("round-{round}");
+        let memory = Node::memory(8 * MIB).unwrap();
+        let key = here.node.export(&name, Arc::clone(&memory), Rights::ReadWrite).unwrap();
+        let mut other = here.importer("shm");
+        other.tell(&format!("hammer {name} {} 6 1000000", hex(key)));
+        assert_eq!(other.hear(), "hammering");
+        std::thread::sleep(Duration::from_millis(20));
+        // Stopped in the middle of its copies, most probably.
+        other.signal(libc::SIGSTOP);
+        std::thread::sleep(Duration::from_millis(20));
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                std::thread::sleep(Duration::from_millis(50));
+                other.signal(libc::SIGKILL);
+            });
+            assert!(here.node.unexport(&name));
+        });
+        assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+        memory.shared().fill(0xEE);
+        std::thread::sleep(Duration::from_millis(5));
+        assert!(memory.shared().to_vec().iter().all(|&byte| byte == 0xEE));
+    }
+}
+
+#[test]
+fn importers_that_are_killed_anywhere_leave_a_working_exporter() {
+    let here = Here::new("127.0.0.1:0", "open");
+    let memory = Node::memory(2 * MIB).unwrap();
+    let key = here.node.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap();
+    for round in 0..12 {
+        let mut other = here.importer("shm");
+        if round % 3 != 0 {
+            other.tell(&format!("hammer memory {} 3 70000", hex(key)));
+        }
+        if round % 3 == 2 {
+            assert_eq!(other.hear(), "hammering");
+        }
+        std::thread::sleep(Duration::from_millis(round * 3));
+        drop(other);
+    }
+    let mut other = here.importer("shm");
+    assert_eq!(other.ask(&format!("import memory {}", hex(key))), "shm");
+    assert_eq!(other.ask("write 0 2000000 5"), "ok");
+    let start = Instant::now();
+    assert!(here.node.unexport("memory"));
+    assert!(start.elapsed() < Duration::from_secs(4));
+}
+
+#[test]
+fn a_killed_exporter_is_told_and_its_memory_stays_mapped() {
+    let mut exporter = Other::start("exporter", &[]);
+    let ticket = exporter.hear();
+    let (address, hex) = ticket.split_once(' ').unwrap();
+    let node = Node::new().unwrap();
+    let options = ConnectOptions { link: LinkChoice::Shm, ..ConnectOptions::default() };
+    let region = node.connect_with(address, &options).unwrap().import("memory", &key(hex)).unwrap();
+    region.write_notify(0, &[8; 100], Notify::Count { number: 2 }).unwrap();
+    assert_eq!((exporter.ask("wait"), exporter.ask("first")), ("1".to_owned(), "8".to_owned()));
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            let mut bytes = vec![1; MIB];
+            loop {
+                let result = region.write(0, &bytes).and_then(|()| region.flush());
+                let result = result.and_then(|()| region.read(0, &mut bytes));
+                if let Err(error) = result.and_then(|()| region.fetch_add(8, 1u64).map(drop)) {
+                    break error;
+                }
+            }
+        });
+        std::thread::sleep(Duration::from_millis(20));
+        let start = Instant::now();
+        exporter.signal(libc::SIGKILL);
+        let error = worker.join().unwrap();
+        assert!(matches!(error, Error::LenderLost { .. }), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(10));
+    });
+    assert!(matches!(region.notify(Notify::Count { number: 2 }), Err(Error::LenderLost { .. })));
+}
+
+#[test]
+fn descriptors_are_not_left_behind() {
+    let here = Here::new("127.0.0.1:0", "open");
+    let memory = Node::memory(MIB).unwrap();
+    let (key, _board) = here.node.export_notified("memory", memory, Rights::ReadWrite, 4).unwrap();
+    let mut other = here.importer("shm");
+    let count = |id: u32| std::fs::read_dir(format!("/proc/{id}/fd")).unwrap().count();
+    assert_eq!(other.ask(&format!("import memory {}", hex(key))), "shm");
+    let there = count(other.child.id());
+    // More often than a session may share at once.
+    for _ in 0..300 {
+        assert_eq!(other.ask("close"), "closed");
+        assert_eq!(other.ask(&format!("import memory {}", hex(key))), "shm");
+    }
+    assert_eq!(count(other.child.id()), there);
+}
