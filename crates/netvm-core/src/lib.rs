@@ -6,6 +6,7 @@
 extern crate alloc;
 
 pub mod atomic;
+pub mod channel;
 pub mod copy;
 pub mod endpoint;
 pub mod gate;

@@ -59,6 +59,15 @@ pub const COPY_PEERS_MAX: usize = 4;
 /// Most bytes of a reason that a peer gives in words.
 pub const REASON_BYTES_MAX: usize = 200;
 
+/// Least bytes of a channel's ring.
+pub const CHANNEL_BYTES_MIN: u64 = 256;
+/// Most bytes of a channel's ring: positions are told in 29 bits, in units of 8 bytes.
+pub const CHANNEL_BYTES_MAX: u64 = 1 << 30;
+/// Most senders of one receiver.
+pub const SENDERS_MAX: u32 = 1024;
+/// Most senders that one session opens.
+pub const OUTLETS_MAX: usize = 1024;
+
 /// Most bytes in one encrypted record.
 pub const RECORD_BYTES_MAX: usize = 16 << 10;
 /// Each direction's key is replaced after this many records: 64 GiB at most, well below what AES-GCM allows one key.
@@ -98,4 +107,6 @@ const _: () =
     assert!(HEADER_BYTES + COPIED_BYTES_MAX <= BATCH_BYTES_MAX && BATCH_BYTES_MAX <= QUEUE_BYTES_MAX);
 const _: () = assert!(TICKETS_MAX <= NOTIFICATIONS_MAX as usize && SYNC_OBJECTS_MAX <= EXPORTS_MAX);
 const _: () = assert!(GROUP_BYTES_MAX + 64 <= BODY_BYTES_MAX && PARTIES_MAX < 1 << 16);
+const _: () = assert!(CHANNEL_BYTES_MAX / 8 < 1 << 29 && CHANNEL_BYTES_MIN >= 64);
+const _: () = assert!(SENDERS_MAX <= NOTIFICATIONS_MAX && OUTLETS_MAX <= NOTIFICATIONS_MAX as usize);
 const _: () = assert!(VERSION_MIN <= VERSION);

@@ -8,12 +8,14 @@
 //! - [`copy`]: copies between two other nodes.
 //! - [`memory`]: what can be exported: allocated, a file, far memory, the program's own.
 //! - [`sync`]: locks, monitors, semaphores, wait queues, barriers and reductions between processes.
+//! - [`channel`]: messages in order, from one process or many, read where they arrived.
 //! - [`security`]: secrets that both sides prove to know, and encryption.
 //! - [`link`]: the transports below.
 //! - [`runfile`], [`stats`]: what the processes of one run share.
 #![warn(missing_docs)]
 
 pub mod atomic;
+pub mod channel;
 mod connection;
 mod copier;
 pub mod copy;

@@ -364,6 +364,9 @@ impl Worker<'_> {
         }
         if self.random.next().is_multiple_of(4) {
             put(self.region, record + COUNTER, &[counter + 1, number + 1]);
+            if self.random.next().is_multiple_of(64) {
+                std::thread::sleep(Duration::from_micros(200));
+            }
             put(self.region, record + OWNER, &[0, checksum(counter + 1)]);
         } else {
             put(self.region, record, &[counter + 1, 0, checksum(counter + 1)]);
@@ -455,6 +458,8 @@ fn torture(sections: u64, kill_every: Duration) {
         Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "worker", "--ignored", "--nocapture"])
             .env("NETVM_TEST_WORKER", format!("{address} {worker} {incarnations} {}", keys.join(" ")))
+            // Some have the memory mapped, the others' writes go over their sockets.
+            .env("NETVM_LINK", if worker < 2 { "auto" } else { "socket" })
             .stdout(std::process::Stdio::null())
             .spawn()
             .unwrap()

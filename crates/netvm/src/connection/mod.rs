@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, mpsc};
 use std::time::{Duration, Instant};
 
+use netvm_core::channel::Notice;
 use netvm_core::copy;
 use netvm_core::endpoint::{Answer, Event, OpError, PostError, Request};
 use netvm_core::limits::TICKETS_MAX;
@@ -19,6 +20,7 @@ use netvm_core::wire::Status;
 use netvm_sys::epoll::Interest;
 use netvm_sys::mapping::Mapping;
 
+use crate::channel::{CHANNEL_HANDLE, Heard, Notices};
 use crate::copier;
 use crate::error::{Error, Result};
 use crate::link::Link;
@@ -131,6 +133,8 @@ pub(crate) struct State {
     sharing: Sharing,
     /// Signals to the peer's waiters for which the window had no room.
     signals: VecDeque<Notify>,
+    /// The same for its senders.
+    notices: Notices,
     /// Who copies to and from third nodes for the peer.
     pub(crate) copier: Option<mpsc::Sender<copier::Job>>,
 }
@@ -167,6 +171,7 @@ impl PeerSession {
             inbox: Inbox::default(),
             sharing: Sharing::default(),
             signals: VecDeque::new(),
+            notices: Notices::default(),
             copier: None,
         };
         let address = address.to_owned();
@@ -356,6 +361,10 @@ impl PeerSession {
         home.session_ended(self.session);
         let news = home.has_signals();
         drop(home);
+        let mut hub = lock(&self.shared.hub);
+        hub.session_ended(self.session);
+        let news = news || hub.has_news();
+        drop(hub);
         if news {
             self.shared.ring();
         }
@@ -582,10 +591,9 @@ impl PeerSession {
     }
 
     /// Notifies the peer of something of the session itself, after everything written before.
-    pub(crate) fn tell(&self, notify: Notify) -> Result<()> {
+    pub(crate) fn tell(&self, handle: u32, notify: Notify) -> Result<()> {
         let options = WriteOptions { notify: Some(notify), ..WriteOptions::default() };
-        let post =
-            |state: &mut State, _| state.session.endpoint.post_write_copied(SYNC_HANDLE, 0, &[], options);
+        let post = |state: &mut State, _| state.session.endpoint.post_write_copied(handle, 0, &[], options);
         let (state, _) = self.post(self.lock(), post)?;
         self.push(state, true)
     }
@@ -611,17 +619,58 @@ impl PeerSession {
             return self.break_off(&mut state, Error::Protocol { lender: self.address.clone(), reason });
         }
         state.signals.extend(signal.notify(ticket));
+        self.send_signals(&mut state);
+    }
+
+    fn send_signals(&self, state: &mut State) {
         // Nothing is received here: what it asked for would bring more signals, and those who ask without being signalled would never
         // be served.
-        self.post_signals(&mut state);
+        self.post_signals(state);
         if state.broken.is_none()
-            && let Err(failure) = self.send_all(&mut state)
+            && let Err(failure) = self.send_all(state)
         {
-            self.fail(&mut state, &failure);
+            self.fail(state, &failure);
         }
         if !state.led && !state.leased {
-            self.arm(&mut state);
+            self.arm(state);
+        } else if state.broken.is_none() && state.session.has_output() {
+            // Whoever leads may be asleep without watching for room.
+            self.begin_ticks(state);
         }
+    }
+
+    /// Tells one of the peer's senders.
+    pub(crate) fn notice(&self, notice: Notice) {
+        let mut state = self.lock();
+        state.notices.push(notice);
+        self.send_signals(&mut state);
+    }
+
+    /// The peer has not kept to the protocol.
+    pub(crate) fn violated(&self, reason: &str) {
+        let mut state = self.lock();
+        let (lender, reason) = (self.address.clone(), reason.to_owned());
+        self.break_off(&mut state, Error::Protocol { lender, reason });
+    }
+
+    /// What has been told to a sender of ours.
+    pub(crate) fn hear(&self, slot: u16) -> Heard {
+        self.lock().inbox.outlets.hear(slot)
+    }
+
+    /// Waits until a sender of ours is told something. `None` after `limit`.
+    pub(crate) fn wait_to_hear(&self, slot: u16, limit: Option<Duration>) -> Result<Option<Heard>> {
+        let mut ready = |_: &Self, state: &mut State| {
+            let heard = state.inbox.outlets.hear(slot);
+            if heard.ended || heard.position.is_some() {
+                return Some(Ok(heard));
+            }
+            state.broken.clone().map(Err)
+        };
+        let mut state = self.lock();
+        self.progress(&mut state);
+        let limit = limit.unwrap_or(FOREVER).min(FOREVER);
+        self.wait_for(state, limit, TIMEOUT, |state| &mut state.look_for_turn, &mut ready).1.transpose()
     }
 
     fn post_signals(&self, state: &mut State) {
@@ -631,6 +680,13 @@ impl PeerSession {
                 Err(PostError::Full) => break,
                 Ok(()) | Err(_) => state.signals.pop_front(),
             };
+        }
+        while let Some(notify) = state.notices.first() {
+            let options = WriteOptions { notify: Some(notify), ..WriteOptions::default() };
+            match state.session.endpoint.post_write_copied(CHANNEL_HANDLE, 0, &[], options) {
+                Err(PostError::Full) => break,
+                Ok(()) | Err(_) => state.notices.pop(),
+            }
         }
     }
 

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use netvm_core::atomic::Atomic;
+use netvm_core::channel::Notice;
 use netvm_core::copy;
 use netvm_core::key::{Access, RemoteKey, Rights};
-use netvm_core::limits::{QUEUES_MAX, TICKETS_MAX};
+use netvm_core::limits::{OUTLETS_MAX, QUEUES_MAX, TICKETS_MAX};
 use netvm_core::segment::{ExportTable, ImportTable, SegmentId};
 use netvm_core::sync::{ObjectId, SessionId, Ticket, Waiters};
 use netvm_core::wire::Status;
@@ -15,6 +16,7 @@ use netvm_sys::shared::SharedSlice;
 
 use super::locate::{self, LOCATE_METHOD};
 use super::shared::{Shared, lock};
+use crate::channel::{CHANNEL_HANDLE, CHANNEL_METHOD, Inlet, Outlets};
 use crate::error::Result;
 use crate::link::session::Memory;
 use crate::memory::Memory as SegmentMemory;
@@ -38,6 +40,7 @@ pub(crate) struct Segment {
     pub(crate) notifications: Notifications,
     /// What it is besides memory.
     pub(super) sync: Option<ObjectId>,
+    pub(super) inlet: Option<Arc<Inlet>>,
     /// Who has it mapped.
     pub(crate) shares: Vec<Shared1>,
 }
@@ -108,6 +111,7 @@ impl View<'_> {
 #[derive(Default)]
 pub(crate) struct Inbox {
     pub(crate) waiters: Waiters,
+    pub(crate) outlets: Outlets,
     pub(crate) news: bool,
     /// The peer's places in queues of notifications, by the segment's handle.
     pub(crate) accounts: HashMap<u32, Arc<Account>>,
@@ -115,7 +119,7 @@ pub(crate) struct Inbox {
 
 impl netvm_core::endpoint::Exports for View<'_> {
     fn check(&mut self, handle: u32, offset: u64, bytes: u32, access: Access) -> Result<(), Status> {
-        if handle == SYNC_HANDLE && bytes == 0 && access == Access::Write {
+        if handle >= CHANNEL_HANDLE && bytes == 0 && access == Access::Write {
             return Ok(());
         }
         self.imports.check(&lock(&self.shared.exports).table, handle, offset, bytes, access).map(|_| ())
@@ -157,6 +161,7 @@ impl netvm_core::endpoint::Exports for View<'_> {
     fn call(&mut self, method: u32, body: &[u8]) -> Option<Result<Vec<u8>, Status>> {
         match method {
             SYNC_METHOD => Some(self.shared.answer(self.session, self.imports, body)),
+            CHANNEL_METHOD => Some(self.shared.asked(self.session, self.imports, body)),
             // To and from third nodes takes longer.
             copy::METHOD => {
                 let request = copy::Request::decode(body)?;
@@ -171,8 +176,10 @@ impl netvm_core::endpoint::Exports for View<'_> {
     }
 
     fn notifications(&mut self, handle: u32) -> u32 {
-        if handle == SYNC_HANDLE {
-            return TICKETS_MAX as u32;
+        match handle {
+            SYNC_HANDLE => return TICKETS_MAX as u32,
+            CHANNEL_HANDLE => return OUTLETS_MAX as u32,
+            _ => {}
         }
         self.imports
             .notifications(&lock(&self.shared.exports).table, handle)
@@ -184,6 +191,14 @@ impl netvm_core::endpoint::Exports for View<'_> {
             match Ticket::from_release(notify) {
                 Some(ticket) => self.shared.released(self.session, ticket),
                 None => self.inbox.news |= self.inbox.waiters.deliver(notify),
+            }
+            return;
+        }
+        if handle == CHANNEL_HANDLE {
+            if let Some(notice) = Notice::from_notify(notify)
+                && !self.shared.told(self.session, notice)
+            {
+                self.inbox.news |= self.inbox.outlets.deliver(notice);
             }
             return;
         }

@@ -37,7 +37,7 @@ use netvm_core::sync::{Kind, ObjectId};
 pub use netvm_sys::mapping::Mapping;
 use netvm_sys::net::{Address, Listener};
 
-use crate::connection::{FOREVER, Origin, PeerSession};
+use crate::connection::{FOREVER, Origin};
 use crate::copy::Copies;
 use crate::error::{Error, Result};
 use crate::link::{Link, Loopback};
@@ -46,7 +46,6 @@ use crate::notify::Notifications;
 use crate::region::Peer;
 use crate::security::Security;
 pub use crate::shm::LinkChoice;
-use crate::shm::export::take_back;
 use exports::Segment;
 pub(crate) use exports::{Inbox, View};
 pub use locate::Location;
@@ -203,8 +202,13 @@ impl Node {
             exports.segments.resize_with(id.index() + 1, || None);
         }
         let notifications = Notifications::new(numbers, Arc::downgrade(&self.shared));
-        exports.segments[id.index()] =
-            Some(Segment { memory, notifications: notifications.clone(), sync, shares: Vec::new() });
+        exports.segments[id.index()] = Some(Segment {
+            memory,
+            notifications: notifications.clone(),
+            sync,
+            inlet: None,
+            shares: Vec::new(),
+        });
         exports.names.insert(name.to_owned(), id);
         Ok((key, notifications))
     }
@@ -229,35 +233,11 @@ impl Node {
     ///
     /// False when no segment of that name is exported.
     pub fn unexport(&self, name: &str) -> bool {
-        let _one_at_a_time = lock(&self.shared.unexporting);
-        let peers: Vec<Arc<PeerSession>> = lock(&self.shared.peers).iter().flatten().cloned().collect();
-        // Everybody else takes one peer's lock and then the exports'; nobody waits while holding a peer's.
-        let mut guards: Vec<_> = peers.iter().map(|peer| peer.lock()).collect();
-        let mut exports = lock(&self.shared.exports);
-        let Some(id) = exports.names.remove(name) else { return false };
-        exports.table.unexport(id);
-        let segment = exports.segments[id.index()].take();
-        drop(exports);
-        for state in &mut guards {
-            let handles: Vec<u32> = state.imports.handles_of(id).collect();
-            for handle in handles {
-                state.session.endpoint.revoke(handle, |offset, bytes| {
-                    let part = segment.as_ref().and_then(|segment| {
-                        segment.memory.shared().sub(usize::try_from(offset).ok()?, bytes as usize)
-                    });
-                    part.map_or_else(|| vec![0; bytes as usize], |part| part.to_vec())
-                });
-            }
-        }
-        drop(guards);
-        if let Some(segment) = &segment {
-            take_back(&segment.shares);
-        }
-        if let Some(id) = segment.and_then(|segment| segment.sync) {
-            lock(&self.shared.home).close(id);
-            self.shared.ring();
-        }
-        true
+        self.shared.unexport(name)
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     /// Whom this node connects to when a peer asks it to copy to or from a third node; [`Copies::Known`] at first.

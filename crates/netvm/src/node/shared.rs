@@ -6,6 +6,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
 
+use netvm_core::channel::{Ask, Notice, Told};
 use netvm_core::limits::{OPS_MAX, WINDOW};
 use netvm_core::segment::ImportTable;
 use netvm_core::sync::{Home, Request, SessionId, Ticket};
@@ -13,13 +14,15 @@ use netvm_core::wire::{Hello, Role, Status};
 use netvm_sys::epoll::{Epoll, EventFd, Interest};
 use netvm_sys::net::Listener;
 
-use super::exports::Exports;
+use super::exports::{Exports, Segment};
+use crate::channel::{Hub, Inlet};
 use crate::connection::{Origin, PeerSession};
 use crate::copy::Copies;
 use crate::error::{Error, Result};
 use crate::link::{Link, greeting};
 use crate::region::Peer;
 use crate::security::Security;
+use crate::shm::export::take_back;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 /// More peers than this are not polled one by one.
@@ -50,6 +53,8 @@ pub(crate) struct Shared {
     pub(super) kick: EventFd,
     /// Taken after a peer's lock and never before one.
     pub(crate) home: Mutex<Home>,
+    /// Likewise.
+    pub(crate) hub: Mutex<Hub>,
     pub(super) server: OnceLock<ThreadId>,
     /// A peer has connected.
     pub(super) arrivals: Condvar,
@@ -75,6 +80,7 @@ impl Shared {
             ticking: Mutex::default(),
             kick: EventFd::new()?,
             home: Mutex::default(),
+            hub: Mutex::default(),
             server: OnceLock::new(),
             arrivals: Condvar::new(),
             polls: AtomicUsize::new(0),
@@ -177,6 +183,128 @@ impl Shared {
         }
     }
 
+    /// See [`super::Node::unexport`].
+    pub(crate) fn unexport(&self, name: &str) -> bool {
+        self.unexport_if(name, |_| true)
+    }
+
+    /// As a receiver goes: its name may be another's by now.
+    pub(crate) fn unexport_inlet(&self, name: &str, inlet: &Arc<Inlet>) {
+        self.unexport_if(name, |segment| {
+            segment.inlet.as_ref().is_some_and(|other| Arc::ptr_eq(other, inlet))
+        });
+    }
+
+    fn unexport_if(&self, name: &str, wanted: impl FnOnce(&Segment) -> bool) -> bool {
+        let _one_at_a_time = lock(&self.unexporting);
+        let peers: Vec<Arc<PeerSession>> = lock(&self.peers).iter().flatten().cloned().collect();
+        // Everybody else takes one peer's lock and then the exports'; nobody waits while holding a peer's.
+        let mut guards: Vec<_> = peers.iter().map(|peer| peer.lock()).collect();
+        let mut exports = lock(&self.exports);
+        let Some(&id) = exports.names.get(name) else { return false };
+        if !exports.segment(id).is_some_and(wanted) {
+            return false;
+        }
+        exports.names.remove(name);
+        exports.table.unexport(id);
+        let segment = exports.segments[id.index()].take();
+        drop(exports);
+        for state in &mut guards {
+            let handles: Vec<u32> = state.imports.handles_of(id).collect();
+            for handle in handles {
+                state.session.endpoint.revoke(handle, |offset, bytes| {
+                    let part = segment.as_ref().and_then(|segment| {
+                        segment.memory.shared().sub(usize::try_from(offset).ok()?, bytes as usize)
+                    });
+                    part.map_or_else(|| vec![0; bytes as usize], |part| part.to_vec())
+                });
+            }
+        }
+        drop(guards);
+        if let Some(segment) = &segment {
+            take_back(&segment.shares);
+        }
+        if let Some(inlet) = segment.as_ref().and_then(|segment| segment.inlet.as_ref()) {
+            lock(&self.hub).forget(inlet);
+            for (session, slot) in inlet.close() {
+                self.tell_sender(session, Notice { slot, told: Told::Ended });
+            }
+        }
+        if let Some(id) = segment.and_then(|segment| segment.sync) {
+            lock(&self.home).close(id);
+            self.ring();
+        }
+        true
+    }
+
+    /// What an exported segment is besides memory.
+    pub(crate) fn set_inlet(&self, name: &str, inlet: &Arc<Inlet>) {
+        let mut exports = lock(&self.exports);
+        let index = exports.names.get(name).map(|id| id.index());
+        if let Some(Some(segment)) = index.and_then(|index| exports.segments.get_mut(index)) {
+            segment.inlet = Some(Arc::clone(inlet));
+        }
+    }
+
+    /// Answers a sender of a peer.
+    pub(crate) fn asked(
+        &self,
+        session: SessionId,
+        imports: &ImportTable,
+        body: &[u8],
+    ) -> Result<Vec<u8>, Status> {
+        let (slot, ask) = Ask::decode(body).ok_or(Status::BadRequest)?;
+        let mut inlet = None;
+        if let Ask::Open { handle } = ask {
+            let exports = lock(&self.exports);
+            let (segment, _) = imports.notifications(&exports.table, handle).ok_or(Status::NoHandle)?;
+            inlet = exports.segment(segment).and_then(|segment| segment.inlet.clone());
+        }
+        let mut hub = lock(&self.hub);
+        let answer = hub.ask((session, slot), ask, inlet);
+        let news = hub.has_news();
+        drop(hub);
+        if news {
+            self.ring();
+        }
+        answer
+    }
+
+    /// A sender of a peer tells something; false when it is for a sender of ours.
+    pub(crate) fn told(&self, session: SessionId, notice: Notice) -> bool {
+        if matches!(notice.told, Told::Position(_) | Told::Ended) {
+            return false;
+        }
+        let mut hub = lock(&self.hub);
+        hub.told((session, notice.slot), notice.told);
+        let news = hub.has_news();
+        drop(hub);
+        if news {
+            self.ring();
+        }
+        true
+    }
+
+    fn session(&self, session: SessionId) -> Option<Arc<PeerSession>> {
+        let index = (session.0 & SESSION_INDEX) as usize;
+        let peer = lock(&self.peers).get(index).cloned().flatten();
+        peer.filter(|peer| peer.session == session)
+    }
+
+    /// Tells a sender of a peer. Not while anything is locked.
+    pub(crate) fn tell_sender(&self, session: SessionId, notice: Notice) {
+        if let Some(peer) = self.session(session) {
+            peer.notice(notice);
+        }
+    }
+
+    /// A peer has not kept to the protocol. Not while anything is locked.
+    pub(crate) fn violated(&self, session: SessionId, reason: &str) {
+        if let Some(peer) = self.session(session) {
+            peer.violated(reason);
+        }
+    }
+
     /// Has the node's thread send the home's signals: whoever is here has a peer locked, and they need others.
     pub(crate) fn ring(&self) {
         // That thread looks after every event anyway.
@@ -187,12 +315,14 @@ impl Shared {
 
     pub(super) fn deliver(&self) {
         loop {
-            let Some(signalled) = lock(&self.home).signal() else { return };
-            let index = (signalled.session.0 & SESSION_INDEX) as usize;
-            let peer = lock(&self.peers).get(index).cloned().flatten();
-            if let Some(peer) = peer.filter(|peer| peer.session == signalled.session) {
+            let Some(signalled) = lock(&self.home).signal() else { break };
+            if let Some(peer) = self.session(signalled.session) {
                 peer.signal(signalled.ticket, signalled.signal);
             }
+        }
+        loop {
+            let Some((session, notice)) = lock(&self.hub).news() else { break };
+            self.tell_sender(session, notice);
         }
     }
 }

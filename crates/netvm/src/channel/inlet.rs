@@ -1,0 +1,215 @@
+//! The receiving side of channels, as the node's peers reach it.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::num::NonZeroU32;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use netvm_core::channel::{Ask, Notice, Place, Queue, ReceiveRing, Told};
+use netvm_core::limits::OUTLETS_MAX;
+use netvm_core::notify::Notify;
+use netvm_core::sync::SessionId;
+use netvm_core::wire::Status;
+
+use crate::node::lock;
+use crate::notify::Notifications;
+
+/// Where a sender is told: its session, and its slot there.
+pub(crate) type End = (SessionId, u16);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    Open,
+    /// It has closed its end.
+    Closing,
+    /// Its session has ended.
+    Lost,
+}
+
+pub(super) struct Source {
+    pub(super) end: End,
+    pub(super) state: State,
+    /// Unused when the ring is shared.
+    pub(super) ring: ReceiveRing,
+}
+
+/// A receiver's state. Locked after a peer and the [`Hub`], and never before one.
+pub(crate) struct Inlet {
+    pub(super) board: Notifications,
+    pub(super) ring_bytes: u64,
+    state: Mutex<Sources>,
+}
+
+pub(super) struct Sources {
+    pub(super) sources: Vec<Option<Source>>,
+    /// Of the ring that all share.
+    pub(super) queue: Option<Queue>,
+    /// Senders that have ended, in this order, for a shared ring.
+    pub(super) ended: VecDeque<u32>,
+    closed: bool,
+    uses: u32,
+}
+
+impl Inlet {
+    pub(super) fn new(board: Notifications, ring_bytes: u64, senders: u32, shared: bool) -> Self {
+        let sources = Sources {
+            sources: (0..senders).map(|_| None).collect(),
+            queue: shared.then(|| Queue::new(ring_bytes)),
+            ended: VecDeque::new(),
+            closed: false,
+            uses: 0,
+        };
+        Self { board, ring_bytes, state: Mutex::new(sources) }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Sources> {
+        lock(&self.state)
+    }
+
+    /// The receiver goes; whom to tell.
+    pub(crate) fn close(&self) -> Vec<End> {
+        let mut state = self.lock();
+        state.closed = true;
+        let open = state.sources.iter().flatten().filter(|source| source.state == State::Open);
+        open.map(|source| source.end).collect()
+    }
+
+    /// A sender begins; its number and the answer to it.
+    fn open(&self, end: End) -> Result<(u32, Vec<u8>), Status> {
+        let mut state = self.lock();
+        if state.closed {
+            return Err(Status::NoHandle);
+        }
+        let free = state.sources.iter().position(Option::is_none).ok_or(Status::Busy)?;
+        state.uses = state.uses.wrapping_add(1);
+        // Far from the tags of the use before: positions go on from there.
+        let nonce = state.uses.wrapping_mul(0x9E37_79B1);
+        let ring = ReceiveRing::new(self.ring_bytes, nonce);
+        state.sources[free] = Some(Source { end, state: State::Open, ring });
+        let mut answer = Vec::with_capacity(20);
+        for word in [u32::from(state.queue.is_some()), free as u32, nonce] {
+            answer.extend_from_slice(&word.to_le_bytes());
+        }
+        answer.extend_from_slice(&self.ring_bytes.to_le_bytes());
+        Ok((free as u32, answer))
+    }
+
+    /// A sender ends. Its messages are read first.
+    fn end(&self, sender: u32, how: State) -> Vec<(End, Told)> {
+        let mut state = self.lock();
+        let Sources { sources, queue, ended, .. } = &mut *state;
+        let Some(source) = sources.get_mut(sender as usize).and_then(Option::as_mut) else {
+            return Vec::new();
+        };
+        source.state = how;
+        let notify = match queue {
+            Some(queue) => {
+                ended.push_back(sender);
+                queue.give_up(sender);
+                Notify::Count { number: 0 }
+            }
+            None => Notify::Post { number: sender as u16, value: NonZeroU32::MIN },
+        };
+        let grants = state.grants();
+        drop(state);
+        self.board.notify(notify);
+        grants
+    }
+}
+
+impl Sources {
+    /// Places for senders that waited.
+    pub(super) fn grants(&mut self) -> Vec<(End, Told)> {
+        let Some(queue) = &mut self.queue else { return Vec::new() };
+        let sources = &self.sources;
+        std::iter::from_fn(|| queue.grant())
+            .filter_map(|grant| {
+                let source = sources[grant.sender as usize].as_ref()?;
+                Some((source.end, Told::Position((grant.offset / 8) as u32)))
+            })
+            .collect()
+    }
+}
+
+/// The senders of a node's peers.
+#[derive(Default)]
+pub(crate) struct Hub {
+    ends: BTreeMap<End, (Arc<Inlet>, u32)>,
+    /// What other peers must be told.
+    outbox: VecDeque<(End, Told)>,
+}
+
+impl Hub {
+    /// A peer asks; `inlet` is what its handle stands for.
+    pub(crate) fn ask(&mut self, end: End, ask: Ask, inlet: Option<Arc<Inlet>>) -> Result<Vec<u8>, Status> {
+        if let Ask::Open { .. } = ask {
+            let inlet = inlet.ok_or(Status::Unsupported)?;
+            if usize::from(end.1) >= OUTLETS_MAX || self.ends.contains_key(&end) {
+                return Err(Status::BadRequest);
+            }
+            let (sender, answer) = inlet.open(end)?;
+            self.ends.insert(end, (inlet, sender));
+            return Ok(answer);
+        }
+        let (inlet, sender) = self.ends.get(&end).ok_or(Status::NoHandle)?;
+        let mut state = inlet.lock();
+        let queue = state.queue.as_mut().ok_or(Status::Unsupported)?;
+        let answer = match ask {
+            Ask::Reserve { bytes } => match queue.reserve(*sender, u64::from(bytes)) {
+                Ok(Place::At(offset)) => [1, offset],
+                Ok(Place::Later) => [0, 0],
+                Err(_) => return Err(Status::BadRequest),
+            },
+            _ => [u64::from(queue.cancel(*sender)), 0],
+        };
+        let grants = state.grants();
+        drop(state);
+        self.outbox.extend(grants);
+        Ok(answer.iter().flat_map(|word| word.to_le_bytes()).collect())
+    }
+
+    /// A sender tells.
+    pub(crate) fn told(&mut self, end: End, told: Told) {
+        let Some((inlet, sender)) = self.ends.get(&end) else { return };
+        match told {
+            Told::Commit => {
+                let committed = inlet.lock().queue.as_mut().is_some_and(|queue| queue.commit(*sender));
+                if committed {
+                    inlet.board.notify(Notify::Count { number: 0 });
+                }
+            }
+            Told::Close => {
+                let grants = inlet.end(*sender, State::Closing);
+                self.outbox.extend(grants);
+                self.ends.remove(&end);
+            }
+            Told::Position(_) | Told::Ended => {}
+        }
+    }
+
+    /// A peer has gone.
+    pub(crate) fn session_ended(&mut self, session: SessionId) {
+        let all: Vec<End> =
+            self.ends.range((session, 0)..=(session, u16::MAX)).map(|(end, _)| *end).collect();
+        for end in all {
+            if let Some((inlet, sender)) = self.ends.remove(&end) {
+                let grants = inlet.end(sender, State::Lost);
+                self.outbox.extend(grants);
+            }
+        }
+        self.outbox.retain(|((other, _), _)| *other != session);
+    }
+
+    /// A receiver has gone.
+    pub(crate) fn forget(&mut self, inlet: &Arc<Inlet>) {
+        self.ends.retain(|_, (other, _)| !Arc::ptr_eq(other, inlet));
+    }
+
+    pub(crate) fn has_news(&self) -> bool {
+        !self.outbox.is_empty()
+    }
+
+    pub(crate) fn news(&mut self) -> Option<(SessionId, Notice)> {
+        let ((session, slot), told) = self.outbox.pop_front()?;
+        Some((session, Notice { slot, told }))
+    }
+}

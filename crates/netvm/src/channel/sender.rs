@@ -1,0 +1,279 @@
+//! The sending end.
+
+use std::time::{Duration, Instant};
+
+use netvm_core::channel::{
+    Ask, BLOCK_BYTES, MESSAGE_HEADER_BYTES, NoPlace, Notice, Queue, SendRing, Told, taken,
+};
+use netvm_core::key::RemoteKey;
+use netvm_core::limits::{CHANNEL_BYTES_MIN, COPIED_BYTES_MAX};
+use netvm_core::notify::Notify;
+use netvm_core::wire::Status;
+
+use super::outlet::Heard;
+use super::{CHANNEL_HANDLE, CHANNEL_METHOD, ChannelError};
+use crate::error::Error;
+use crate::region::{Peer, Region};
+
+/// Stands for the end of a block in place of a message's length.
+const BLOCK_END: u32 = u32::MAX;
+
+/// The sending end of a channel. Dropping it closes it: the receiver gets all that was sent, and is told.
+#[derive(Debug)]
+pub struct Sender {
+    region: Region,
+    slot: u16,
+    number: u16,
+    capacity: u64,
+    /// None: the ring is shared, and places are asked for.
+    ring: Option<SendRing>,
+    buffer: Vec<u8>,
+    ended: bool,
+}
+
+impl Sender {
+    /// Becomes a sender of the channel `name` of `peer`.
+    ///
+    /// # Errors
+    /// [`ChannelError::Failed`] as [`Peer::import`], when it is no channel, or when it has as many senders as it can have
+    /// (`Status::Busy`).
+    pub fn open(peer: &Peer, name: &str, key: &RemoteKey) -> Result<Self, ChannelError> {
+        let region = peer.import(name, key)?;
+        let slot = region.peer().lock().inbox.outlets.take();
+        let slot = slot.ok_or_else(|| Error::Other("too many senders over one connection".to_owned()))?;
+        let mut sender =
+            Self { region, slot, number: 0, capacity: 0, ring: None, buffer: Vec::new(), ended: true };
+        let handle = sender.region.handle();
+        let answer = sender.ask(Ask::Open { handle })?;
+        let words = answer.first_chunk::<20>().ok_or_else(nonsense)?;
+        let word = |at: usize| u32::from_le_bytes([words[at], words[at + 1], words[at + 2], words[at + 3]]);
+        let (shared, number, nonce) = (word(0) != 0, word(4), word(8));
+        let capacity = u64::from(word(12)) | u64::from(word(16)) << 32;
+        let rings = if shared { 1 } else { u64::from(number) + 1 };
+        let fits = rings.checked_mul(capacity).is_some_and(|end| end <= sender.region.len());
+        if !fits || capacity < CHANNEL_BYTES_MIN || !capacity.is_multiple_of(8) {
+            return Err(nonsense().into());
+        }
+        (sender.number, sender.capacity) = (u16::try_from(number).map_err(|_| nonsense())?, capacity);
+        sender.ring = (!shared).then(|| SendRing::new(capacity, nonce));
+        sender.region.peer().lock().inbox.outlets.clear(slot);
+        sender.ended = false;
+        Ok(sender)
+    }
+
+    /// Longest message that this channel takes.
+    pub fn message_bytes_max(&self) -> usize {
+        match &self.ring {
+            Some(_) => SendRing::message_bytes_max(self.capacity),
+            None => (Queue::block_bytes_max(self.capacity) - MESSAGE_HEADER_BYTES) as usize,
+        }
+    }
+
+    /// Sends a message; waits for room. The bytes may be used again when this returns.
+    ///
+    /// # Errors
+    /// [`ChannelError::TimedOut`], [`ChannelError::TooLong`]: nothing was sent; [`ChannelError::Closed`], [`ChannelError::Failed`]: it may
+    /// not have been received, and nothing more can be sent.
+    pub fn send(&mut self, bytes: &[u8], timeout: Option<Duration>) -> Result<(), ChannelError> {
+        self.put(&[bytes], Limit::new(timeout))
+    }
+
+    /// Sends a message if there is room.
+    ///
+    /// # Errors
+    /// As [`Sender::send`], and [`ChannelError::WouldBlock`].
+    pub fn try_send(&mut self, bytes: &[u8]) -> Result<(), ChannelError> {
+        self.put(&[bytes], Limit::Now)
+    }
+
+    /// Sends several messages, in this order. Where the ring is shared they are sent together, behind one round trip, or not at all, and must
+    /// fit into half of it; otherwise one after the other.
+    ///
+    /// # Errors
+    /// As [`Sender::send`].
+    pub fn send_many(&mut self, messages: &[&[u8]], timeout: Option<Duration>) -> Result<(), ChannelError> {
+        let limit = Limit::new(timeout);
+        match &self.ring {
+            Some(_) => messages.iter().try_for_each(|message| self.put(&[message], limit)),
+            None if messages.is_empty() => Ok(()),
+            None => self.put(messages, limit),
+        }
+    }
+
+    /// Closes this end, as dropping it does, and returns when the receiver's node has everything.
+    ///
+    /// # Errors
+    /// [`ChannelError::Failed`], also when the receiver has gone.
+    pub fn close(mut self) -> Result<(), ChannelError> {
+        self.end();
+        Ok(self.region.flush()?)
+    }
+
+    fn put(&mut self, messages: &[&[u8]], limit: Limit) -> Result<(), ChannelError> {
+        let heard = self.region.peer().hear(self.slot);
+        self.take(heard)?;
+        let done = match &self.ring {
+            Some(_) => self.put_in_ring(messages[0], limit),
+            None => self.put_in_block(messages, limit),
+        };
+        // The handle goes before the notice comes.
+        if let Err(ChannelError::Failed(Error::Op { code: Status::NoHandle, .. })) = done {
+            self.ended = true;
+            return Err(ChannelError::Closed);
+        }
+        done
+    }
+
+    fn put_in_ring(&mut self, bytes: &[u8], limit: Limit) -> Result<(), ChannelError> {
+        let placed = loop {
+            let Some(ring) = &self.ring else { return Err(nonsense().into()) };
+            match ring.place(bytes.len()) {
+                Ok(placed) => break placed,
+                Err(NoPlace::TooLong) => {
+                    return Err(ChannelError::TooLong { bytes: bytes.len(), max: self.message_bytes_max() });
+                }
+                Err(NoPlace::Full) => {
+                    let heard = self.wait(limit)?;
+                    self.take(heard)?;
+                }
+            }
+        };
+        let base = u64::from(self.number) * self.capacity;
+        if let Some((offset, header)) = placed.skip {
+            self.region.write(base + offset, &header.to_le_bytes())?;
+        }
+        let (offset, header) = (base + placed.offset, placed.header.to_le_bytes());
+        let notify = Notify::Count { number: self.number };
+        if bytes.len() + header.len() <= COPIED_BYTES_MAX {
+            self.buffer.clear();
+            self.buffer.extend_from_slice(&header);
+            self.buffer.extend_from_slice(bytes);
+            self.region.write_notify(offset, &self.buffer, notify)?;
+        } else {
+            self.region.write(offset + MESSAGE_HEADER_BYTES, bytes)?;
+            self.region.write_notify(offset, &header, notify)?;
+        }
+        if let Some(ring) = &mut self.ring {
+            ring.written(&placed);
+        }
+        Ok(())
+    }
+
+    fn put_in_block(&mut self, messages: &[&[u8]], limit: Limit) -> Result<(), ChannelError> {
+        let taken_all = messages.iter().map(|message| taken(message.len())).fold(0, u64::saturating_add);
+        let max = Queue::block_bytes_max(self.capacity);
+        if taken_all > max {
+            let bytes = messages.iter().map(|message| message.len()).sum();
+            return Err(ChannelError::TooLong { bytes, max: self.message_bytes_max() });
+        }
+        let block = taken_all.next_multiple_of(BLOCK_BYTES);
+        let offset = match self.ask_words(Ask::Reserve { bytes: block as u32 })? {
+            [1, offset] => offset,
+            _ => self.wait_for_place(limit)?,
+        };
+        self.buffer.clear();
+        for message in messages {
+            self.buffer.extend_from_slice(&(message.len() as u64).to_le_bytes());
+            self.buffer.extend_from_slice(message);
+            self.buffer.resize(self.buffer.len().next_multiple_of(8), 0);
+        }
+        if (self.buffer.len() as u64) < block {
+            self.buffer.extend_from_slice(&u64::from(BLOCK_END).to_le_bytes());
+        }
+        self.region.write(offset, &self.buffer)?;
+        self.tell(Told::Commit)?;
+        Ok(())
+    }
+
+    /// Waits for the place that was asked for.
+    fn wait_for_place(&mut self, limit: Limit) -> Result<u64, ChannelError> {
+        let mut limit = limit;
+        loop {
+            match self.wait(limit) {
+                Ok(Heard { ended: true, .. }) => {
+                    self.ended = true;
+                    return Err(ChannelError::Closed);
+                }
+                Ok(Heard { position: Some(units), .. }) => return Ok(u64::from(units) * 8),
+                Ok(_) => {}
+                Err(error @ (ChannelError::TimedOut | ChannelError::WouldBlock)) => {
+                    if self.ask_words(Ask::Cancel)?[0] == 1 {
+                        return Err(error);
+                    }
+                    // The place is on its way.
+                    limit = Limit::Never;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// What the receiver has told since.
+    fn take(&mut self, heard: Heard) -> Result<(), ChannelError> {
+        self.ended |= heard.ended;
+        if self.ended {
+            return Err(ChannelError::Closed);
+        }
+        if let (Some(ring), Some(units)) = (&mut self.ring, heard.position) {
+            ring.credit(units).map_err(|_| nonsense())?;
+        }
+        Ok(())
+    }
+
+    fn wait(&self, limit: Limit) -> Result<Heard, ChannelError> {
+        let (left, error) = match limit {
+            Limit::Now => (Some(Duration::ZERO), ChannelError::WouldBlock),
+            Limit::Until(end) => {
+                (Some(end.saturating_duration_since(Instant::now())), ChannelError::TimedOut)
+            }
+            Limit::Never => (None, ChannelError::TimedOut),
+        };
+        self.region.peer().wait_to_hear(self.slot, left)?.ok_or(error)
+    }
+
+    fn ask(&self, ask: Ask) -> Result<Vec<u8>, ChannelError> {
+        Ok(self.region.call(CHANNEL_METHOD, &ask.encode(self.slot))?)
+    }
+
+    fn ask_words(&self, ask: Ask) -> Result<[u64; 2], ChannelError> {
+        let answer = self.ask(ask)?;
+        let (words, _) = answer.as_chunks::<8>();
+        let [one, two] = *words else { return Err(nonsense().into()) };
+        Ok([u64::from_le_bytes(one), u64::from_le_bytes(two)])
+    }
+
+    fn tell(&self, told: Told) -> Result<(), Error> {
+        self.region.peer().tell(CHANNEL_HANDLE, Notice { slot: self.slot, told }.notify())
+    }
+
+    fn end(&mut self) {
+        if !std::mem::replace(&mut self.ended, true) {
+            let _ = self.tell(Told::Close);
+        }
+    }
+}
+
+impl Drop for Sender {
+    fn drop(&mut self) {
+        self.end();
+        self.region.peer().lock().inbox.outlets.give_back(self.slot);
+    }
+}
+
+/// How long to wait.
+#[derive(Clone, Copy)]
+enum Limit {
+    Now,
+    Until(Instant),
+    Never,
+}
+
+impl Limit {
+    fn new(timeout: Option<Duration>) -> Self {
+        timeout.and_then(|timeout| Instant::now().checked_add(timeout)).map_or(Self::Never, Self::Until)
+    }
+}
+
+fn nonsense() -> Error {
+    Error::Other("a channel's receiver told something that makes no sense".to_owned())
+}
