@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 /// How often the node's thread sends what has been gathered.
 pub(crate) const TICK: Duration = Duration::from_micros(50);
+/// And how often at least.
+const TICK_MAX: Duration = Duration::from_micros(400);
 /// Gathered bytes that are worth a send of their own.
 pub(super) const SEND_BYTES: usize = 64 << 10;
 /// A write that comes so soon after the one before was sent follows it closely; so does one that comes after less than half of what
@@ -38,6 +40,9 @@ pub(super) struct Gather {
     cost: Duration,
     /// Writes since the last tick.
     writes: u32,
+    /// They were so many that one of them sent what there was.
+    full: bool,
+    pace: Duration,
 }
 
 impl Gather {
@@ -49,7 +54,9 @@ impl Gather {
     pub(super) fn queued(&mut self, bytes: usize, now: impl FnOnce() -> Instant) -> Step {
         if self.on {
             self.writes += 1;
-            return if bytes >= SEND_BYTES { Step::Send } else { Step::Leave };
+            let is_full = bytes >= SEND_BYTES;
+            self.full |= is_full;
+            return if is_full { Step::Send } else { Step::Leave };
         }
         let now = now();
         let is_close =
@@ -72,14 +79,17 @@ impl Gather {
         self.on
     }
 
-    /// A tick has sent what there was, all of it or not; false when no more ticks are needed.
-    pub(super) fn tick(&mut self, sent_all: bool) -> bool {
+    /// A tick has sent what there was, all of it or not; when the next one is due, if any.
+    ///
+    /// Ticks are rarer while the writes themselves send what there is: they take some of the writer's time.
+    pub(super) fn tick(&mut self, sent_all: bool) -> Option<Duration> {
         let goes_on = self.on && (self.writes >= WRITES_MIN || !sent_all);
         if !goes_on {
             (self.on, self.close, self.sent) = (false, 0, None);
         }
-        self.writes = 0;
-        goes_on
+        self.pace = if self.full { (self.pace.max(TICK) * 2).min(TICK_MAX) } else { TICK };
+        (self.writes, self.full) = (0, false);
+        goes_on.then_some(self.pace)
     }
 }
 
@@ -105,7 +115,8 @@ mod tests {
         }
         assert_eq!(sent, CLOSE_MIN + 1);
         assert_eq!(gather.queued(SEND_BYTES, at(1000)), Step::Send);
-        assert!(gather.tick(true) && !gather.tick(true), "a tick without writes is the last");
+        assert_eq!(gather.tick(true), Some(TICK * 2), "a write has sent");
+        assert_eq!(gather.tick(true), None, "a tick without writes is the last");
         assert_eq!(gather.queued(56, at(1000)), Step::Send);
     }
 
@@ -116,7 +127,7 @@ mod tests {
         while gather.queued(56, || now) == Step::Send {
             let _ = gather.sent(|| now);
         }
-        assert!((0..10).all(|_| gather.tick(false)));
-        assert!(!gather.tick(true));
+        assert!((0..10).all(|_| gather.tick(false) == Some(TICK)));
+        assert_eq!(gather.tick(true), None);
     }
 }

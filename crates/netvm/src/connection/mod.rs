@@ -81,21 +81,10 @@ pub(crate) struct PeerSession {
     /// What a peer on this host has mapped for us.
     pub(crate) neighbour: Neighbour,
     pub(crate) beside: Beside,
-    /// Writes are being gathered, for those who do not get the lock.
-    gathers: AtomicBool,
+    /// Microseconds until the next tick, for who does not get the lock.
+    pace_us: AtomicU32,
     /// Polls since something was last received.
     quiet: AtomicU32,
-}
-
-/// When the node's thread should come by again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Ticks {
-    /// After [`gather::TICK`].
-    Soon,
-    /// After [`LEASE_TICK`], or more while others wait or poll all the time (`busy`).
-    Later { busy: bool },
-    /// When it is told to.
-    Never,
 }
 
 /// While those who wait or poll watch the links, the node's thread comes by so often, to see whether they still do.
@@ -186,7 +175,7 @@ impl PeerSession {
             arrived: AtomicBool::new(origin == Origin::Peer),
             state,
             changed: Condvar::new(),
-            gathers: AtomicBool::new(false),
+            pace_us: AtomicU32::new(0),
             quiet: AtomicU32::new(0),
             neighbour: Neighbour::default(),
             beside: Beside::default(),
@@ -248,13 +237,11 @@ impl PeerSession {
         (0..session.endpoint.rails()).try_for_each(|rail| session.send(rail, &mut view))
     }
 
-    /// The node's thread: time to send what has been gathered, and to come by where it does not watch.
-    pub(crate) fn tick(&self) -> Ticks {
+    /// The node's thread: time to send what has been gathered, and to come by where it does not watch. Returns when to come again.
+    pub(crate) fn tick(&self) -> Option<Duration> {
+        let pace = Duration::from_micros(self.pace_us.load(Ordering::Relaxed).into());
         // Who holds the lock sends and receives himself.
-        let Ok(mut state) = self.state.try_lock() else {
-            let gathers = self.gathers.load(Ordering::Relaxed);
-            return if gathers { Ticks::Soon } else { Ticks::Later { busy: true } };
-        };
+        let Ok(mut state) = self.state.try_lock() else { return Some(pace) };
         if state.session.has_output()
             && state.broken.is_none()
             && let Err(failure) = self.send_all(&mut state)
@@ -263,7 +250,6 @@ impl PeerSession {
         }
         let sent_all = !state.session.has_output();
         let gathers = state.gather.tick(sent_all);
-        self.gathers.store(gathers, Ordering::Relaxed);
         let mut busy = false;
         if state.leased && !state.led {
             // Who came by since the last tick received what there was.
@@ -275,14 +261,16 @@ impl PeerSession {
         }
         // Whoever leads may be asleep without watching for room.
         let stuck = state.led && !sent_all;
-        match (state.broken.is_none(), gathers, state.leased || stuck) {
-            (true, true, _) => Ticks::Soon,
-            (true, false, true) => Ticks::Later { busy },
-            _ => {
-                state.ticking = false;
-                Ticks::Never
-            }
+        let lease = (state.leased || stuck).then(|| match busy {
+            true => (pace * 2).clamp(LEASE_TICK, LEASE_TICK_MAX),
+            false => LEASE_TICK,
+        });
+        let next = gathers.or(lease).filter(|_| state.broken.is_none());
+        match next {
+            Some(pace) => self.pace_us.store(pace.as_micros() as u32, Ordering::Relaxed),
+            None => state.ticking = false,
         }
+        next
     }
 
     fn begin_ticks(&self, state: &mut State) {
@@ -575,7 +563,7 @@ impl PeerSession {
             self.fail(&mut state, &failure);
         }
         if state.gather.sent(Instant::now) {
-            self.gathers.store(true, Ordering::Relaxed);
+            self.pace_us.store(gather::TICK.as_micros() as u32, Ordering::Relaxed);
             self.begin_ticks(&mut state);
         }
         if gathered && state.broken.is_none() {

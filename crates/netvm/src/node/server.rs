@@ -9,7 +9,7 @@ use netvm_core::wire::{Refusal, Role};
 use netvm_sys::epoll::Ready;
 
 use super::shared::{GREETING_ID, KICK_ID, LISTENER_ID, STOP_ID, Shared, add_peer, lock, watch};
-use crate::connection::{LEASE_TICK, LEASE_TICK_MAX, LOOK_MAX, Origin, Ticks, gather};
+use crate::connection::{LEASE_TICK_MAX, LOOK_MAX, Origin, gather};
 use crate::link::Link;
 use crate::link::greeting::{Greeted, Greeting, Transport};
 use crate::link::spin::Trial;
@@ -131,15 +131,11 @@ impl Server {
             return;
         }
         let shared = &self.shared;
-        let mut interval = (self.interval * 2).clamp(LEASE_TICK, LEASE_TICK_MAX);
+        let mut interval = LEASE_TICK_MAX;
         self.ticking.retain(|&id| {
-            let ticks = shared.peer(id).map_or(Ticks::Never, |peer| peer.tick());
-            match ticks {
-                Ticks::Soon => interval = gather::TICK,
-                Ticks::Later { busy: false } => interval = interval.min(LEASE_TICK),
-                Ticks::Later { busy: true } | Ticks::Never => {}
-            }
-            ticks != Ticks::Never
+            let next = shared.peer(id).and_then(|peer| peer.tick());
+            interval = interval.min(next.unwrap_or(interval));
+            next.is_some()
         });
         self.interval = interval;
         self.ticked = Instant::now();
