@@ -34,7 +34,7 @@ static int check(int status, const char *what) {
 static void home(netvm_node *node, const char *address, unsigned processes) {
     netvm_memory *memory;
     void *place;
-    check(netvm_memory_alloc(sizeof(struct counters), &memory), "allocate memory");
+    check(netvm_memory_alloc(sizeof(struct counters), 0, &memory), "allocate memory");
     check(netvm_memory_query(memory, &place, NULL), "find the memory");
     netvm_key key, lock_key;
     netvm_board *board;

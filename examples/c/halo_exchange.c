@@ -121,7 +121,7 @@ int main(int argc, char **argv) {
 
     netvm_memory *memory;
     void *place;
-    check(netvm_memory_alloc(sizeof(struct halo), &memory), "allocate memory");
+    check(netvm_memory_alloc(sizeof(struct halo), 0, &memory), "allocate memory");
     check(netvm_memory_query(memory, &place, NULL), "find the memory");
     struct halo *halo = place;
     netvm_key key;
@@ -138,7 +138,7 @@ int main(int argc, char **argv) {
     netvm_memory *table_memory = NULL;
     netvm_key group_key, table_key;
     if (listens) {
-        check(netvm_memory_alloc(PROCESSES_MAX * sizeof entry, &table_memory), "allocate memory");
+        check(netvm_memory_alloc(PROCESSES_MAX * sizeof entry, 0, &table_memory), "allocate memory");
         check(netvm_export(node, "table", table_memory, NETVM_READ_WRITE, &table_key), "export");
         check(netvm_export_group(node, "group", (uint32_t)processes, &group_key), "export a group");
         char group_text[NETVM_KEY_TEXT_BYTES], table_text[NETVM_KEY_TEXT_BYTES];

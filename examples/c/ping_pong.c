@@ -1,11 +1,11 @@
 /*
  * Two processes put a message into each other's memory in turn, and measure how long that takes.
  *
- *   ping_pong listen 0.0.0.0:7070              prints the command for the other process
- *   ping_pong connect HOST:7070 KEY [ADDRESS]  ADDRESS: where this one listens, for the way back
+ *   ping_pong listen 0.0.0.0:7070      prints the command for the other process
+ *   ping_pong connect HOST:7070 KEY
  *
- * A listener has no connection to those who connect to it: whoever connects tells it where to find him. Machines on a network need a
- * secret that both know: `netvm secret new FILE`, and NETVM_SECRET_FILE=FILE for both.
+ * Both use the one connection. Machines on a network need a secret that both know: `netvm secret new FILE`, and
+ * NETVM_SECRET_FILE=FILE for both.
  */
 #include <netvm.h>
 #include <stdio.h>
@@ -23,8 +23,7 @@ enum { MESSAGE, HELLO, NUMBERS };
 /* What each exports. */
 struct mailbox {
     char message[MESSAGE_BYTES];
-    char address[128]; /* of the other one */
-    char key[NETVM_KEY_TEXT_BYTES];
+    char key[NETVM_KEY_TEXT_BYTES]; /* of the other one's mailbox */
 };
 
 static int check(int status, const char *what) {
@@ -54,8 +53,8 @@ static void receive_message(netvm_board *board) {
 
 int main(int argc, char **argv) {
     int listens = argc == 3 && strcmp(argv[1], "listen") == 0;
-    if (!listens && !((argc == 4 || argc == 5) && strcmp(argv[1], "connect") == 0)) {
-        fprintf(stderr, "usage: %s listen ADDRESS | connect ADDRESS KEY [OWN_ADDRESS]\n", argv[0]);
+    if (!listens && !(argc == 4 && strcmp(argv[1], "connect") == 0)) {
+        fprintf(stderr, "usage: %s listen ADDRESS | connect ADDRESS KEY\n", argv[0]);
         return 2;
     }
     netvm_node_options options = NETVM_NODE_OPTIONS_INIT;
@@ -66,26 +65,26 @@ int main(int argc, char **argv) {
     /* Both export a mailbox. */
     netvm_memory *memory;
     void *place;
-    check(netvm_memory_alloc(sizeof(struct mailbox), &memory), "allocate memory");
+    check(netvm_memory_alloc(sizeof(struct mailbox), 0, &memory), "allocate memory");
     check(netvm_memory_query(memory, &place, NULL), "find the memory");
     struct mailbox *mailbox = place;
     netvm_key key;
     netvm_board *board;
     check(netvm_export_notified(node, "mailbox", memory, NETVM_READ_WRITE, NUMBERS, &key, &board), "export");
-    char address[128], text[NETVM_KEY_TEXT_BYTES];
-    const char *own = listens ? argv[2] : argc == 5 ? argv[4] : "127.0.0.1:0";
-    check(netvm_node_listen(node, own, address, sizeof address), "listen");
+    char text[NETVM_KEY_TEXT_BYTES];
     check(netvm_key_to_text(&key, text), "write a key");
 
     netvm_peer *peer;
     netvm_region *other;
     netvm_key other_key;
     if (listens) {
+        char address[128];
+        check(netvm_node_listen(node, argv[2], address, sizeof address), "listen");
         printf("ping_pong connect %s %s\n", address, text);
         fflush(stdout);
-        check(netvm_board_wait(board, HELLO, TIMEOUT), "wait for somebody");
-        /* The notification came after the puts before it. */
-        check(netvm_connect(node, mailbox->address, NULL, &peer), "connect back");
+        check(netvm_accept(node, TIMEOUT, &peer), "wait for somebody");
+        check(netvm_board_wait(board, HELLO, TIMEOUT), "wait for a key");
+        /* The notification comes after the bytes. */
         check(netvm_key_from_text(mailbox->key, &other_key), "read a key");
         check(netvm_import(peer, "mailbox", &other_key, &other), "import");
         for (int round = 0; round < ROUNDS; round++) {
@@ -96,7 +95,6 @@ int main(int argc, char **argv) {
         check(netvm_connect(node, argv[2], NULL, &peer), "connect");
         check(netvm_key_from_text(argv[3], &other_key), "read a key");
         check(netvm_import(peer, "mailbox", &other_key, &other), "import");
-        check(netvm_put(other, offsetof(struct mailbox, address), address, sizeof address), "put");
         check(netvm_put_notify(other, offsetof(struct mailbox, key), text, sizeof text, HELLO, 0), "put");
         double start = now_us();
         for (int round = 0; round < ROUNDS; round++) {

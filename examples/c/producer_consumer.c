@@ -41,7 +41,7 @@ static int check(int status, const char *what) {
 static void consume(netvm_node *node, const char *address) {
     netvm_memory *memory;
     void *place;
-    check(netvm_memory_alloc(sizeof(struct ring), &memory), "allocate memory");
+    check(netvm_memory_alloc(sizeof(struct ring), 0, &memory), "allocate memory");
     check(netvm_memory_query(memory, &place, NULL), "find the memory");
     struct ring *ring = place;
     netvm_key key;

@@ -35,7 +35,7 @@ static int check(int status, const char *what) {
 static void make_jobs(netvm_node *node, const char *address, unsigned workers) {
     netvm_memory *memory;
     void *place;
-    check(netvm_memory_alloc(sizeof(struct queue), &memory), "allocate memory");
+    check(netvm_memory_alloc(sizeof(struct queue), 0, &memory), "allocate memory");
     check(netvm_memory_query(memory, &place, NULL), "find the memory");
     struct queue *queue = place;
     netvm_key key, ready_key;

@@ -25,7 +25,7 @@
  * UNITS     Lengths and offsets are in bytes, times in nanoseconds. Offsets count from the start of the segment.
  * TIME      timeout_ns: negative (NETVM_FOREVER) waits without limit, 0 does not wait. A peer that does not answer for 5 s is given
  *           up in any case: NETVM_ERR_NO_ANSWER.
- * LIBRARY   It must not be unloaded (dlclose does nothing). It handles no signal and never calls exit. Its symbols have the version
+ * LIBRARY   It must not be unloaded (dlclose does nothing). It handles no signal (but see netvm_memory_file) and never calls exit. Its symbols have the version
  *           NETVM_0.1; the structs with a member `size` may grow, and older programs go on to work.
  */
 #ifndef NETVM_H
@@ -54,6 +54,7 @@ NETVM_API const char *netvm_version(void);
 #define NETVM_RAILS_MAX 16              /* connections to one peer */
 #define NETVM_SECRET_BYTES 32
 #define NETVM_KEY_TEXT_BYTES 33         /* of a key as text, with the zero byte */
+#define NETVM_QUEUE_PLACES_MAX 4096     /* of each peer in a segment's queue of notifications */
 #define NETVM_CONDITIONS_MAX 256        /* of one monitor */
 #define NETVM_PARTIES_MAX 1024          /* of one group */
 #define NETVM_REDUCE_MAX 512            /* numbers in one reduction */
@@ -193,10 +194,15 @@ typedef struct netvm_connect_options {
  * NETVM_ERR_ADDRESS, _CONNECT, _PROTOCOL, _VERSION, _REFUSED, _SECURITY, _NO_ANSWER. */
 NETVM_API int netvm_connect(netvm_node *node, const char *address, const netvm_connect_options *options, netvm_peer **peer);
 
+/* The next peer that has connected to this node, over the connection that it has opened: two nodes that operate on each other's
+ * memory need one connection, and are faster with one. NETVM_ERR_TIMED_OUT. */
+NETVM_API int netvm_accept(netvm_node *node, int64_t timeout_ns, netvm_peer **peer);
+
 /* Connects to a node of this process, be it the same one. */
 NETVM_API int netvm_connect_local(netvm_node *node, netvm_node *other, netvm_peer **peer);
 
-/* The connection ends with the last handle that uses it: the peer, its regions, locks and so on. */
+/* The connection ends with the last handle that uses it: the peer, its regions, locks and so on. One that was accepted stays until its
+ * opener ends it. */
 NETVM_API int netvm_peer_close(netvm_peer *peer);
 
 /* ---- Memory and exports ---- */
@@ -206,19 +212,39 @@ enum netvm_rights {
     NETVM_READ_WRITE = 3
 };
 
-/* At least `bytes` bytes of zero memory, page-aligned, whole pages; they may be paged out like any other. `bytes` is 1 or more.
+enum netvm_memory_flags {
+    NETVM_HUGE = 1,      /* of huge pages if the system has them: fewer page faults, never paged out */
+    NETVM_HUGE_ONLY = 2, /* or not at all: NETVM_ERR_NO_MEMORY when vm.nr_hugepages leaves too few */
+    NETVM_PRIVATE = 4    /* processes of this host do not map it: all their operations go over their connections */
+};
+
+/* At least `bytes` bytes of zero memory, page-aligned, whole pages. Peers on this host map it and use it without a system call.
+ * It may be paged out like any other. `bytes` is 1 or more, `flags` 0 or one of enum netvm_memory_flags.
  * NETVM_ERR_NO_MEMORY. */
-NETVM_API int netvm_memory_alloc(size_t bytes, netvm_memory **memory);
+NETVM_API int netvm_memory_alloc(size_t bytes, uint32_t flags, netvm_memory **memory);
+
+/* The `bytes` bytes at `address`, which are the program's own: heap, stack, static or mapped. They stay where they are, mapped and (for
+ * NETVM_READ_WRITE) writable, until the handle, all ranges of it and all exports of them have gone. */
+NETVM_API int netvm_memory_register(void *address, size_t bytes, int rights, netvm_memory **memory);
+
+/* All bytes that a file has now; `descriptor` may be closed afterwards. What peers put goes to the file. When the file is truncated,
+ * accesses to what is gone fail with NETVM_ERR_FAULT; for this the library handles SIGBUS, and passes on what is not its own: a
+ * program sets a handler of its own before, not afterwards. NETVM_ERR_SYSTEM for an empty file or one not open for `rights`. */
+NETVM_API int netvm_memory_file(int descriptor, int rights, netvm_memory **memory);
+
+/* The `bytes` bytes from `offset` on, as memory to be exported by itself. The same bytes may be exported many times, with different
+ * names, keys and rights. */
+NETVM_API int netvm_memory_range(netvm_memory *memory, size_t offset, size_t bytes, netvm_memory **range);
 
 /* Where it is, and how long; either place may be NULL. Peers change exported memory at any time: read words that they change with
  * atomic loads, or after a notification or lock has said that they are done. */
 NETVM_API int netvm_memory_query(netvm_memory *memory, void **address, size_t *bytes);
 
-/* The address is invalid afterwards, unless the memory is exported: then it stays until that ends. */
+/* The address is invalid afterwards, unless ranges are left or the memory is exported: then it stays until that ends. */
 NETVM_API int netvm_memory_free(netvm_memory *memory);
 
 /* Lets whoever has the key reach all of `memory` under `name`, which nothing else of the node has. The key is random.
- * NETVM_ERR_OTHER when the name is taken or too much is exported. */
+ * NETVM_ERR_OTHER when the name is taken, too much is exported, or memory that cannot be written is exported for writing. */
 NETVM_API int netvm_export(netvm_node *node, const char *name, netvm_memory *memory, int rights, netvm_key *key);
 
 /* As netvm_export, with `numbers` notification numbers (0 to NETVM_NOTIFICATIONS_MAX), which peers signal and this process waits
@@ -229,6 +255,19 @@ NETVM_API int netvm_export_notified(netvm_node *node, const char *name, netvm_me
 /* When it returns no peer reads or writes the memory (through this name) any more; transfers under way fail. Also ends locks and so
  * on that the node exports. NETVM_ERR_NO_SEGMENT when nothing has this name. */
 NETVM_API int netvm_unexport(netvm_node *node, const char *name);
+
+/* A place in a segment. */
+typedef struct netvm_location {
+    uint64_t offset;
+    char name[NETVM_NAME_BYTES_MAX + 1];
+} netvm_location;
+
+/* Which of the node's exports contain the byte at `address`. `count` gets how many; the first `room` of them are written to
+ * `locations`, which may be NULL for 0. */
+NETVM_API int netvm_node_find(netvm_node *node, const void *address, netvm_location *locations, size_t room, size_t *count);
+
+/* The same for an address of the peer's process, among the segments that we have imported. It asks the peer. */
+NETVM_API int netvm_peer_find(netvm_peer *peer, uint64_t address, netvm_location *locations, size_t room, size_t *count);
 
 /* ---- Regions: the memory of a peer ---- */
 
@@ -244,6 +283,9 @@ typedef struct netvm_region_info {
 } netvm_region_info;
 
 NETVM_API int netvm_region_query(netvm_region *region, netvm_region_info *info);
+
+/* Where the byte at `offset` is in the process that exports it. It asks the peer. */
+NETVM_API int netvm_region_address(netvm_region *region, uint64_t offset, uint64_t *address);
 
 /*
  * ORDER     Puts to one peer are applied in any order, but a get, an atomic and a notification see all puts that were made before
@@ -277,6 +319,9 @@ NETVM_API int netvm_getv(netvm_region *region, const netvm_iov *iov, size_t coun
 /* Returns when all puts so far through this region's peer are in its memory. Also tells of those that the peer refused. */
 NETVM_API int netvm_flush(netvm_region *region);
 
+/* netvm_put and netvm_flush, in one message where they fit one. */
+NETVM_API int netvm_put_flush(netvm_region *region, uint64_t offset, const void *buffer, size_t bytes);
+
 /* What the owner of the memory is told: one more signal of the event count `number` (value 0), or the one-shot value `value`
  * under `number`, in place of the one before. */
 typedef struct netvm_signal {
@@ -291,11 +336,16 @@ NETVM_API int netvm_put_notify(netvm_region *region, uint64_t offset, const void
 /* Only tells it. */
 NETVM_API int netvm_notify(netvm_region *region, uint32_t number, uint32_t value);
 
+/* Only tells it, at the end of the segment's queue (netvm_board_open_queue); `value` is not 0. Waits while we have no place free:
+ * NETVM_ERR_BUSY after the time. NETVM_ERR_UNSUPPORTED when the segment has no queue. */
+NETVM_API int netvm_enqueue(netvm_region *region, uint32_t number, uint32_t value, int64_t timeout_ns);
+
 enum netvm_put_flags {
-    NETVM_FENCE = 1 /* not applied before all puts made earlier through this peer */
+    NETVM_FENCE = 1, /* not applied before all puts made earlier through this peer */
+    NETVM_QUEUE = 4  /* the signal goes to the end of the segment's queue; its value is not 0 */
 };
 
-/* With flags, and with a signal unless it is NULL. */
+/* With flags, and with a signal unless it is NULL. NETVM_ERR_BUSY (and nothing is put) when we have no place free in the queue. */
 NETVM_API int netvm_put_with(netvm_region *region, uint64_t offset, const void *buffer, size_t bytes, uint32_t flags,
                              const netvm_signal *signal);
 
@@ -343,7 +393,7 @@ typedef struct netvm_post_options {
     size_t size;
     netvm_counter *counter;     /* counts the operation */
     const netvm_signal *signal; /* of a put, as in netvm_put_with; NULL: none */
-    uint32_t flags;             /* NETVM_FENCE for a put, NETVM_DONT_WAIT */
+    uint32_t flags;             /* NETVM_DONT_WAIT; for a put NETVM_FENCE and NETVM_QUEUE */
     uint32_t reserved;          /* 0 */
 } netvm_post_options;
 #define NETVM_POST_OPTIONS_INIT { sizeof(netvm_post_options), NULL, NULL, 0, 0 }
@@ -472,6 +522,19 @@ NETVM_API int netvm_board_reset(netvm_board *board, uint32_t number, uint32_t *v
 /* Notifies as a peer would. */
 NETVM_API int netvm_board_notify(netvm_board *board, uint32_t number, uint32_t value);
 
+/* A queue keeps each notification that is put into it, with its number and value, in order. Opening it gives each peer, and this process,
+ * `places` places (1 to NETVM_QUEUE_PLACES_MAX); do so before the key is given away. NETVM_ERR_OTHER when it is open. */
+NETVM_API int netvm_board_open_queue(netvm_board *board, uint32_t places);
+
+/* Takes the first; NETVM_ERR_TIMED_OUT. Of several threads one gets each. */
+NETVM_API int netvm_board_remove(netvm_board *board, int64_t timeout_ns, uint32_t *number, uint32_t *value);
+
+/* How many are in the queue. */
+NETVM_API int netvm_board_queued(netvm_board *board, size_t *queued);
+
+/* Puts one in as a peer would; NETVM_ERR_BUSY when this process has no place free. */
+NETVM_API int netvm_board_enqueue(netvm_board *board, uint32_t number, uint32_t value);
+
 /* A descriptor for epoll, poll or select: readable after a notification that came after netvm_board_rearm, which must be called
  * first. One for all numbers, for one waiting thread. It belongs to the board: neither read it nor close it. */
 NETVM_API int netvm_board_descriptor(netvm_board *board, int *descriptor);
@@ -480,7 +543,7 @@ NETVM_API int netvm_board_descriptor(netvm_board *board, int *descriptor);
  * pending already: take it, and do not sleep. */
 NETVM_API int netvm_board_rearm(netvm_board *board, uint32_t first, uint32_t count);
 
-/* Called once for each signal (value 0) and each posted value, on a thread of the library's that all handlers of this board share.
+/* Called once for each signal (value 0), each posted value and each notification in the queue, on a thread of the library's that all handlers of this board share.
  * It may call netvm, also to disarm itself. It must return: no exception, longjmp or pthread_exit. */
 typedef void (*netvm_handler)(void *user, uint32_t number, uint32_t value);
 

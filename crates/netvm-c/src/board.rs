@@ -30,14 +30,25 @@ pub struct Signal {
 impl Signal {
     /// A value of 0 is a signal of an event count.
     pub(crate) fn notify(self) -> Result<Notify> {
-        let Ok(number) = u16::try_from(self.number) else {
-            let message = format!("{} is no notification number: they end at 65535", self.number);
-            return Err(Failure::new(Code::Bounds, message));
-        };
+        let number = self.number16()?;
         Ok(match NonZeroU32::new(self.value) {
             Some(value) => Notify::Post { number, value },
             None => Notify::Count { number },
         })
+    }
+
+    /// For a queue, which takes no 0.
+    pub(crate) fn queue(self) -> Result<(u16, NonZeroU32)> {
+        let value = NonZeroU32::new(self.value);
+        Ok((self.number16()?, value.ok_or_else(|| Failure::argument("a queue takes no value of 0"))?))
+    }
+
+    fn number16(self) -> Result<u16> {
+        let Ok(number) = u16::try_from(self.number) else {
+            let message = format!("{} is no notification number: they end at 65535", self.number);
+            return Err(Failure::new(Code::Bounds, message));
+        };
+        Ok(number)
     }
 }
 
@@ -179,6 +190,51 @@ pub extern "C" fn netvm_board_reset(board: Ref<Board>, number: u32, value: Out<u
         value.check()?;
         value.set(board.0.reset(number).map_or(0, NonZeroU32::get))
     })
+}
+
+/// Makes the queue.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_board_open_queue(board: Ref<Board>, places: u32) -> c_int {
+    call(|| Ok(board.get()?.0.open_queue(places)?))
+}
+
+/// Puts something into the queue, as a peer would.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_board_enqueue(board: Ref<Board>, number: u32, value: u32) -> c_int {
+    call(|| {
+        let board = board.get()?;
+        board.number(number)?;
+        let (number, value) = Signal { number, value }.queue()?;
+        if board.0.notify(Notify::Queue { number, value }) {
+            return Ok(());
+        }
+        Err(Failure::new(Code::Busy, "the queue has no place free, or there is none"))
+    })
+}
+
+/// Takes the first of the queue.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_board_remove(
+    board: Ref<Board>,
+    timeout_ns: i64,
+    number: Out<u32>,
+    value: Out<u32>,
+) -> c_int {
+    call(|| {
+        number.check()?;
+        value.check()?;
+        let board = board.get()?;
+        let first = if timeout_ns == 0 { board.0.remove() } else { board.0.wait_remove(timeout(timeout_ns)) };
+        let first = first.ok_or_else(|| Failure::new(Code::TimedOut, "nothing is in the queue"))?;
+        number.set(first.0.into())?;
+        value.set(first.1.get())
+    })
+}
+
+/// How many are in the queue.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_board_queued(board: Ref<Board>, queued: Out<usize>) -> c_int {
+    call(|| queued.set(board.get()?.0.queued()))
 }
 
 /// The descriptor.

@@ -9,10 +9,13 @@
 //!
 //! NULL, bad alignment, a handle of another kind or of a process that forked, and lengths beyond what memory can have are errors.
 
-use std::ffi::{CStr, c_char, c_void};
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::fs::File;
 use std::mem::size_of;
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use netvm::memory::RawRange;
 use netvm_sys::shared::SharedSlice;
 
 use crate::code::{Code, Failure, Result};
@@ -354,9 +357,69 @@ impl Target {
         buffer(self.0, bytes)
     }
 
+    /// The program's own memory, for exports: C promises it until none of them is left.
+    pub(crate) fn registered(&self, bytes: usize, writable: bool) -> Result<RawRange> {
+        let range = buffer(self.0, bytes)?;
+        // SAFETY: of a possible length (`buffer`); C promises the memory until the last export of it has ended, and has no Rust
+        // references into it.
+        Ok(unsafe { RawRange::new(range.as_ptr(), range.len(), writable) })
+    }
+
     /// The same buffer, to be read.
     pub(crate) fn source(self) -> Source {
         Source(self.0)
+    }
+}
+
+/// An array to fill.
+#[repr(transparent)]
+pub struct OutArray<T>(*mut T);
+
+impl<T: Copy> OutArray<T> {
+    /// To be called first.
+    pub(crate) fn check(&self, room: usize) -> Result<()> {
+        if room == 0 {
+            return Ok(());
+        }
+        place(self.0).map(drop)
+    }
+
+    /// Element `index` of `room`.
+    pub(crate) fn set(&self, index: usize, room: usize, value: T) -> Result<()> {
+        let start = place(self.0)?;
+        if index >= room {
+            return Err(Failure::new(Code::Internal, "an array is shorter than what it should hold"));
+        }
+        // SAFETY: not NULL and aligned (`place`), and `index` is below `room`, for which C promises room.
+        unsafe { start.add(index).write(value) };
+        Ok(())
+    }
+}
+
+/// An address to compare, not to follow.
+#[repr(transparent)]
+pub struct Address(*const c_void);
+
+impl Address {
+    pub(crate) fn pointer(&self) -> *const u8 {
+        self.0.cast()
+    }
+}
+
+/// A descriptor of the program's.
+#[repr(transparent)]
+pub struct Descriptor(c_int);
+
+impl Descriptor {
+    /// A file with a descriptor of its own.
+    pub(crate) fn file(&self) -> Result<File> {
+        if self.0 < 0 {
+            return Err(Failure::argument(format!("{} is no descriptor", self.0)));
+        }
+        // SAFETY: not -1 (checked), and C promises not to close it during the call; one that is not open is refused by the kernel.
+        let borrowed = unsafe { BorrowedFd::borrow_raw(self.0) };
+        let owned = borrowed.try_clone_to_owned();
+        owned.map(File::from).map_err(|error| netvm::Error::system("duplicate a descriptor", &error).into())
     }
 }
 

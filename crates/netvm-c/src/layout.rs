@@ -6,8 +6,8 @@ use netvm_core::limits;
 
 use crate::code::Code;
 use crate::{
-    ConnectOptions, Counts, NodeOptions, Piece, PostOptions, RegionInfo, Signal, copy, node, posted, region,
-    sync,
+    ConnectOptions, Counts, NodeOptions, Piece, Place, PostOptions, RegionInfo, Signal, copy, memory, node,
+    posted, region, sync,
 };
 
 /// Expressions of C and their values.
@@ -50,6 +50,13 @@ pub fn all() -> Vec<(String, i128)> {
         ("NETVM_REDUCE_MAX", limits::GROUP_BYTES_MAX / 8),
         ("NETVM_BROADCAST_BYTES_MAX", limits::GROUP_BYTES_MAX),
         ("NETVM_FENCE", region::FENCE as usize),
+        ("NETVM_QUEUE", region::QUEUE as usize),
+        ("NETVM_HUGE", memory::HUGE as usize),
+        ("NETVM_HUGE_ONLY", memory::HUGE_ONLY as usize),
+        ("NETVM_PRIVATE", memory::PRIVATE as usize),
+        ("NETVM_QUEUE_PLACES_MAX", limits::QUEUE_PLACES_MAX as usize),
+        ("sizeof(netvm_location)", size_of::<Place>()),
+        ("offsetof(netvm_location, name)", offset_of!(Place, name)),
         ("NETVM_DONT_WAIT", posted::DONT_WAIT as usize),
         ("NETVM_POST_BYTES_MAX", region::PART_BYTES),
         ("NETVM_CONFIRM", sync::CONFIRM as usize),

@@ -19,6 +19,7 @@ mod region;
 mod sync;
 
 pub use board::Signal;
+pub use memory::Place;
 pub use node::{ConnectOptions, NodeOptions};
 pub use posted::{Counts, PostOptions};
 pub use region::{Piece, RegionInfo};

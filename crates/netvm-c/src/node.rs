@@ -3,7 +3,9 @@
 use std::ffi::c_int;
 use std::fmt::Display;
 use std::path::Path;
+use std::time::Duration;
 
+use netvm::memory::Memory;
 use netvm::node::{LinkChoice, Node, RemoteKey, Rights};
 use netvm::region::{Peer, Region};
 use netvm::security::{Encryption, Secret, Security};
@@ -11,10 +13,9 @@ use netvm_core::limits::{NAME_BYTES_MAX, RAILS_MAX};
 use netvm_sys::thread::without_signals;
 
 use crate::board::Board;
-use crate::call::call;
+use crate::call::{call, timeout};
 use crate::code::{Code, Failure, Result};
 use crate::ffi::{In, Opaque, Options, Out, OutHandle, OutText, Own, Ref, Text};
-use crate::memory::Memory;
 
 impl Opaque for Node {
     const TAG: u32 = 0x6E76_4E01;
@@ -164,6 +165,17 @@ pub extern "C" fn netvm_connect(
     })
 }
 
+/// The next peer that has connected.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_accept(node: Ref<Node>, timeout_ns: i64, peer: OutHandle<Peer>) -> c_int {
+    call(|| {
+        peer.fill(|| {
+            let accepted = node.get()?.accept(timeout(timeout_ns).unwrap_or(Duration::MAX));
+            accepted.ok_or_else(|| Failure::new(Code::TimedOut, "nobody has connected in time"))
+        })
+    })
+}
+
 /// Connects to a node of this process.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_connect_local(node: Ref<Node>, other: Ref<Node>, peer: OutHandle<Peer>) -> c_int {
@@ -196,7 +208,7 @@ pub extern "C" fn netvm_export(
     call(|| {
         key.check()?;
         let rights = named(&RIGHTS, rights, "combination of rights")?;
-        let exported = node.get()?.export(segment_name(&name)?, memory.get()?.mapping(), rights)?;
+        let exported = node.get()?.export(segment_name(&name)?, memory.get()?, rights)?;
         key.set(exported.to_bytes())
     })
 }
@@ -216,7 +228,7 @@ pub extern "C" fn netvm_export_notified(
         key.check()?;
         board.fill(|| {
             let rights = named(&RIGHTS, rights, "combination of rights")?;
-            let (node, memory) = (node.get()?, memory.get()?.mapping());
+            let (node, memory) = (node.get()?, memory.get()?);
             let (exported, board) = node.export_notified(segment_name(&name)?, memory, rights, numbers)?;
             key.set(exported.to_bytes())?;
             Ok(Board(board))

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::time::Duration;
 
 use netvm::posted::{Atomically, Counted, Counter, Op, Posting};
-use netvm::region::{Region, WriteOptions};
+use netvm::region::Region;
 use netvm_sys::shared::SharedSlice;
 
 use crate::board::Signal;
@@ -12,9 +12,9 @@ use crate::call::{call, call_for, timeout};
 use crate::code::{Code, Failure, Result};
 use crate::ffi::{In, Opaque, Options, Out, OutHandle, Own, Ref, Source, Target};
 use crate::node::named;
-use crate::region::{FENCE, PART_BYTES, inside, writable};
+use crate::region::{PART_BYTES, inside, writable, write_options};
 
-/// Flags of posting, besides [`FENCE`].
+/// Flags of posting, besides those of puts.
 pub(crate) const DONT_WAIT: u32 = 2;
 
 impl Opaque for Counter {
@@ -81,10 +81,8 @@ fn post<'a>(
     counted: impl FnOnce(Counted<'_>) -> netvm::Result<()>,
     single: impl FnOnce(Posting<'a>) -> netvm::Result<Posted>,
 ) -> Result<()> {
-    if options.flags & !(FENCE | DONT_WAIT) != 0 || options.reserved != 0 {
-        return Err(Failure::argument(
-            "the options have flags that do not exist, or a reserved member that is not 0",
-        ));
+    if options.reserved != 0 {
+        return Err(Failure::argument("a reserved member of the options is not 0"));
     }
     let posting = region.post();
     let posting = if options.flags & DONT_WAIT != 0 { posting.without_waiting() } else { posting };
@@ -95,10 +93,10 @@ fn post<'a>(
     }
 }
 
-/// Flags that say something about puts only.
+/// For all but puts.
 fn no_put(options: &PostOptions) -> Result<()> {
-    if options.flags & FENCE != 0 || options.signal.optional()?.is_some() {
-        return Err(Failure::argument("only puts have fences and signals"));
+    if options.flags & !DONT_WAIT != 0 || options.signal.optional()?.is_some() {
+        return Err(Failure::argument("only puts have other flags than NETVM_DONT_WAIT, and signals"));
     }
     Ok(())
 }
@@ -130,8 +128,7 @@ pub extern "C" fn netvm_post_put(
     call(|| {
         let (region, options) = (writable(&region)?, options.get()?);
         let local = posted_buffer(region, offset, bytes, buffer.lasting(bytes))?;
-        let notify = options.signal.optional()?.map(Signal::notify).transpose()?;
-        let write = WriteOptions { fence: options.flags & FENCE != 0, notify };
+        let write = write_options(options.flags, DONT_WAIT, &options.signal)?;
         post(
             region,
             &options,

@@ -3,12 +3,13 @@
 use std::ffi::c_int;
 
 use netvm::node::Rights;
+use netvm::notify::Notify;
 use netvm::region::{Region, WriteOptions};
 use netvm_core::limits::{COPIED_BYTES_MAX, OPS_MAX, PAYLOAD_BYTES_MAX};
 use netvm_sys::shared::SharedSlice;
 
 use crate::board::Signal;
-use crate::call::call;
+use crate::call::{call, timeout};
 use crate::code::{Code, Failure, Result};
 use crate::ffi::{In, Opaque, Out, Own, Ref, Source, Target};
 use crate::node::RIGHTS;
@@ -46,6 +47,7 @@ pub(crate) const PART_BYTES: usize = PAYLOAD_BYTES_MAX as usize;
 const PARTS: usize = OPS_MAX / 4;
 /// Flags of a put.
 pub(crate) const FENCE: u32 = 1;
+pub(crate) const QUEUE: u32 = 4;
 
 /// `buffer` in parts, each with its offset, which has been checked.
 fn parts(offset: u64, buffer: SharedSlice) -> impl Iterator<Item = (u64, SharedSlice)> {
@@ -140,6 +142,23 @@ pub extern "C" fn netvm_put_notify(
     })
 }
 
+/// Of flags, besides `others`, and a signal.
+pub(crate) fn write_options(flags: u32, others: u32, signal: &In<Signal>) -> Result<WriteOptions> {
+    if flags & !(FENCE | QUEUE | others) != 0 {
+        return Err(Failure::argument(format!("{flags:#x} has flags that do not exist")));
+    }
+    let notify = match signal.optional()? {
+        Some(signal) if flags & QUEUE != 0 => {
+            let (number, value) = signal.queue()?;
+            Some(Notify::Queue { number, value })
+        }
+        Some(signal) => Some(signal.notify()?),
+        None if flags & QUEUE != 0 => return Err(Failure::argument("NETVM_QUEUE needs a signal")),
+        None => None,
+    };
+    Ok(WriteOptions { fence: flags & FENCE != 0, notify })
+}
+
 /// Writes with options.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_put_with(
@@ -150,19 +169,37 @@ pub extern "C" fn netvm_put_with(
     flags: u32,
     signal: In<Signal>,
 ) -> c_int {
-    call(|| {
-        if flags & !FENCE != 0 {
-            return Err(Failure::argument(format!("{flags:#x} has flags that do not exist")));
-        }
-        let notify = signal.optional()?.map(|signal| signal.notify()).transpose()?;
-        put(&region, offset, buffer, bytes, WriteOptions { fence: flags & FENCE != 0, notify })
-    })
+    call(|| put(&region, offset, buffer, bytes, write_options(flags, 0, &signal)?))
 }
 
 /// Notifies.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_notify(region: Ref<Region>, number: u32, value: u32) -> c_int {
     call(|| Ok(writable(&region)?.notify(Signal { number, value }.notify()?)?))
+}
+
+/// Puts a notification into the queue.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_enqueue(region: Ref<Region>, number: u32, value: u32, timeout_ns: i64) -> c_int {
+    call(|| {
+        let region = writable(&region)?;
+        let (number, value) = Signal { number, value }.queue()?;
+        Ok(region.enqueue(number, value, timeout(timeout_ns))?)
+    })
+}
+
+/// Writes and flushes.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_put_flush(region: Ref<Region>, offset: u64, buffer: Source, bytes: usize) -> c_int {
+    call(|| {
+        if bytes <= COPIED_BYTES_MAX {
+            let region = writable(&region)?;
+            inside(region, offset, bytes)?;
+            return Ok(region.write_flush(offset, buffer.bytes(bytes)?)?);
+        }
+        put(&region, offset, buffer, bytes, WriteOptions::default())?;
+        Ok(region.get()?.flush()?)
+    })
 }
 
 /// Reads.

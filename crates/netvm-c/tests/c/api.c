@@ -27,7 +27,7 @@ static void begin(void) {
     options.encryption = NETVM_ENCRYPT_ALWAYS;
     OK(netvm_node_create(&options, &node));
     OK(netvm_node_create(&options, &other));
-    OK(netvm_memory_alloc(BYTES, &memory));
+    OK(netvm_memory_alloc(BYTES, 0, &memory));
     OK(netvm_memory_query(memory, &address, &length));
     CHECK(length >= BYTES && (uintptr_t)address % 4096 == 0);
     bytes = address;
@@ -46,7 +46,7 @@ static void begin(void) {
     OK(netvm_region_query(region, &info));
     CHECK(info.bytes == length && info.rights == NETVM_READ_WRITE && info.notifications == 8);
     const char *choice = getenv("NETVM_LINK");
-    CHECK(choice == NULL || (strcmp(choice, "shm") == 0) == (strcmp(info.link, "shm") == 0));
+    CHECK(choice == NULL || (strcmp(choice, "auto") == 0) == (strcmp(info.link, "shm") == 0));
     OK(netvm_node_poll(node));
 }
 
@@ -289,6 +289,130 @@ static void posted(void) {
     free(back);
 }
 
+static void memories(void) {
+    netvm_memory *mine, *file, *part, *huge, *private;
+    netvm_region *one, *two;
+    netvm_key key;
+    netvm_peer *self;
+    size_t length, count;
+    void *address;
+    uint64_t there;
+    OK(netvm_connect_local(node, node, &self));
+    /* The stack, with two exports of it that overlap. */
+    char local[300] = "on the stack";
+    OK(netvm_memory_register(local, sizeof local, NETVM_READ_WRITE, &mine));
+    OK(netvm_memory_range(mine, 3, 200, &part));
+    OK(netvm_memory_query(part, &address, &length));
+    CHECK(address == local + 3 && length == 200);
+    OK(netvm_export(node, "stack", mine, NETVM_READ_WRITE, &key));
+    OK(netvm_import(self, "stack", &key, &one));
+    OK(netvm_export(node, "part", part, NETVM_READ, &key));
+    OK(netvm_import(self, "part", &key, &two));
+    char text[16];
+    OK(netvm_get(two, 4, text, 6));
+    CHECK(memcmp(text, "stack", 6) == 0);
+    OK(netvm_put_flush(one, 7, "STACK", 5));
+    CHECK(strcmp(local, "on the STACK") == 0);
+    /* Addresses. */
+    netvm_location found[3];
+    OK(netvm_node_find(node, local + 7, found, 3, &count));
+    CHECK(count == 2 && found[0].offset + found[1].offset == 7 + 4);
+    CHECK(strcmp(found[0].name, found[0].offset == 7 ? "stack" : "part") == 0);
+    OK(netvm_node_find(node, local + 7, NULL, 0, &count));
+    CHECK(count == 2);
+    OK(netvm_node_find(node, &key, found, 3, &count));
+    CHECK(count == 0);
+    OK(netvm_region_address(two, 5, &there));
+    CHECK(there == (uintptr_t)(local + 8));
+    OK(netvm_peer_find(self, there, found, 1, &count));
+    CHECK(count == 2);
+    OK(netvm_region_close(two));
+    OK(netvm_peer_find(self, there, found, 3, &count));
+    CHECK(count == 1 && found[0].offset == 8 && strcmp(found[0].name, "stack") == 0);
+    OK(netvm_region_close(one));
+    OK(netvm_unexport(node, "stack"));
+    OK(netvm_unexport(node, "part"));
+    OK(netvm_memory_free(mine));
+    OK(netvm_memory_free(part));
+    /* Read-only memory is not exported for writing. */
+    OK(netvm_memory_register((void *)(uintptr_t)"constant", 9, NETVM_READ, &mine));
+    EXPECT(NETVM_ERR_OTHER, netvm_export(node, "constant", mine, NETVM_READ_WRITE, &key));
+    OK(netvm_export(node, "constant", mine, NETVM_READ, &key));
+    OK(netvm_unexport(node, "constant"));
+    OK(netvm_memory_free(mine));
+    /* A file. */
+    FILE *temporary = tmpfile();
+    CHECK(temporary != NULL && fputs("0123456789", temporary) >= 0 && fflush(temporary) == 0);
+    OK(netvm_memory_file(fileno(temporary), NETVM_READ_WRITE, &file));
+    OK(netvm_export(node, "file", file, NETVM_READ_WRITE, &key));
+    OK(netvm_import(self, "file", &key, &one));
+    OK(netvm_put_flush(one, 2, "ab", 2));
+    CHECK(pread(fileno(temporary), text, 10, 0) == 10 && memcmp(text, "01ab456789", 10) == 0);
+    OK(netvm_region_close(one));
+    OK(netvm_unexport(node, "file"));
+    OK(netvm_memory_free(file));
+    fclose(temporary);
+    OK(netvm_memory_alloc(1 << 20, NETVM_HUGE, &huge));
+    OK(netvm_memory_free(huge));
+    OK(netvm_memory_alloc(5000, NETVM_PRIVATE, &private));
+    OK(netvm_memory_query(private, NULL, &length));
+    CHECK(length >= 5000);
+    OK(netvm_memory_free(private));
+    OK(netvm_peer_close(self));
+}
+
+/* Both ways over one connection. */
+static void accepted(void) {
+    netvm_peer *back;
+    netvm_memory *small;
+    netvm_key key;
+    netvm_region *other_region;
+    uint32_t old;
+    OK(netvm_accept(node, LIMIT, &back)); /* of `begin` */
+    OK(netvm_memory_alloc(8, 0, &small));
+    OK(netvm_export(other, "small", small, NETVM_READ_WRITE, &key));
+    OK(netvm_import(back, "small", &key, &other_region));
+    OK(netvm_atomic_fetch_add_u32(other_region, 4, 5, NULL));
+    OK(netvm_atomic_load_u32(other_region, 4, &old));
+    CHECK(old == 5);
+    OK(netvm_region_close(other_region));
+    OK(netvm_peer_close(back));
+    OK(netvm_memory_free(small));
+    OK(netvm_flush(region)); /* the connection is still there */
+}
+
+static void queues(void) {
+    uint32_t number, value;
+    size_t queued;
+    netvm_board *queue;
+    netvm_region *sender;
+    netvm_key key;
+    OK(netvm_export_notified(node, "queued", memory, NETVM_READ_WRITE, 4, &key, &queue));
+    OK(netvm_board_open_queue(queue, 2));
+    OK(netvm_import(peer, "queued", &key, &sender));
+    OK(netvm_enqueue(sender, 3, 30, LIMIT));
+    netvm_signal signal = {1, 10};
+    uint64_t word = 123;
+    OK(netvm_put_with(sender, 8, &word, sizeof word, NETVM_QUEUE, &signal));
+    EXPECT(NETVM_ERR_BUSY, netvm_enqueue(sender, 3, 31, NETVM_MILLISECONDS(5)));
+    OK(netvm_board_remove(queue, LIMIT, &number, &value));
+    CHECK(number == 3 && value == 30);
+    OK(netvm_board_remove(queue, LIMIT, &number, &value));
+    CHECK(number == 1 && value == 10 && *(uint64_t *)(void *)(bytes + 8) == 123);
+    OK(netvm_enqueue(sender, 2, 20, LIMIT));
+    OK(netvm_board_enqueue(queue, 0, 5));
+    OK(netvm_flush(sender));
+    OK(netvm_board_queued(queue, &queued));
+    CHECK(queued == 2);
+    OK(netvm_board_remove(queue, 0, &number, &value));
+    OK(netvm_board_remove(queue, 0, &number, &value));
+    EXPECT(NETVM_ERR_TIMED_OUT, netvm_board_remove(queue, 0, &number, &value));
+    EXPECT(NETVM_ERR_TIMED_OUT, netvm_board_remove(queue, NETVM_MILLISECONDS(1), &number, &value));
+    OK(netvm_region_close(sender));
+    OK(netvm_unexport(node, "queued"));
+    OK(netvm_board_close(queue));
+}
+
 static void copies(void) {
     netvm_key key;
     netvm_peer *self;
@@ -297,7 +421,7 @@ static void copies(void) {
     netvm_region *from, *to;
     int way;
     OK(netvm_node_allow_copies(node, NETVM_COPIES_KNOWN));
-    OK(netvm_memory_alloc(1 << 20, &target));
+    OK(netvm_memory_alloc(1 << 20, 0, &target));
     OK(netvm_memory_query(target, &address, NULL));
     OK(netvm_export(other, "target", target, NETVM_READ_WRITE, &key));
     OK(netvm_connect_local(other, other, &self));
@@ -529,6 +653,9 @@ int main(void) {
     notifications();
     posted();
     copies();
+    accepted();
+    queues();
+    memories();
     synchronisation();
     groups();
     forks();

@@ -89,7 +89,7 @@ fn program(name: &str) {
     let path = source().join("tests/c").join(format!("{name}.c"));
     for (variant, flags) in variants() {
         let Some(program) = installed().build(&path, &format!("{name}-{variant}"), &flags) else { return };
-        for link in ["shm", "socket"] {
+        for link in ["auto", "socket"] {
             let output = Running::start(installed().command(&program).env("NETVM_LINK", link)).finish();
             assert_eq!(succeeded(&format!("{name}, {variant}, {link}"), &output), "ok\n");
         }
