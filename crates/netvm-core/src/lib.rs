@@ -14,6 +14,7 @@ pub mod key;
 pub mod limits;
 pub mod notify;
 pub mod opening;
+pub mod pulse;
 pub mod residency;
 pub mod segment;
 pub mod sim;

@@ -450,7 +450,11 @@ impl Endpoint {
                 self.release_held();
             }
             Kind::FlushAck => {
-                let slot = self.answered(rail, &header, &[OpKind::Flush])?;
+                let slot = self.answered(rail, &header, &[OpKind::Flush, OpKind::Pulse])?;
+                if self.ops.get(slot).kind == OpKind::Pulse {
+                    self.ops.release(slot);
+                    return Ok(());
+                }
                 let refused = header.status != 0;
                 let error = OpError::Refused(Status::from_number(header.status));
                 self.complete(slot, if refused { Err(error) } else { Ok(Answer::Done) });

@@ -154,6 +154,18 @@ impl Endpoint {
         if busy.next().is_none() { Some(rail) } else { None }
     }
 
+    /// Asks for a sign of life: an answer at once, whatever waits. Nothing when everything is in use: then much is to be answered anyway.
+    pub fn ask_for_life(&mut self) {
+        if self.closed {
+            return;
+        }
+        let rail = self.choose_rail();
+        let Some(slot) = self.ops.take(OpKind::Pulse, 0, 0, rail) else { return };
+        let header = Header { flags: QUIET, token: self.ops.wire_token(slot), ..Header::new(Kind::Flush) };
+        self.rails[rail].expected.push_back(slot);
+        self.queue(rail, header, Payload::None, false);
+    }
+
     /// Asks for an answer when all writes below `sequence` have been applied.
     fn ask_until(&mut self, sequence: u64) {
         if self.probe.is_some() {
@@ -259,7 +271,7 @@ impl Endpoint {
             let op = self.ops.release(slot);
             let may_act = matches!(op.kind, OpKind::Write | OpKind::Atomic) && !op.never_left;
             let error = if may_act { OpError::Unknown } else { OpError::Lost };
-            if op.kind != OpKind::Probe {
+            if !matches!(op.kind, OpKind::Probe | OpKind::Pulse) {
                 self.events.push_back(Event::Completed { slot, token: op.token, result: Err(error) });
             }
         }

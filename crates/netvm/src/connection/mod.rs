@@ -2,6 +2,7 @@
 
 pub(crate) mod gather;
 mod posted;
+mod pulse;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::AsRawFd;
@@ -37,6 +38,8 @@ use posted::Targets;
 
 /// A peer that does not answer for so long has failed.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// One that lives, but does not answer this operation, has failed after so many times that.
+const ROUNDS_ALIVE: u32 = 6;
 /// Who waits for room behind somebody who waits for an answer looks again after so long.
 const PATIENCE: Duration = Duration::from_millis(1);
 /// A session that ends waits so long for its links to take what is queued.
@@ -120,6 +123,7 @@ pub(crate) struct State {
     pub(crate) bounces: Vec<Mapping>,
     pub(crate) inbox: Inbox,
     sharing: Sharing,
+    pulse: pulse::Seen,
     /// Signals to the peer's waiters for which the window had no room.
     signals: VecDeque<Notify>,
     /// The same for its senders.
@@ -159,6 +163,7 @@ impl PeerSession {
             bounces: Vec::new(),
             inbox: Inbox::default(),
             sharing: Sharing::default(),
+            pulse: pulse::Seen::default(),
             signals: VecDeque::new(),
             notices: Notices::default(),
             copier: None,
@@ -678,8 +683,8 @@ impl PeerSession {
         }
     }
 
-    fn timeout(&self, state: &mut State, what: &'static str) -> Error {
-        let after_ms = TIMEOUT.as_millis() as u64;
+    fn timeout(&self, state: &mut State, what: &'static str, rounds: u32) -> Error {
+        let after_ms = TIMEOUT.as_millis() as u64 * u64::from(rounds);
         let error = Error::Timeout { lender: self.address.clone(), what, after_ms };
         // Its answer could still come, into memory that is in other use by then.
         self.break_off(state, error.clone());
@@ -711,12 +716,20 @@ impl PeerSession {
         patience: Duration,
         mut ready: impl FnMut(&Self, &mut State) -> Option<Result<R>>,
     ) -> (MutexGuard<'a, State>, Result<R>) {
-        match self.wait_for(state, TIMEOUT, patience, |state| &mut state.look, &mut ready) {
-            (state, Some(result)) => (state, result),
-            (mut state, None) => {
-                let error = self.timeout(&mut state, what);
+        let mut state = state;
+        let mut rounds = 0;
+        loop {
+            let received = state.session.received_bytes;
+            match self.wait_for(state, TIMEOUT, patience, |state| &mut state.look, &mut ready) {
+                (state, Some(result)) => return (state, result),
+                (waited, None) => state = waited,
+            }
+            rounds += 1;
+            // The node's thread asks silent peers for a sign of life: who sends nothing at all has failed.
+            if rounds == ROUNDS_ALIVE || state.session.received_bytes == received {
+                let error = self.timeout(&mut state, what, rounds);
                 let result = ready(self, &mut state).unwrap_or(Err(error));
-                (state, result)
+                return (state, result);
             }
         }
     }

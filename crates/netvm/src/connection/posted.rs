@@ -130,12 +130,17 @@ impl PeerSession {
             self.begin_ticks(&mut state);
         }
         self.collect(&mut state);
+        self.leave_rest(&mut state);
+    }
+
+    /// The node's thread sends what the link has not taken.
+    pub(super) fn leave_rest(&self, state: &mut State) {
         if state.broken.is_none() && state.session.has_output() {
             if state.led || state.leased {
                 // Whoever leads may be asleep without watching for room.
-                self.begin_ticks(&mut state);
+                self.begin_ticks(state);
             } else {
-                self.arm(&mut state);
+                self.arm(state);
             }
         }
     }

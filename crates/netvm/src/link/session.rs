@@ -110,6 +110,7 @@ pub(crate) struct Session<L> {
     rails: Vec<Rail<L>>,
     locals: Vec<Vec<SharedSlice>>,
     pub(crate) received_bytes: u64,
+    pub(crate) sent_bytes: u64,
 }
 
 impl<L: Link> Session<L> {
@@ -121,7 +122,8 @@ impl<L: Link> Session<L> {
             buffer: vec![0; BUFFER_BYTES].into(),
             direct: false,
         };
-        Self { endpoint, rails: links.into_iter().map(rail).collect(), locals: Vec::new(), received_bytes: 0 }
+        let rails = links.into_iter().map(rail).collect();
+        Self { endpoint, rails, locals: Vec::new(), received_bytes: 0, sent_bytes: 0 }
     }
 
     pub(crate) fn link(&self, rail: usize) -> &L {
@@ -167,6 +169,7 @@ impl<L: Link> Session<L> {
             let (offered, result) = self.send_once(rail, memory)?;
             match result {
                 Ok(sent) => {
+                    self.sent_bytes += sent as u64;
                     self.endpoint.sent(rail, sent);
                     self.endpoint.close_handles(memory);
                     if sent < offered {

@@ -32,6 +32,7 @@ use std::time::{Duration, Instant};
 
 pub use netvm_core::key::{RemoteKey, Rights};
 use netvm_core::limits::{NOTIFICATIONS_MAX, OPS_MAX, RAILS_MAX, WINDOW};
+pub use netvm_core::pulse::KeepAlive;
 use netvm_core::segment::ExportError;
 use netvm_core::sync::{Kind, ObjectId};
 pub use netvm_sys::mapping::Mapping;
@@ -238,6 +239,13 @@ impl Node {
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+
+    /// How this node finds peers that have failed without a word: stopped, or cut off. At first each is asked after 1 s of silence
+    /// and given up after 4 s.
+    pub fn keep_alive(&self, keep_alive: KeepAlive) {
+        *lock(&self.shared.keep_alive) = KeepAlive::new(keep_alive.interval_ms, keep_alive.timeout_ms);
+        self.shared.kick.signal();
     }
 
     /// Whom this node connects to when a peer asks it to copy to or from a third node; [`Copies::Known`] at first.

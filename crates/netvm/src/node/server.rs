@@ -19,7 +19,6 @@ const AWAY: Duration = Duration::from_micros(50);
 /// Then it does not look for so long, twice as long each time until looking is not disturbed.
 const REST_MIN: Duration = Duration::from_millis(1);
 const REST_MAX: Duration = Duration::from_millis(64);
-const TICK: Duration = Duration::from_millis(500);
 
 /// A session whose rails are not complete.
 pub(super) struct Forming {
@@ -36,7 +35,10 @@ pub(super) struct Server {
     /// Channels that are looked after every `gather::TICK`, and when that was.
     pub(super) ticking: Vec<u64>,
     pub(super) ticked: Instant,
-    pub(super) ticks: u64,
+    /// When peers were looked after, and how often they are.
+    pub(super) looked: Instant,
+    pub(super) look_every: Duration,
+    pub(super) started: Instant,
     pub(super) interval: Duration,
     pub(super) look: Trial,
     /// Others wanted this CPU: no looking before then.
@@ -46,13 +48,16 @@ pub(super) struct Server {
 
 impl Server {
     pub(super) fn new(shared: Arc<Shared>) -> Self {
+        let look_every = shared.look_every();
         Self {
             shared,
             greetings: Vec::new(),
             forming: Vec::new(),
             ticking: Vec::new(),
             ticked: Instant::now(),
-            ticks: 0,
+            looked: Instant::now(),
+            look_every,
+            started: Instant::now(),
             interval: gather::TICK,
             look: Trial::new(LOOK_MAX),
             look_again: Instant::now(),
@@ -64,7 +69,7 @@ impl Server {
         let mut ready = Vec::new();
         let mut served = false;
         loop {
-            let timeout = if self.ticking.is_empty() { TICK } else { self.interval };
+            let timeout = if self.ticking.is_empty() { self.look_every } else { self.interval };
             if self.wait(&mut ready, timeout, served).is_err() {
                 return;
             }
@@ -76,6 +81,7 @@ impl Server {
                         self.shared.kick.take();
                         self.ticking.append(&mut lock(&self.shared.ticking));
                         self.interval = gather::TICK;
+                        self.look_every = self.shared.look_every();
                     }
                     GREETING_ID.. => self.greet((id - GREETING_ID) as usize),
                     LISTENER_ID.. => self.accept((id - LISTENER_ID) as usize),
@@ -88,10 +94,12 @@ impl Server {
                 }
             }
             self.shared.deliver();
-            if self.ticking.is_empty() {
-                self.tidy();
-            } else {
+            if !self.ticking.is_empty() {
                 self.tick();
+            }
+            if self.looked.elapsed() >= self.look_every {
+                self.tidy();
+                self.look_for_life();
             }
         }
     }
@@ -139,10 +147,15 @@ impl Server {
         });
         self.interval = interval;
         self.ticked = Instant::now();
-        // Some ten times a second is enough.
-        self.ticks += 1;
-        if self.ticks.is_multiple_of(256) {
-            self.tidy();
+    }
+
+    fn look_for_life(&mut self) {
+        self.looked = Instant::now();
+        let now_ms = self.started.elapsed().as_millis() as u64;
+        let keep_alive = *lock(&self.shared.keep_alive);
+        let peers: Vec<_> = lock(&self.shared.peers).iter().flatten().cloned().collect();
+        for peer in peers {
+            peer.look_for_life(now_ms, keep_alive);
         }
     }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use netvm_core::channel::{Ask, Notice, Told};
 use netvm_core::limits::{OPS_MAX, WINDOW};
+use netvm_core::pulse::KeepAlive;
 use netvm_core::segment::ImportTable;
 use netvm_core::sync::{Home, Request, SessionId, Ticket};
 use netvm_core::wire::{Hello, Role, Status};
@@ -64,6 +65,7 @@ pub(crate) struct Shared {
     /// Unexporting takes the locks of all peers: one at a time.
     pub(super) unexporting: Mutex<()>,
     pub(super) security: Security,
+    pub(super) keep_alive: Mutex<KeepAlive>,
     /// A number of [`Copies`], and how many sessions' copiers there are.
     pub(super) copies: AtomicU8,
     pub(crate) copiers: AtomicUsize,
@@ -87,6 +89,7 @@ impl Shared {
             session_numbers: AtomicU64::new(0),
             unexporting: Mutex::default(),
             security,
+            keep_alive: Mutex::default(),
             copies: AtomicU8::new(Copies::default() as u8),
             copiers: AtomicUsize::new(0),
         };
@@ -127,6 +130,11 @@ impl Shared {
         if peers.len() <= POLLED_MAX {
             peers.iter().flatten().for_each(|peer| peer.stop_polling());
         }
+    }
+
+    /// How often the node's thread looks after its peers.
+    pub(super) fn look_every(&self) -> Duration {
+        Duration::from_millis(lock(&self.keep_alive).look_every_ms())
     }
 
     pub(crate) fn copies(&self) -> Copies {

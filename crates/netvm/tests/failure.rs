@@ -1,0 +1,259 @@
+//! Peers that fail without a word: stopped, or cut off. Real processes, and a network of their own where the system allows it.
+
+use std::io::{BufRead, BufReader, Write};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use netvm::Error;
+use netvm::node::{KeepAlive, Node, RemoteKey, Rights};
+use netvm::posted::{Atomically, Counter};
+use netvm::region::{Peer, Region};
+use netvm::sync::{Kind, Lock, SyncError};
+
+/// A failed peer is found after 5 s; this is for a machine that does many other things.
+const FOUND: Duration = Duration::from_secs(15);
+const ROLE: &str = "NETVM_TEST_ROLE";
+
+/// Another process, which runs [`process`] with a role.
+struct Process {
+    child: Child,
+    /// What it said when it was ready.
+    said: Vec<String>,
+}
+
+impl Process {
+    fn start(role: &str) -> Self {
+        Self::start_with(Command::new(std::env::current_exe().unwrap()), role)
+    }
+
+    fn start_with(mut command: Command, role: &str) -> Self {
+        let command = command.args(["--exact", "--ignored", "--nocapture", "process"]);
+        let mut child = command.env(ROLE, role).stdout(Stdio::piped()).spawn().unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
+        let ready = lines.find_map(|line| line.split_once("ready ").map(|(_, rest)| rest.to_owned()));
+        let said = ready.unwrap_or_default().split(' ').map(str::to_owned).collect();
+        // What it says at its end must go somewhere.
+        std::thread::spawn(move || lines.for_each(drop));
+        Self { child, said }
+    }
+
+    fn signal(&self, signal: &str) {
+        let pid = self.child.id().to_string();
+        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    }
+
+    fn key(&self, at: usize) -> RemoteKey {
+        RemoteKey::from_bytes(u128::from_str_radix(&self.said[at], 16).unwrap().to_be_bytes())
+    }
+
+    fn open(&self, node: &Node) -> (Peer, Region) {
+        let peer = node.connect(&self.said[0]).unwrap();
+        let region = peer.import("memory", &self.key(1)).unwrap();
+        (peer, region)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn hex(key: RemoteKey) -> String {
+    format!("{:032x}", u128::from_be_bytes(key.to_bytes()))
+}
+
+/// What other processes of these tests do.
+#[test]
+#[ignore = "started by other tests"]
+fn process() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let role: Vec<&str> = role.split(' ').collect();
+    let mut out = std::io::stdout();
+    match role[0] {
+        "server" => {
+            let node = Node::new().unwrap();
+            let memory = Node::private_memory(1 << 20).unwrap();
+            let key = node.export("memory", memory, Rights::ReadWrite).unwrap();
+            let lock = node.export_sync("lock", Kind::LOCK).unwrap();
+            let address = node.listen("127.0.0.1:0").unwrap();
+            writeln!(out, "ready {address} {} {}", hex(key), hex(lock)).unwrap();
+            std::thread::sleep(Duration::from_secs(300));
+        }
+        "holder" => {
+            let node = Node::new().unwrap();
+            let peer = node.connect(role[1]).unwrap();
+            let key = RemoteKey::from_bytes(u128::from_str_radix(role[2], 16).unwrap().to_be_bytes());
+            let lock = Lock::open(&peer, "lock", &key).unwrap();
+            let _guard = lock.lock(None).unwrap();
+            writeln!(out, "ready held").unwrap();
+            std::thread::sleep(Duration::from_secs(300));
+        }
+        "idle" => {
+            let (one, two) = (Node::new().unwrap(), Node::new().unwrap());
+            let address = one.listen("127.0.0.1:0").unwrap();
+            let key = one.export("memory", Node::memory(4096).unwrap(), Rights::Read).unwrap();
+            let region = two.connect(&address).unwrap().import("memory", &key).unwrap();
+            region.read(0, &mut [0; 8]).unwrap();
+            std::thread::sleep(Duration::from_secs(1));
+            let (start, used) = (Instant::now(), cpu_ns());
+            std::thread::sleep(Duration::from_secs(8));
+            let used = cpu_ns() - used;
+            let share = used as f64 / start.elapsed().as_nanos() as f64;
+            writeln!(out, "ready {share}").unwrap();
+            region.read(0, &mut [0; 8]).unwrap();
+        }
+        "cable" => cut_cable(),
+        other => panic!("no such role: {other}"),
+    }
+}
+
+/// Time on a CPU of all threads of this process.
+fn cpu_ns() -> u64 {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap();
+    let used = threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("schedstat")));
+    used.flatten().map(|text| text.split(' ').next().unwrap().parse::<u64>().unwrap()).sum()
+}
+
+fn names(error: &Error, address: &str) -> bool {
+    let text = error.to_string();
+    text.contains(address) && (text.contains("a sign of life") || text.contains("timed out"))
+}
+
+/// Everything that is under way, or begins now, ends with an error that names the peer; returns how long that took.
+fn everything_ends(address: &str, region: &Region, idle: &Region, lock: &Lock) -> Duration {
+    let start = Instant::now();
+    let counter = Counter::new();
+    let local = Node::memory(1 << 20).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| lock.lock(Some(Duration::from_secs(60))));
+        let reading = scope.spawn(|| region.read(0, &mut [0; 100_000]));
+        for _ in 0..100 {
+            region.post().counted(&counter).atomic(0, Atomically::Add(1u64)).unwrap();
+        }
+        let added = region.post().atomic(8, Atomically::Add(1u64)).unwrap();
+        let written = region.post().write(0, &[local.shared()], Default::default()).unwrap();
+        let flushed = region.post().flush().unwrap();
+        let error = reading.join().unwrap().unwrap_err();
+        assert!(names(&error, address), "{error}");
+        // These had left, or may have.
+        let error = added.wait().unwrap_err();
+        assert!(matches!(error, Error::OutcomeUnknown { .. }) && names(&error, address), "{error}");
+        let error = flushed.wait().unwrap_err();
+        assert!(names(&error, address), "{error}");
+        drop(written);
+        let error = counter.wait_all(Some(FOUND)).unwrap_err();
+        assert!(names(&error, address), "{error}");
+        assert_eq!((counter.failed(), counter.pending()), (100, 0));
+        match waiting.join().unwrap() {
+            Err(SyncError::Failed(error)) => assert!(names(&error, address), "{error}"),
+            Err(other) => panic!("{other}"),
+            Ok(_) => panic!("locked by whom?"),
+        }
+    });
+    let took = start.elapsed();
+    // Nobody used this one. What begins now fails now, and not after a time-out of its own.
+    let start = Instant::now();
+    let error = loop {
+        if let Err(error) = idle.write(0, b"anybody there?").and_then(|()| idle.flush()) {
+            break error;
+        }
+    };
+    assert!(names(&error, address), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(3));
+    took
+}
+
+#[test]
+fn a_stopped_process_is_found_by_all_who_wait_for_it() {
+    let server = Process::start("server");
+    let (node, other) = (Node::new().unwrap(), Node::new().unwrap());
+    let ((peer, region), (_, idle)) = (server.open(&node), server.open(&other));
+    region.write(0, &[1; 100]).unwrap();
+    region.flush().unwrap();
+    let lock = Lock::open(&peer, "lock", &server.key(2)).unwrap();
+    // A living peer that has nothing to say is left alone.
+    std::thread::sleep(Duration::from_secs(6));
+    idle.read(0, &mut [0; 8]).unwrap();
+    let guard = lock.lock(None).unwrap();
+    server.signal("-STOP");
+    let took = everything_ends(&server.said[0], &region, &idle, &lock);
+    println!("found after {took:?}");
+    assert!(took < FOUND);
+    drop(guard);
+}
+
+#[test]
+fn a_stopped_process_loses_its_lock() {
+    let home = Node::new().unwrap();
+    home.keep_alive(KeepAlive { interval_ms: 100, timeout_ms: 1000 });
+    let address = home.listen("127.0.0.1:0").unwrap();
+    let key = home.export_sync("lock", Kind::LOCK).unwrap();
+    let holder = Process::start(&format!("holder {address} {}", hex(key)));
+    let client = Node::new().unwrap();
+    let peer = client.connect(&address).unwrap();
+    let lock = Lock::open(&peer, "lock", &key).unwrap();
+    assert!(matches!(lock.lock(Some(Duration::from_millis(1500))), Err(SyncError::TimedOut)));
+    holder.signal("-STOP");
+    let start = Instant::now();
+    assert!(matches!(lock.lock(Some(Duration::from_secs(60))), Err(SyncError::Abandoned(_))));
+    println!("abandoned after {:?}", start.elapsed());
+    assert!(start.elapsed() < FOUND);
+}
+
+#[test]
+fn a_cut_cable_is_found_by_all_who_wait() {
+    let mut unshare = Command::new("unshare");
+    unshare.args(["-Urn"]).arg(std::env::current_exe().unwrap());
+    // Not every system lets us have a network of our own.
+    let possible = Command::new("unshare").args(["-Urn", "ip", "link", "set", "lo", "up"]).status();
+    if !possible.is_ok_and(|status| status.success()) {
+        let _ = writeln!(std::io::stderr(), "a_cut_cable: skipped (no network namespace)");
+        return;
+    }
+    let process = Process::start_with(unshare, "cable");
+    assert_eq!(process.said.first().map(String::as_str), Some("found"), "see its output");
+    println!("found after {} ms", process.said[1]);
+}
+
+/// In a network of our own: its only cable is the loopback device.
+fn cut_cable() {
+    let ip = |arguments: &[&str]| assert!(Command::new("ip").args(arguments).status().unwrap().success());
+    ip(&["link", "set", "lo", "up"]);
+    let server = Process::start("server");
+    let (node, other) = (Node::new().unwrap(), Node::new().unwrap());
+    let ((peer, region), (_, idle)) = (server.open(&node), server.open(&other));
+    let lock = Lock::open(&peer, "lock", &server.key(2)).unwrap();
+    let guard = lock.lock(None).unwrap();
+    ip(&["link", "set", "lo", "down"]);
+    let took = everything_ends(&server.said[0], &region, &idle, &lock);
+    assert!(took < FOUND);
+    drop(guard);
+    println!("ready found {}", took.as_millis());
+}
+
+#[test]
+fn idle_endpoints_cost_next_to_nothing() {
+    let process = Process::start("idle");
+    let share: f64 = process.said[0].parse().unwrap();
+    println!("{:.4} % of a CPU for two idle nodes", share * 100.0);
+    assert!(share < 2.0 * 0.001, "{share}");
+}
+
+#[test]
+fn times_are_the_nodes_own() {
+    // Silent for longer than the other side's time-out: it asks, and we answer without anybody's doing.
+    let (one, two) = (Node::new().unwrap(), Node::new().unwrap());
+    one.keep_alive(KeepAlive { interval_ms: 20, timeout_ms: 600 });
+    two.keep_alive(KeepAlive { interval_ms: 1 << 40, timeout_ms: 1 << 41 });
+    let memory = Node::memory(4096).unwrap();
+    let key = one.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap();
+    let peer = two.connect(&one.listen("127.0.0.1:0").unwrap()).unwrap();
+    let region = peer.import("memory", &key).unwrap();
+    std::thread::sleep(Duration::from_secs(3));
+    region.write(0, &[5; 8]).unwrap();
+    region.flush().unwrap();
+    assert_eq!(memory.shared().sub(0, 8).unwrap().to_vec(), [5; 8]);
+}
