@@ -1,5 +1,6 @@
-//! Development tasks: `cargo xtask check | test | install`.
+//! Development tasks: `cargo xtask check | test | fuzz | ci | install`.
 
+mod fuzz;
 mod install;
 
 use std::env;
@@ -10,6 +11,9 @@ use std::process::{Command, ExitCode, Stdio};
 const USAGE: &str = "\
 usage: cargo xtask check        format, lints
        cargo xtask test         check, build, every test; installs the programs that tests run (as root)
+       cargo xtask fuzz [--seconds N] [TARGET [FILE]]
+                                fuzzes handshake, frames and control, 60 seconds each; with FILE runs that input once
+       cargo xtask ci           test, then fuzz
        cargo xtask install [--prefix DIR] [--libdir NAME]
                                 builds and installs program, libraries, header, netvm.pc and manual pages below DIR
                                 (/usr/local); with the environment variable DESTDIR below that folder";
@@ -31,6 +35,9 @@ fn main() -> ExitCode {
     let ok = match env::args().nth(1).as_deref() {
         Some("check") => check(),
         Some("test") => test(),
+        Some("fuzz") => fuzz_for(env::args().skip(2)),
+        // Both, even if the first fails.
+        Some("ci") => test() & fuzz_for(env::args().skip(2)),
         Some("install") => match install_everything(env::args().skip(2)) {
             Ok(()) => true,
             Err(message) => {
@@ -50,6 +57,10 @@ fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.args(arguments);
     command
+}
+
+fn fuzz_for(arguments: impl Iterator<Item = String>) -> bool {
+    fuzz::fuzz(arguments).map_err(|message| eprintln!("fuzz: {message}")).is_ok()
 }
 
 fn step(arguments: &[&str]) -> bool {

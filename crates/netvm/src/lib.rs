@@ -20,6 +20,9 @@ mod connection;
 mod copier;
 pub mod copy;
 pub mod error;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod fuzzing;
 pub mod lender;
 pub mod link;
 pub mod memory;

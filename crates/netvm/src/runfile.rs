@@ -129,7 +129,7 @@ impl RunFile {
     /// The run's parameters.
     pub fn params(&self) -> RunParams {
         RunParams {
-            budget_bytes: self.word(BUDGET).load(Relaxed) * PAGE_BYTES,
+            budget_bytes: self.word(BUDGET).load(Relaxed).saturating_mul(PAGE_BYTES),
             area_bytes: self.word(AREA).load(Relaxed),
             small_local_bytes: self.word(SMALL_LOCAL).load(Relaxed),
             far_threshold_bytes: self.word(FAR_THRESHOLD).load(Relaxed),
@@ -208,7 +208,8 @@ impl RunFile {
         for index in 0..SLOT_COUNT {
             sum.add(&read(SLOTS + index * SLOT_WORDS + SLOT_STATS));
         }
-        sum.local_frames_peak = self.word(BUDGET).load(Relaxed) - self.word(FREE_MIN).load(Relaxed);
+        sum.local_frames_peak =
+            self.word(BUDGET).load(Relaxed).saturating_sub(self.word(FREE_MIN).load(Relaxed));
         sum
     }
 

@@ -7,4 +7,6 @@ mod server;
 pub use borrower::{BorrowOptions, Borrower, BorrowerParts, Completion, ForkTicket, status, status_with};
 pub use netvm_core::endpoint::PostError;
 pub use protocol::{BorrowerStatus, LenderStatus};
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) use server::fuzzing::{fuzz, fuzz_status};
 pub use server::{Lender, LenderConfig, StopFlag};

@@ -23,6 +23,9 @@ use crate::link::session::{Failure, Memory, Session};
 use crate::link::spin::Spin;
 use crate::security::{Protection, Security};
 
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) mod fuzzing;
+
 /// Most connections at once.
 const CONNECTIONS_MAX: usize = 4096;
 /// Receives for one connection before the others have their turn.

@@ -102,6 +102,17 @@ pub(crate) fn connect(
         .map_err(|reason: &str| Error::Address { address: address.to_owned(), reason: reason.into() })?;
     let stream = Stream::connect(&parsed, timeout)
         .map_err(|error| Error::Connect { lender: address.to_owned(), reason: error.to_string() })?;
+    greet(stream, address, hello, timeout, security)
+}
+
+/// The rest of [`connect`].
+pub(crate) fn greet(
+    stream: Stream,
+    address: &str,
+    hello: &Hello,
+    timeout: Duration,
+    security: &Security,
+) -> Result<(Transport, Hello)> {
     let dialogue = Dialogue { address, stream, timeout, deadline: Instant::now() + timeout };
     let Some(secret) = &security.secret else {
         dialogue.send(&hello.encode())?;

@@ -6,13 +6,13 @@
 //! A link does **not** promise that a send arrives, that bytes arrive in the pieces they were sent in, that a peer is alive, or
 //! secrecy (one that is sealed does). It never blocks, and it does not allocate once it is warm.
 
-mod auth;
+pub(crate) mod auth;
 #[cfg(test)]
 mod auth_tests;
 mod faulty;
 pub(crate) mod greeting;
 mod loopback;
-mod sealed;
+pub(crate) mod sealed;
 pub(crate) mod session;
 pub(crate) mod spin;
 #[cfg(test)]

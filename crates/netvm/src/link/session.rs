@@ -130,6 +130,11 @@ impl<L: Link> Session<L> {
         &self.rails[rail].link
     }
 
+    #[cfg(any(test, feature = "fuzzing"))]
+    pub(crate) fn link_mut(&mut self, rail: usize) -> &mut L {
+        &mut self.rails[rail].link
+    }
+
     /// Closes the connections; only [`Session::event`] may be called afterwards.
     pub(crate) fn close_links(&mut self) {
         self.rails.clear();

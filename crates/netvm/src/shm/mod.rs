@@ -175,5 +175,18 @@ fn meeting_name(name: &Secret) -> Vec<u8> {
     format!("netvm-{hex}").into_bytes()
 }
 
+/// Bytes of a peer's, as a request and as an answer.
+#[cfg(any(test, feature = "fuzzing"))]
+pub(crate) fn fuzz(body: &[u8]) {
+    if let Some(request) = Request::decode(body)
+        && !matches!(request, Request::Share { .. })
+    {
+        assert_eq!(request.encode(), body);
+    }
+    if let Some(share) = Share::decode(body) {
+        assert_eq!(Share::decode(&share.encode()), Some(share));
+    }
+}
+
 #[cfg(test)]
 mod tests;

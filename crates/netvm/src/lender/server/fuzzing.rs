@@ -1,0 +1,71 @@
+//! The calls of two borrowers, or of whoever pretends to be one.
+
+use super::*;
+use crate::link::Stream;
+
+fn served(role: Role) -> Option<Served> {
+    let (stream, _peer) = Stream::pair().ok()?;
+    Some(Served {
+        session: Session::new(vec![Transport::Plain(stream, false)], 16, 16),
+        role,
+        lease: None,
+        name: String::new(),
+        pid: 0,
+        ops: 0,
+        waits_for_room: false,
+    })
+}
+
+/// `| who and method 1 | length 1 | body |` and so on. A body of method 1 may name a ticket by a number.
+pub(crate) fn fuzz(mut data: &[u8]) {
+    let config = LenderConfig {
+        listen: Vec::new(),
+        size_bytes: 4 * 4096,
+        slab_bytes: 4096,
+        ..LenderConfig::default()
+    };
+    let Ok(mut lender) = Lender::bind(config) else { return };
+    let roles = [Role::Borrower, Role::Borrower, Role::Observer];
+    let mut peers: Vec<Served> = roles.into_iter().filter_map(served).collect();
+    if peers.len() < roles.len() {
+        return;
+    }
+    while let [first, len, rest @ ..] = data {
+        let (body, rest) = rest.split_at(usize::from(*len).min(rest.len()));
+        data = rest;
+        let (who, method) = (usize::from(first % 3), u32::from(first / 3) % 9);
+        let mut body = body.to_vec();
+        if let (protocol::ATTACH, Some(&named)) = (method, body.first())
+            && let Some(ticket) = lender.tickets.get(usize::from(named).wrapping_sub(1))
+            && body.len() >= 16
+        {
+            body[..16].copy_from_slice(&ticket.key);
+        }
+        let _ = lender.answer(&mut peers[who], method, &body);
+        let used = lender.memories.slabs.used_bytes();
+        assert!(used <= lender.memories.slabs.size_bytes(), "lent what there is not");
+        // What it holds it may touch, and nothing else.
+        let Lender { memories, .. } = &lender;
+        let Served { lease, ops, .. } = &mut peers[who];
+        for slab in 0..6 {
+            let mut view = View { memories, lease: *lease, ops };
+            let allowed = view.check(slab, 0, 4096, Access::Write).is_ok();
+            assert_eq!(allowed, view.memory(slab, 0, 4096).is_some());
+            assert!(view.check(slab, 1, 4096, Access::Write).is_err());
+        }
+    }
+    for peer in peers {
+        lender.part(peer, &Failure::Ended);
+    }
+    for ticket in std::mem::take(&mut lender.tickets) {
+        lender.close_lease(ticket.lease);
+    }
+    assert_eq!(lender.memories.slabs.used_bytes(), 0, "nobody is left");
+}
+
+/// A lender's answer to whoever asks how it is doing.
+pub(crate) fn fuzz_status(body: &[u8]) {
+    if let Some(status) = LenderStatus::decode(body) {
+        assert_eq!(LenderStatus::decode(&status.encode()), Some(status));
+    }
+}
