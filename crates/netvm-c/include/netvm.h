@@ -61,6 +61,10 @@ NETVM_API const char *netvm_version(void);
 #define NETVM_BROADCAST_BYTES_MAX 4096  /* in one broadcast */
 #define NETVM_POST_BYTES_MAX 1048576    /* of one posted put or get */
 
+#define NETVM_SENDERS_MAX 1024          /* of one receiver */
+#define NETVM_CHANNEL_BYTES_MIN 256     /* of one ring */
+#define NETVM_CHANNEL_BYTES_MAX 1073741824
+
 #define NETVM_FOREVER INT64_C(-1)
 #define NETVM_MICROSECONDS(n) ((int64_t)(n) * 1000)
 #define NETVM_MILLISECONDS(n) ((int64_t)(n) * 1000000)
@@ -73,6 +77,8 @@ enum netvm_status {
     NETVM_ABANDONED = 1,            /* success; but whoever had it before died with it: what it protects may be half done */
     NETVM_PENDING = 2,              /* netvm_board_rearm: something is there already, do not sleep */
     NETVM_UNDER_WAY = 3,            /* netvm_op_test: it has not ended yet */
+    NETVM_SENDER_LEFT = 4,          /* netvm_receive: a sender has closed its end, and all its messages have been received */
+    NETVM_SENDER_LOST = 5,          /* the same of one that died or whose connection is lost */
     NETVM_ERR_ARGUMENT = -1,        /* NULL, a bad number, not UTF-8, a handle of another kind or closed */
     NETVM_ERR_FORKED = -2,          /* the handle belongs to the parent process */
     NETVM_ERR_INTERNAL = -3,        /* a defect of netvm; the handles involved should be closed */
@@ -122,6 +128,8 @@ typedef struct netvm_region netvm_region;         /* netvm_region_close */
 typedef struct netvm_op netvm_op;                 /* netvm_op_close */
 typedef struct netvm_counter netvm_counter;       /* netvm_counter_close */
 typedef struct netvm_board netvm_board;           /* netvm_board_close */
+typedef struct netvm_receiver netvm_receiver;     /* netvm_receiver_close */
+typedef struct netvm_sender netvm_sender;         /* netvm_sender_close */
 typedef struct netvm_lock netvm_lock;             /* netvm_lock_close */
 typedef struct netvm_rwlock netvm_rwlock;         /* netvm_rwlock_close */
 typedef struct netvm_semaphore netvm_semaphore;   /* netvm_semaphore_close */
@@ -557,6 +565,67 @@ NETVM_API int netvm_board_disarm(netvm_board *board, uint32_t number);
 
 /* The segment stays exported. Disarm handlers first. */
 NETVM_API int netvm_board_close(netvm_board *board);
+
+/* ---- Channels: messages from other processes ---- */
+
+/*
+ * A sender writes its messages straight into the receiver's memory, where the receiver looks at them. Messages of one sender come in the
+ * order in which they were sent; senders take turns. A sender for which there is no room waits, or is told so. Both ends are for
+ * one thread at a time: NETVM_ERR_BUSY for a second one.
+ */
+
+/* Receives under `name`, which is shared with segments. With 1 to NETVM_SENDERS_MAX `senders` each has a ring of `bytes` bytes
+ * (at least NETVM_CHANNEL_BYTES_MIN, at most _MAX): no round trips, and nobody waits for another; a message takes up to a quarter of its ring. With
+ * 0 all share one ring, in the order in which they ask for room, which is a round trip; a message takes up to half of it. Whoever has the key
+ * can spoil others' messages: senders that do not trust each other want a receiver each. */
+NETVM_API int netvm_receiver_create(netvm_node *node, const char *name, uint32_t senders, size_t bytes, netvm_key *key,
+                                    netvm_receiver **receiver);
+
+typedef struct netvm_message {
+    void *bytes;     /* where it arrived, aligned to 8; NULL for news of a sender */
+    size_t length;
+    uint32_t sender; /* number of the sender, unique among those that there are now */
+    uint32_t reserved;
+} netvm_message;
+
+/* The next message, which stays in its place until the next call of netvm_receive or netvm_receiver_free. A sender that does not keep to
+ * the rules can change it: copy first what is checked. NETVM_SENDER_LEFT and NETVM_SENDER_LOST tell of the end of a sender, once.
+ * NETVM_ERR_TIMED_OUT. */
+NETVM_API int netvm_receive(netvm_receiver *receiver, int64_t timeout_ns, netvm_message *message);
+
+/* Gives the place of the last message back to its sender now, not with the next receive: senders may wait for it. */
+NETVM_API int netvm_receiver_free(netvm_receiver *receiver);
+
+/* A descriptor for epoll, poll or select, as netvm_board_descriptor: readable when something has come after netvm_receiver_rearm.
+ * NETVM_PENDING: something may be there already. */
+NETVM_API int netvm_receiver_descriptor(netvm_receiver *receiver, int *descriptor);
+NETVM_API int netvm_receiver_rearm(netvm_receiver *receiver);
+
+/* Ends the channel; senders are told. */
+NETVM_API int netvm_receiver_close(netvm_receiver *receiver);
+
+/* Becomes a sender. NETVM_ERR_NO_SEGMENT; NETVM_ERR_BUSY when there are as many senders as there can be. */
+NETVM_API int netvm_sender_open(netvm_peer *peer, const char *name, const netvm_key *key, netvm_sender **sender);
+
+/* The longest message that the channel takes. */
+NETVM_API int netvm_sender_query(netvm_sender *sender, size_t *message_bytes_max);
+
+/* Sends a message, which may be empty; the buffer may be used again when it returns. NETVM_ERR_TIMED_OUT, NETVM_ERR_BUSY (no room, with
+ * timeout 0) and NETVM_ERR_BOUNDS (too long): nothing was sent. NETVM_ERR_GONE (the receiver has gone), NETVM_ERR_PEER_LOST: it may not
+ * have been received. */
+NETVM_API int netvm_send(netvm_sender *sender, const void *buffer, size_t bytes, int64_t timeout_ns);
+
+typedef struct netvm_buffer {
+    const void *bytes;
+    size_t length;
+} netvm_buffer;
+
+/* Sends `count` messages in this order: where senders share a ring together, behind one round trip, or not at all, and at most half of
+ * the ring; otherwise one after the other. */
+NETVM_API int netvm_send_many(netvm_sender *sender, const netvm_buffer *messages, size_t count, int64_t timeout_ns);
+
+/* Returns when the receiver's node has all messages; the sender is closed also when this fails. */
+NETVM_API int netvm_sender_close(netvm_sender *sender);
 
 /* ---- Synchronisation between processes ---- */
 

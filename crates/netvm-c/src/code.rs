@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_int};
 
+use netvm::channel::ChannelError;
 use netvm::error::Error;
 use netvm::sync::{Refusal, SyncError};
 use netvm_core::wire::Status;
@@ -46,6 +47,10 @@ codes! {
     Pending = 2, "NETVM_PENDING", c"a notification is pending";
     /// The operation has not ended yet.
     UnderWay = 3, "NETVM_UNDER_WAY", c"the operation is under way";
+    /// To a receiver: a sender has closed its end.
+    Left = 4, "NETVM_SENDER_LEFT", c"a sender has closed its end of the channel";
+    /// To a receiver: a sender has died.
+    Lost = 5, "NETVM_SENDER_LOST", c"a sender has died, or its connection is lost";
     /// A NULL pointer, a bad number, a handle of another kind.
     Argument = -1, "NETVM_ERR_ARGUMENT", c"invalid argument";
     /// The handle belongs to a process that forked.
@@ -174,6 +179,22 @@ fn status(status: Status) -> Code {
         Status::Ok | Status::BadRequest => Code::Protocol,
         // No such operation here, or an answer of a newer peer.
         _ => Code::Unsupported,
+    }
+}
+
+impl From<ChannelError> for Failure {
+    fn from(error: ChannelError) -> Self {
+        let code = match &error {
+            ChannelError::TimedOut => Code::TimedOut,
+            ChannelError::WouldBlock => Code::Busy,
+            ChannelError::TooLong { .. } => Code::Bounds,
+            ChannelError::Closed => Code::Gone,
+            ChannelError::Left { .. } => Code::Left,
+            ChannelError::Lost { .. } => Code::Lost,
+            ChannelError::Failed(error) => return error.clone().into(),
+            _ => Code::Other,
+        };
+        Self::new(code, error.to_string())
     }
 }
 

@@ -173,6 +173,8 @@ unsafe impl Plain for crate::board::Signal {}
 unsafe impl Plain for crate::region::Piece {}
 // SAFETY: integers and transparent wrappers of pointers.
 unsafe impl Plain for crate::posted::PostOptions {}
+// SAFETY: an integer and a transparent wrapper of a pointer.
+unsafe impl Plain for crate::channel::Buffer {}
 // SAFETY: bytes.
 unsafe impl<const BYTES: usize> Plain for [u8; BYTES] {}
 

@@ -6,8 +6,8 @@ use netvm_core::limits;
 
 use crate::code::Code;
 use crate::{
-    ConnectOptions, Counts, NodeOptions, Piece, Place, PostOptions, RegionInfo, Signal, copy, memory, node,
-    posted, region, sync,
+    Buffer, ConnectOptions, Counts, NodeOptions, Piece, Place, PostOptions, Received, RegionInfo, Signal,
+    copy, memory, node, posted, region, sync,
 };
 
 /// Expressions of C and their values.
@@ -57,6 +57,17 @@ pub fn all() -> Vec<(String, i128)> {
         ("NETVM_QUEUE_PLACES_MAX", limits::QUEUE_PLACES_MAX as usize),
         ("sizeof(netvm_location)", size_of::<Place>()),
         ("offsetof(netvm_location, name)", offset_of!(Place, name)),
+        ("NETVM_SENDERS_MAX", limits::SENDERS_MAX as usize),
+        ("NETVM_CHANNEL_BYTES_MIN", limits::CHANNEL_BYTES_MIN as usize),
+        ("NETVM_CHANNEL_BYTES_MAX", limits::CHANNEL_BYTES_MAX as usize),
+        ("sizeof(netvm_message)", size_of::<Received>()),
+        ("offsetof(netvm_message, bytes)", offset_of!(Received, bytes)),
+        ("offsetof(netvm_message, length)", offset_of!(Received, length)),
+        ("offsetof(netvm_message, sender)", offset_of!(Received, sender)),
+        ("offsetof(netvm_message, reserved)", offset_of!(Received, reserved)),
+        ("sizeof(netvm_buffer)", size_of::<Buffer>()),
+        ("offsetof(netvm_buffer, bytes)", offset_of!(Buffer, bytes)),
+        ("offsetof(netvm_buffer, length)", offset_of!(Buffer, length)),
         ("NETVM_DONT_WAIT", posted::DONT_WAIT as usize),
         ("NETVM_POST_BYTES_MAX", region::PART_BYTES),
         ("NETVM_CONFIRM", sync::CONFIRM as usize),

@@ -7,6 +7,7 @@
 mod atomic;
 mod board;
 mod call;
+mod channel;
 pub mod code;
 mod copy;
 mod ffi;
@@ -19,6 +20,7 @@ mod region;
 mod sync;
 
 pub use board::Signal;
+pub use channel::{Buffer, Received};
 pub use memory::Place;
 pub use node::{ConnectOptions, NodeOptions};
 pub use posted::{Counts, PostOptions};

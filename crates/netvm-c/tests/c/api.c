@@ -413,6 +413,73 @@ static void queues(void) {
     OK(netvm_board_close(queue));
 }
 
+static void channel(uint32_t senders) {
+    netvm_key key;
+    netvm_receiver *receiver;
+    netvm_sender *one, *two;
+    netvm_message message;
+    size_t most;
+    int descriptor;
+    OK(netvm_receiver_create(node, "channel", senders, 4096, &key, &receiver));
+    OK(netvm_sender_open(peer, "channel", &key, &one));
+    OK(netvm_sender_open(peer, "channel", &key, &two));
+    OK(netvm_sender_query(one, &most));
+    CHECK(most >= 900 && most < 2100);
+    OK(netvm_receiver_descriptor(receiver, &descriptor));
+    EXPECT(NETVM_ERR_TIMED_OUT, netvm_receive(receiver, 0, &message));
+    EXPECT(NETVM_ERR_TIMED_OUT, netvm_receive(receiver, NETVM_MILLISECONDS(1), &message));
+    OK(netvm_receiver_rearm(receiver));
+    struct pollfd poll_one = {.fd = descriptor, .events = POLLIN};
+    CHECK(poll(&poll_one, 1, 0) == 0);
+    OK(netvm_send(one, "hello", 5, LIMIT));
+    CHECK(poll(&poll_one, 1, 60000) == 1);
+    EXPECT(NETVM_PENDING, netvm_receiver_rearm(receiver));
+    OK(netvm_receive(receiver, LIMIT, &message));
+    CHECK(message.length == 5 && memcmp(message.bytes, "hello", 5) == 0 && (uintptr_t)message.bytes % 8 == 0);
+    uint32_t first = message.sender;
+    OK(netvm_receiver_free(receiver));
+    OK(netvm_receiver_free(receiver));
+    /* Many, of all lengths, through a small ring. */
+    unsigned char bytes_sent[2100];
+    int sent = 0, received = 0;
+    while (received < 300) {
+        size_t length = (size_t)sent * 37 % most;
+        memset(bytes_sent, sent, length);
+        int status = sent < 300 ? netvm_send(two, bytes_sent, length, 0) : NETVM_ERR_BUSY;
+        if (status == NETVM_OK) {
+            sent++;
+            continue;
+        }
+        EXPECT(NETVM_ERR_BUSY, status);
+        OK(netvm_receive(receiver, LIMIT, &message));
+        CHECK(message.length == (size_t)received * 37 % most && message.sender != first);
+        for (size_t i = 0; i < message.length; i++)
+            CHECK(((unsigned char *)message.bytes)[i] == (unsigned char)received);
+        OK(netvm_receiver_free(receiver)); /* the next send may want this place */
+        received++;
+    }
+    netvm_buffer many[3] = {{"a", 1}, {NULL, 0}, {"ccc", 3}};
+    OK(netvm_send_many(one, many, 3, LIMIT));
+    OK(netvm_send_many(one, NULL, 0, LIMIT));
+    for (size_t length = 1; length < 4; length++) {
+        OK(netvm_receive(receiver, LIMIT, &message));
+        CHECK(message.sender == first && message.length == (length == 2 ? 0 : length));
+    }
+    OK(netvm_send(one, "bye", 3, LIMIT));
+    OK(netvm_sender_close(one));
+    OK(netvm_receive(receiver, LIMIT, &message));
+    CHECK(memcmp(message.bytes, "bye", 3) == 0);
+    EXPECT(NETVM_SENDER_LEFT, netvm_receive(receiver, LIMIT, &message));
+    CHECK(message.bytes == NULL && message.length == 0 && message.sender == first);
+    EXPECT(NETVM_ERR_BOUNDS, netvm_send(two, bytes, most + 1, LIMIT));
+    OK(netvm_receiver_close(receiver));
+    int status; /* the news may still be on its way */
+    while ((status = netvm_send(two, "x", 1, LIMIT)) == NETVM_OK)
+        continue;
+    EXPECT(NETVM_ERR_GONE, status);
+    netvm_sender_close(two);
+}
+
 static void copies(void) {
     netvm_key key;
     netvm_peer *self;
@@ -655,6 +722,8 @@ int main(void) {
     copies();
     accepted();
     queues();
+    channel(2);
+    channel(0);
     memories();
     synchronisation();
     groups();

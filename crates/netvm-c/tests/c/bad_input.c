@@ -285,6 +285,67 @@ static void posts(void) {
     OK(netvm_memory_free(memory));
 }
 
+static void channels(void) {
+    netvm_node *node, *other;
+    netvm_peer *peer;
+    netvm_receiver *receiver = (netvm_receiver *)(void *)place;
+    netvm_sender *sender = (netvm_sender *)(void *)place;
+    netvm_message message;
+    size_t most;
+    netvm_buffer bad[2] = {{"x", 1}, {NULL, 1}};
+    OK(netvm_node_create(NULL, &node));
+    OK(netvm_node_create(NULL, &other));
+    OK(netvm_connect_local(other, node, &peer));
+    ARGUMENT(netvm_receiver_create(NULL, "c", 1, 4096, &key, &receiver));
+    CHECK(receiver == NULL);
+    ARGUMENT(netvm_receiver_create(node, NULL, 1, 4096, &key, &receiver));
+    ARGUMENT(netvm_receiver_create(node, "", 1, 4096, &key, &receiver));
+    ARGUMENT(netvm_receiver_create(node, "c", 1, 4096, NULL, &receiver));
+    ARGUMENT(netvm_receiver_create(node, "c", 1, 4096, &key, NULL));
+    EXPECT(NETVM_ERR_OTHER, netvm_receiver_create(node, "c", NETVM_SENDERS_MAX + 1, 4096, &key, &receiver));
+    EXPECT(NETVM_ERR_OTHER, netvm_receiver_create(node, "c", 1, (size_t)NETVM_CHANNEL_BYTES_MAX + 8, &key, &receiver));
+    EXPECT(NETVM_ERR_OTHER, netvm_receiver_create(node, "c", 0, SIZE_MAX, &key, &receiver));
+    OK(netvm_export_lock(node, "lock", &key));
+    CHECK(netvm_sender_open(peer, "lock", &key, &sender) < 0 && sender == NULL);
+    OK(netvm_receiver_create(node, "c", 1, 4096, &key, &receiver));
+    ARGUMENT(netvm_receive(NULL, 0, &message));
+    ARGUMENT(netvm_receive(receiver, 0, NULL));
+    ARGUMENT(netvm_receiver_free(NULL));
+    ARGUMENT(netvm_receiver_descriptor(NULL, &number));
+    ARGUMENT(netvm_receiver_descriptor(receiver, NULL));
+    ARGUMENT(netvm_receiver_rearm(NULL));
+    OK(netvm_receiver_close(NULL));
+    ARGUMENT(netvm_sender_open(NULL, "c", &key, &sender));
+    ARGUMENT(netvm_sender_open(peer, NULL, &key, &sender));
+    ARGUMENT(netvm_sender_open(peer, "c", NULL, &sender));
+    ARGUMENT(netvm_sender_open(peer, "c", &key, NULL));
+    OK(netvm_sender_open(peer, "c", &key, &sender));
+    netvm_sender *second;
+    EXPECT(NETVM_ERR_BUSY, netvm_sender_open(peer, "c", &key, &second));
+    ARGUMENT(netvm_sender_query(NULL, &most));
+    ARGUMENT(netvm_sender_query(sender, NULL));
+    OK(netvm_sender_query(sender, &most));
+    ARGUMENT(netvm_send(NULL, "x", 1, 0));
+    ARGUMENT(netvm_send(sender, NULL, 1, 0));
+    ARGUMENT(netvm_send(sender, "x", SIZE_MAX, 0));
+    ARGUMENT(netvm_send_many(NULL, bad, 1, 0));
+    ARGUMENT(netvm_send_many(sender, NULL, 1, 0));
+    ARGUMENT(netvm_send_many(sender, bad, 2, 0));
+    OK(netvm_sender_close(NULL));
+    EXPECT(NETVM_ERR_TIMED_OUT, netvm_receive(receiver, 0, &message)); /* nothing of this was sent */
+    /* A sender that dies. */
+    OK(netvm_send(sender, "last", 4, LIMIT));
+    OK(netvm_node_destroy(other));
+    OK(netvm_receive(receiver, LIMIT, &message));
+    CHECK(message.length == 4);
+    EXPECT(NETVM_SENDER_LOST, netvm_receive(receiver, LIMIT, &message));
+    EXPECT(NETVM_ERR_PEER_LOST, netvm_send(sender, "x", 1, LIMIT));
+    EXPECT(NETVM_ERR_PEER_LOST, netvm_sender_close(sender));
+    OK(netvm_peer_close(peer));
+    OK(netvm_receiver_close(receiver));
+    OK(netvm_node_destroy(node));
+}
+
 #define OBJECT(NAME, TYPE)                                       \
     do {                                                         \
         TYPE *handle;                                            \
@@ -742,6 +803,7 @@ int main(int argc, char **argv) {
     dead_peer(argv[0]);
     nulls();
     posts();
+    channels();
     null_objects();
     values();
     security();

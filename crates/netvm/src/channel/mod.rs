@@ -39,7 +39,7 @@ mod sender;
 
 pub(crate) use inlet::{Hub, Inlet};
 pub(crate) use outlet::{Heard, Notices, Outlets};
-pub use receiver::{Message, Receiver};
+pub use receiver::{Kept, Message, Receiver};
 pub use sender::Sender;
 
 /// Handle of the session's notices between the ends of channels: no segment has it.

@@ -70,9 +70,36 @@ impl Message<'_> {
         self.bytes.to_vec()
     }
 
+    /// Leaves the message in its place until [`Receiver::free`]: for who cannot keep the receiver borrowed.
+    pub fn keep(self) -> Kept {
+        let kept = Kept { sender: self.sender, bytes: self.bytes };
+        std::mem::forget(self);
+        kept
+    }
+
     /// Copies the bytes from `offset` on; `None` when there are not so many.
     pub fn read(&self, offset: usize, bytes: &mut [u8]) -> Option<()> {
         self.bytes.read_into(offset, bytes)
+    }
+}
+
+/// A message in its place, without the receiver.
+#[derive(Debug)]
+#[must_use = "its place is taken until it is given to `Receiver::free`"]
+pub struct Kept {
+    sender: u32,
+    bytes: SharedSlice,
+}
+
+impl Kept {
+    /// As [`Message::sender`].
+    pub fn sender(&self) -> u32 {
+        self.sender
+    }
+
+    /// As [`Message::bytes`], while the receiver is there, too.
+    pub fn bytes(&self) -> SharedSlice {
+        self.bytes
     }
 }
 
@@ -148,6 +175,11 @@ impl Receiver {
             }
         };
         Ok(Message { receiver: self, sender, bytes })
+    }
+
+    /// Frees the place of a message of this receiver's, before the next one is received.
+    pub fn free(&mut self, kept: Kept) {
+        self.consumed(kept.sender, kept.bytes.len());
     }
 
     /// A descriptor for epoll, poll or select: readable when there is something to receive that came after [`Receiver::rearm`], which
