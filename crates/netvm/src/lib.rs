@@ -38,3 +38,7 @@ pub mod stats;
 pub mod sync;
 
 pub use error::{Error, Result};
+
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
