@@ -23,8 +23,8 @@
  *           memory stays taken until exec or exit). It may make nodes of its own. The check does not see a bare clone(CLONE_VM).
  *           The child keeps the sockets of its parent open until exec: peers see the parent's death only when both have gone.
  * UNITS     Lengths and offsets are in bytes, times in nanoseconds. Offsets count from the start of the segment.
- * TIME      timeout_ns: negative (NETVM_FOREVER) waits without limit, 0 does not wait. A peer that does not answer for 5 s is given
- *           up in any case: NETVM_ERR_NO_ANSWER.
+ * TIME      timeout_ns: negative (NETVM_FOREVER) waits without limit, 0 does not wait. A peer that is silent for 4 s, although it has been
+ *           asked for a sign of life, is given up in any case (netvm_node_keep_alive): NETVM_ERR_NO_ANSWER, NETVM_ERR_PEER_LOST.
  * LIBRARY   It must not be unloaded (dlclose does nothing). It handles no signal (but see netvm_memory_file) and never calls exit. Its symbols have the version
  *           NETVM_0.1; the structs with a member `size` may grow, and older programs go on to work.
  */
@@ -189,6 +189,11 @@ enum netvm_link {
     NETVM_LINK_SHM = 1,   /* memory of a node on this host is mapped; what cannot be mapped cannot be imported */
     NETVM_LINK_SOCKET = 2 /* everything goes over the connection */
 };
+
+/* How this node finds peers that have failed without a word, stopped or cut off: one that has been silent for `interval_ns` is asked for
+ * a sign of life, one that has been silent for `timeout_ns` has failed. At first 1 s and 4 s. At least 10 ms, and at least three
+ * intervals: shorter times are made longer. Peers that die are found at once in any case. */
+NETVM_API int netvm_node_keep_alive(netvm_node *node, int64_t interval_ns, int64_t timeout_ns);
 
 typedef struct netvm_connect_options {
     size_t size;

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use netvm::memory::Memory;
-use netvm::node::{LinkChoice, Node, RemoteKey, Rights};
+use netvm::node::{KeepAlive, LinkChoice, Node, RemoteKey, Rights};
 use netvm::region::{Peer, Region};
 use netvm::security::{Encryption, Secret, Security};
 use netvm_core::limits::{NAME_BYTES_MAX, RAILS_MAX};
@@ -140,6 +140,21 @@ pub extern "C" fn netvm_node_poll(node: Ref<Node>) -> c_int {
     call(|| {
         node.get()?.poll();
         Ok(())
+    })
+}
+
+/// How peers that have failed are found.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_node_keep_alive(node: Ref<Node>, interval_ns: i64, timeout_ns: i64) -> c_int {
+    call(|| {
+        let milliseconds = |ns: i64| u64::try_from(ns).map(|ns| ns.div_ceil(1_000_000));
+        match (milliseconds(interval_ns), milliseconds(timeout_ns)) {
+            (Ok(interval_ms), Ok(timeout_ms)) => {
+                node.get()?.keep_alive(KeepAlive::new(interval_ms, timeout_ms));
+                Ok(())
+            }
+            _ => Err(Failure::argument("a time is negative")),
+        }
     })
 }
 

@@ -509,6 +509,9 @@ static void values(void) {
     EXPECT(NETVM_ERR_ADDRESS, netvm_connect(node, "no-port", NULL, &peer));
     EXPECT(NETVM_ERR_CONNECT, netvm_connect(node, "unix:/no/such/socket", NULL, &peer));
     CHECK(strstr(netvm_last_error(), "/no/such/socket") != NULL);
+    ARGUMENT(netvm_node_keep_alive(NULL, 1, 1));
+    ARGUMENT(netvm_node_keep_alive(node, -1, 1));
+    ARGUMENT(netvm_node_keep_alive(node, 1, -1));
     netvm_connect_options connect = NETVM_CONNECT_OPTIONS_INIT;
     connect.rails = NETVM_RAILS_MAX + 1;
     ARGUMENT(netvm_connect(node, "127.0.0.1:1", &connect, &peer));
@@ -703,6 +706,61 @@ static int serve(void) {
         pause();
 }
 
+struct served {
+    pid_t child;
+    char address[64], keys[3][NETVM_KEY_TEXT_BYTES];
+};
+
+static struct served start(const char *program) {
+    struct served served;
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    served.child = fork();
+    CHECK(served.child >= 0);
+    if (served.child == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL); /* should a check fail */
+        dup2(ends[1], 1);
+        execl(program, program, "serve", (char *)NULL);
+        _exit(127);
+    }
+    close(ends[1]);
+    FILE *from = fdopen(ends[0], "r");
+    CHECK(from != NULL);
+    CHECK(fscanf(from, "%63s %32s %32s %32s", served.address, served.keys[0], served.keys[1], served.keys[2]) == 4);
+    fclose(from);
+    return served;
+}
+
+/* A peer that is stopped, not dead: nothing ends its connection. */
+static void silent_peer(const char *program) {
+    struct served served = start(program);
+    netvm_node *node;
+    netvm_peer *peer;
+    netvm_region *region;
+    netvm_lock *lock;
+    char byte = 0;
+    netvm_connect_options options = NETVM_CONNECT_OPTIONS_INIT;
+    options.link = NETVM_LINK_SOCKET;
+    OK(netvm_node_create(NULL, &node));
+    OK(netvm_node_keep_alive(node, NETVM_MILLISECONDS(100), NETVM_MILLISECONDS(600)));
+    OK(netvm_connect(node, served.address, &options, &peer));
+    OK(netvm_key_from_text(served.keys[0], &key));
+    OK(netvm_import(peer, "memory", &key, &region));
+    OK(netvm_key_from_text(served.keys[1], &key));
+    OK(netvm_lock_open(peer, "lock", &key, &lock));
+    int status;
+    CHECK(kill(served.child, SIGSTOP) == 0 && waitpid(served.child, &status, WUNTRACED) == served.child);
+    status = netvm_get(region, 0, &byte, 1);
+    CHECK(status == NETVM_ERR_NO_ANSWER || status == NETVM_ERR_PEER_LOST);
+    CHECK(strstr(netvm_last_error(), served.address) != NULL);
+    CHECK(netvm_lock_acquire(lock, NETVM_FOREVER) < 0);
+    CHECK(kill(served.child, SIGKILL) == 0 && waitpid(served.child, &status, 0) == served.child);
+    OK(netvm_lock_close(lock));
+    OK(netvm_region_close(region));
+    OK(netvm_peer_close(peer));
+    OK(netvm_node_destroy(node));
+}
+
 static void *wait_for_lock(void *user) {
     EXPECT(NETVM_ERR_PEER_LOST, netvm_lock_acquire(user, NETVM_FOREVER));
     return NULL;
@@ -714,21 +772,9 @@ static void *wait_for_group(void *user) {
 }
 
 static void dead_peer(const char *program) {
-    int ends[2];
-    CHECK(pipe(ends) == 0);
-    pid_t child = fork();
-    CHECK(child >= 0);
-    if (child == 0) {
-        prctl(PR_SET_PDEATHSIG, SIGKILL); /* should a check fail */
-        dup2(ends[1], 1);
-        execl(program, program, "serve", (char *)NULL);
-        _exit(127);
-    }
-    close(ends[1]);
-    FILE *from = fdopen(ends[0], "r");
-    char address[64], keys[3][NETVM_KEY_TEXT_BYTES];
-    CHECK(from != NULL && fscanf(from, "%63s %32s %32s %32s", address, keys[0], keys[1], keys[2]) == 4);
-    fclose(from);
+    struct served served = start(program);
+    pid_t child = served.child;
+    const char *address = served.address;
     netvm_node *node;
     netvm_peer *peer;
     netvm_region *region;
@@ -736,12 +782,12 @@ static void dead_peer(const char *program) {
     netvm_group *group;
     OK(netvm_node_create(NULL, &node));
     OK(netvm_connect(node, address, NULL, &peer));
-    OK(netvm_key_from_text(keys[0], &key));
+    OK(netvm_key_from_text(served.keys[0], &key));
     OK(netvm_import(peer, "memory", &key, &region));
-    OK(netvm_key_from_text(keys[1], &key));
+    OK(netvm_key_from_text(served.keys[1], &key));
     OK(netvm_lock_open(peer, "lock", &key, &lock));
     OK(netvm_lock_open(peer, "lock", &key, &second));
-    OK(netvm_key_from_text(keys[2], &key));
+    OK(netvm_key_from_text(served.keys[2], &key));
     OK(netvm_group_join(peer, "group", &key, &group));
     OK(netvm_lock_acquire(lock, LIMIT));
     pthread_t waiters[2];
@@ -801,6 +847,7 @@ int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "serve") == 0)
         return serve();
     dead_peer(argv[0]);
+    silent_peer(argv[0]);
     nulls();
     posts();
     channels();
