@@ -9,6 +9,7 @@ pub mod atomic;
 pub mod channel;
 pub mod copy;
 pub mod endpoint;
+pub mod epoch;
 pub mod gate;
 pub mod key;
 pub mod limits;

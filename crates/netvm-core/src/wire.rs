@@ -423,7 +423,7 @@ pub struct Hello {
     pub ops_max: u32,
     /// Most writes that may be under way.
     pub window: u32,
-    /// Random number that ties the rails of one session together.
+    /// Number that ties the rails of one session together: see [`crate::epoch`].
     pub session: [u8; 16],
     /// Which rail of the session this connection is.
     pub rail: u8,

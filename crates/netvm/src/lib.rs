@@ -7,6 +7,7 @@
 //! - [`posted`]: the same operations without waiting: handles and completion counters.
 //! - [`copy`]: copies between two other nodes.
 //! - [`memory`]: what can be exported: allocated, a file, far memory, the program's own.
+//! - [`lasting`]: peers that are connected to again when they have come back.
 //! - [`sync`]: locks, monitors, semaphores, wait queues, barriers and reductions between processes.
 //! - [`channel`]: messages in order, from one process or many, read where they arrived.
 //! - [`security`]: secrets that both sides prove to know, and encryption.
@@ -23,6 +24,7 @@ pub mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;
+pub mod lasting;
 pub mod lender;
 pub mod link;
 pub mod memory;

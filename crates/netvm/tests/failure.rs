@@ -1,68 +1,26 @@
 //! Peers that fail without a word: stopped, or cut off. Real processes, and a network of their own where the system allows it.
 
-use std::io::{BufRead, BufReader, Write};
-use std::process::{Child, Command, Stdio};
+use std::io::Write;
+use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use netvm::Error;
-use netvm::node::{KeepAlive, Node, RemoteKey, Rights};
+use netvm::node::{KeepAlive, Node, Rights};
 use netvm::posted::{Atomically, Counter};
 use netvm::region::{Peer, Region};
 use netvm::sync::{Kind, Lock, SyncError};
 
+mod common;
+use common::process::{Process, ROLE, hex, key};
+
 /// A failed peer is found after 5 s; this is for a machine that does many other things.
 const FOUND: Duration = Duration::from_secs(15);
-const ROLE: &str = "NETVM_TEST_ROLE";
 
-/// Another process, which runs [`process`] with a role.
-struct Process {
-    child: Child,
-    /// What it said when it was ready.
-    said: Vec<String>,
-}
-
-impl Process {
-    fn start(role: &str) -> Self {
-        Self::start_with(Command::new(std::env::current_exe().unwrap()), role)
-    }
-
-    fn start_with(mut command: Command, role: &str) -> Self {
-        let command = command.args(["--exact", "--ignored", "--nocapture", "process"]);
-        let mut child = command.env(ROLE, role).stdout(Stdio::piped()).spawn().unwrap();
-        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let ready = lines.find_map(|line| line.split_once("ready ").map(|(_, rest)| rest.to_owned()));
-        let said = ready.unwrap_or_default().split(' ').map(str::to_owned).collect();
-        // What it says at its end must go somewhere.
-        std::thread::spawn(move || lines.for_each(drop));
-        Self { child, said }
-    }
-
-    fn signal(&self, signal: &str) {
-        let pid = self.child.id().to_string();
-        assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
-    }
-
-    fn key(&self, at: usize) -> RemoteKey {
-        RemoteKey::from_bytes(u128::from_str_radix(&self.said[at], 16).unwrap().to_be_bytes())
-    }
-
-    fn open(&self, node: &Node) -> (Peer, Region) {
-        let peer = node.connect(&self.said[0]).unwrap();
-        let region = peer.import("memory", &self.key(1)).unwrap();
-        (peer, region)
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
-fn hex(key: RemoteKey) -> String {
-    format!("{:032x}", u128::from_be_bytes(key.to_bytes()))
+fn open(server: &Process, node: &Node) -> (Peer, Region) {
+    let peer = node.connect(&server.said[0]).unwrap();
+    let region = peer.import("memory", &server.key(1)).unwrap();
+    (peer, region)
 }
 
 /// What other processes of these tests do.
@@ -85,8 +43,7 @@ fn process() {
         "holder" => {
             let node = Node::new().unwrap();
             let peer = node.connect(role[1]).unwrap();
-            let key = RemoteKey::from_bytes(u128::from_str_radix(role[2], 16).unwrap().to_be_bytes());
-            let lock = Lock::open(&peer, "lock", &key).unwrap();
+            let lock = Lock::open(&peer, "lock", &key(role[2])).unwrap();
             let _guard = lock.lock(None).unwrap();
             writeln!(out, "ready held").unwrap();
             std::thread::sleep(Duration::from_secs(300));
@@ -170,7 +127,7 @@ fn everything_ends(address: &str, region: &Region, idle: &Region, lock: &Lock) -
 fn a_stopped_process_is_found_by_all_who_wait_for_it() {
     let server = Process::start("server");
     let (node, other) = (Node::new().unwrap(), Node::new().unwrap());
-    let ((peer, region), (_, idle)) = (server.open(&node), server.open(&other));
+    let ((peer, region), (_, idle)) = (open(&server, &node), open(&server, &other));
     region.write(0, &[1; 100]).unwrap();
     region.flush().unwrap();
     let lock = Lock::open(&peer, "lock", &server.key(2)).unwrap();
@@ -224,7 +181,7 @@ fn cut_cable() {
     ip(&["link", "set", "lo", "up"]);
     let server = Process::start("server");
     let (node, other) = (Node::new().unwrap(), Node::new().unwrap());
-    let ((peer, region), (_, idle)) = (server.open(&node), server.open(&other));
+    let ((peer, region), (_, idle)) = (open(&server, &node), open(&server, &other));
     let lock = Lock::open(&peer, "lock", &server.key(2)).unwrap();
     let guard = lock.lock(None).unwrap();
     ip(&["link", "set", "lo", "down"]);

@@ -7,12 +7,13 @@ mod pulse;
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak, mpsc};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak, mpsc};
 use std::time::{Duration, Instant};
 
 use netvm_core::channel::Notice;
 use netvm_core::copy;
 use netvm_core::endpoint::{Answer, Event, OpError, PostError, Request};
+use netvm_core::epoch::Incarnation;
 use netvm_core::limits::TICKETS_MAX;
 use netvm_core::notify::Notify;
 use netvm_core::segment::ImportTable;
@@ -78,6 +79,8 @@ pub(crate) struct PeerSession {
     pub(crate) session: SessionId,
     /// The peer has connected, and nobody has got it from [`crate::node::Node::accept`] yet.
     pub(crate) arrived: AtomicBool,
+    /// The number of a session that the peer has opened.
+    pub(crate) came_as: OnceLock<Incarnation>,
     state: Mutex<State>,
     /// An operation has ended, or nobody leads any more. Told by [`PeerSession::tell_followers`] only.
     changed: Condvar,
@@ -178,6 +181,7 @@ impl PeerSession {
             id,
             session,
             arrived: AtomicBool::new(origin == Origin::Peer),
+            came_as: OnceLock::new(),
             state,
             changed: Condvar::new(),
             pace_us: AtomicU32::new(0),
@@ -218,6 +222,13 @@ impl PeerSession {
             let error = Error::LenderLost { lender: self.address.clone(), reason: reason.to_owned() };
             self.break_off(&mut state, error);
         }
+    }
+
+    /// Ends the session at once: the peer has opened another in its place. Nothing more of it is executed.
+    pub(crate) fn replace(&self) {
+        let mut state = self.lock();
+        let (lender, reason) = (self.address.clone(), "the peer has connected anew".to_owned());
+        self.break_off(&mut state, Error::LenderLost { lender, reason });
     }
 
     /// Sends what is queued, for as long as the links take it: writes have completed that are still in the queue.

@@ -53,7 +53,7 @@ pub use locate::Location;
 pub(crate) use locate::{LOCATE_METHOD, ask_address, ask_find, decode as decode_locations};
 use server::Server;
 use shared::{LISTENER_ID, add_peer, connect, watch};
-pub(crate) use shared::{Shared, lock};
+pub(crate) use shared::{Shared, connect_as, lock};
 
 /// How to connect to a node.
 #[derive(Clone, Copy, Debug, Default)]
@@ -167,27 +167,40 @@ impl Node {
         rights: Rights,
         numbers: u32,
     ) -> Result<(RemoteKey, Notifications)> {
+        let key = random_key()?;
+        self.export_keyed(name, memory, rights, numbers, key).map(|notifications| (key, notifications))
+    }
+
+    /// As [`Node::export_notified`], with a key of the caller's: for programs that start again and are found by those who have it. Whoever
+    /// can guess it may do what `rights` allow: take random bytes, and keep them as a secret.
+    ///
+    /// # Errors
+    /// As [`Node::export_notified`].
+    pub fn export_keyed(
+        &self,
+        name: &str,
+        memory: impl Into<Memory>,
+        rights: Rights,
+        numbers: u32,
+        key: RemoteKey,
+    ) -> Result<Notifications> {
         let memory = memory.into();
         if rights == Rights::ReadWrite && !memory.is_writable() {
             return Err(Error::Other(format!("the memory of segment {name:?} can only be read")));
         }
-        let len = memory.len() as u64;
-        self.export_with(name, memory, len, rights, numbers, None)
+        self.export_with(name, memory, rights, numbers, key, None)
     }
 
     fn export_with(
         &self,
         name: &str,
         memory: Memory,
-        len: u64,
         rights: Rights,
         numbers: u32,
+        key: RemoteKey,
         sync: Option<ObjectId>,
-    ) -> Result<(RemoteKey, Notifications)> {
-        let mut bytes = [0; 16];
-        getrandom::fill(&mut bytes)
-            .map_err(|error| Error::Other(format!("cannot get random numbers: {error}")))?;
-        let key = RemoteKey::from_bytes(bytes);
+    ) -> Result<Notifications> {
+        let len = if sync.is_some() { 0 } else { memory.len() as u64 };
         let mut exports = lock(&self.shared.exports);
         let id = exports.table.export(name, key, rights, len, numbers).map_err(|error| {
             Error::Other(match error {
@@ -211,7 +224,7 @@ impl Node {
             shares: Vec::new(),
         });
         exports.names.insert(name.to_owned(), id);
-        Ok((key, notifications))
+        Ok(notifications)
     }
 
     /// Becomes the home of a lock, semaphore or the like, for whoever has the returned key: see [`crate::sync`].
@@ -220,14 +233,14 @@ impl Node {
     /// As [`Node::export`]; [`Error::Other`] for more parties or conditions, or more objects, than there can be.
     pub fn export_sync(&self, name: &str, kind: Kind) -> Result<RemoteKey> {
         // It is a segment of no memory to its importers: name, key and revocation are the same.
-        let memory = Self::private_memory(4096)?.into();
+        let (memory, key) = (Self::private_memory(4096)?.into(), random_key()?);
         let id = lock(&self.shared.home).create(kind);
         let id = id.ok_or_else(|| Error::Other(format!("{kind:?} is too large, or one too many")))?;
-        let exported = self.export_with(name, memory, 0, Rights::ReadWrite, 0, Some(id));
+        let exported = self.export_with(name, memory, Rights::ReadWrite, 0, key, Some(id));
         if exported.is_err() {
             lock(&self.shared.home).close(id);
         }
-        exported.map(|(key, _)| key)
+        exported.map(|_| key)
     }
 
     /// Takes a segment back; when this returns no peer reaches it any more, not even in a transfer that had begun.
@@ -342,6 +355,13 @@ impl Node {
         add_peer(&self.shared, links, (OPS_MAX as u32, WINDOW as u32), "a tested peer", Origin::Peer)
             .map(drop)
     }
+}
+
+fn random_key() -> Result<RemoteKey> {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes)
+        .map_err(|error| Error::Other(format!("cannot get random numbers: {error}")))?;
+    Ok(RemoteKey::from_bytes(bytes))
 }
 
 impl Drop for Node {

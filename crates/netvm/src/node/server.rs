@@ -4,6 +4,7 @@ use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use netvm_core::epoch::{Incarnation, Order};
 use netvm_core::limits::{HALF_OPEN_MAX, HELLO_TIMEOUT_MS};
 use netvm_core::wire::{Refusal, Role};
 use netvm_sys::epoll::Ready;
@@ -214,6 +215,19 @@ impl Server {
         }
         let _ = self.shared.epoll.remove(arrival.stream().as_fd());
         let known = self.forming.iter().position(|forming| forming.session == theirs.session);
+        let incarnation = Incarnation::from_bytes(theirs.session);
+        if known.is_none() {
+            // Before the answer: whoever has it finds nothing of his earlier sessions.
+            let is_stale = |forming: &Forming| {
+                incarnation.after(&Incarnation::from_bytes(forming.session)) == Order::Stale
+            };
+            if self.forming.iter().any(is_stale) || !self.shared.make_way(&incarnation) {
+                return arrival.refuse(Refusal::Role);
+            }
+            self.forming.retain(|forming| {
+                incarnation.after(&Incarnation::from_bytes(forming.session)) == Order::Unrelated
+            });
+        }
         let index = known.unwrap_or_else(|| {
             let rails = (0..theirs.rails).map(|_| None).collect();
             self.forming.push(Forming { session: theirs.session, rails, since: Instant::now() });
@@ -230,7 +244,10 @@ impl Server {
         if rails.iter().all(Option::is_some) {
             let rails = self.forming.swap_remove(index).rails;
             let links = rails.into_iter().flatten().map(|rail| Box::new(rail) as Box<dyn Link>).collect();
-            let _ = add_peer(&self.shared, links, (theirs.ops_max, theirs.window), "a peer", Origin::Peer);
+            let limits = (theirs.ops_max, theirs.window);
+            if let Ok(peer) = add_peer(&self.shared, links, limits, "a peer", Origin::Peer) {
+                let _ = peer.came_as.set(incarnation);
+            }
         }
     }
 }

@@ -7,6 +7,7 @@ use std::thread::ThreadId;
 use std::time::Duration;
 
 use netvm_core::channel::{Ask, Notice, Told};
+use netvm_core::epoch::{Incarnation, Order};
 use netvm_core::limits::{OPS_MAX, WINDOW};
 use netvm_core::pulse::KeepAlive;
 use netvm_core::segment::ImportTable;
@@ -293,6 +294,20 @@ impl Shared {
         true
     }
 
+    /// Ends the sessions that a new one replaces; false when it comes too late itself.
+    pub(super) fn make_way(&self, new: &Incarnation) -> bool {
+        let peers: Vec<_> = lock(&self.peers).iter().flatten().cloned().collect();
+        let open = peers.iter().filter(|peer| !peer.is_closed());
+        for peer in open {
+            match peer.came_as.get().map_or(Order::Unrelated, |came| new.after(came)) {
+                Order::Unrelated => {}
+                Order::Replaces => peer.replace(),
+                Order::Stale => return false,
+            }
+        }
+        true
+    }
+
     fn session(&self, session: SessionId) -> Option<Arc<PeerSession>> {
         let index = (session.0 & SESSION_INDEX) as usize;
         let peer = lock(&self.peers).get(index).cloned().flatten();
@@ -347,9 +362,32 @@ pub(super) fn connect(
     rails: usize,
     origin: Origin,
 ) -> Result<Arc<PeerSession>> {
-    let mut hello = Hello::new(Role::Node);
-    getrandom::fill(&mut hello.session)
+    let mut client = [0; 12];
+    getrandom::fill(&mut client)
         .map_err(|error| Error::Other(format!("cannot get random numbers: {error}")))?;
+    connect_session(shared, address, rails, origin, Incarnation { client, epoch: 0 })
+}
+
+/// As one of several connections of which each replaces the one before.
+pub(crate) fn connect_as(
+    shared: &Arc<Shared>,
+    address: &str,
+    rails: usize,
+    incarnation: Incarnation,
+) -> Result<Peer> {
+    let session = connect_session(shared, address, rails, Origin::Program, incarnation)?;
+    Ok(Peer::new(session, true))
+}
+
+fn connect_session(
+    shared: &Arc<Shared>,
+    address: &str,
+    rails: usize,
+    origin: Origin,
+    incarnation: Incarnation,
+) -> Result<Arc<PeerSession>> {
+    let mut hello = Hello::new(Role::Node);
+    hello.session = incarnation.to_bytes();
     let mut links: Vec<Box<dyn Link>> = Vec::new();
     let mut limits = (OPS_MAX as u32, WINDOW as u32);
     for rail in 0..rails {

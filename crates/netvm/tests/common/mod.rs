@@ -1,6 +1,8 @@
 //! What the integration tests share.
 #![allow(dead_code)]
 
+pub mod process;
+
 use netvm::lender::{Lender, LenderConfig, StopFlag};
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -1,0 +1,114 @@
+//! Epochs, as a node sees them.
+
+use std::sync::atomic::Ordering;
+
+use super::*;
+use crate::node::Rights;
+use crate::sync::{Kind, Lock, SyncError};
+
+#[test]
+fn a_new_epoch_ends_the_old_one_first_and_old_ones_are_refused() {
+    let server = Node::new().unwrap();
+    let memory = Node::memory(4096).unwrap();
+    let key = server.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap();
+    let lock_key = server.export_sync("lock", Kind::LOCK).unwrap();
+    let address = server.listen("127.0.0.1:0").unwrap();
+    let client = Node::new().unwrap();
+    let connect = |number, epoch, rails| {
+        connect_as(client.shared(), &address, rails, Incarnation { client: [number; 12], epoch })
+    };
+    for rails in [1, 3] {
+        let number = rails as u8;
+        let other = connect(100 + number, 7, rails).unwrap();
+        let untouched = other.import("memory", &key).unwrap();
+        let old = connect(number, 1, rails).unwrap();
+        let region = old.import("memory", &key).unwrap();
+        let lock = Lock::open(&old, "lock", &lock_key).unwrap();
+        let guard = lock.lock(None).or_else(SyncError::recover).unwrap();
+        let new = connect(number, 2, rails).unwrap();
+        // Already: its operations find nothing of the old session's.
+        let second = Lock::open(&new, "lock", &lock_key).unwrap();
+        let Err(SyncError::Abandoned(_held)) = second.lock(Some(Duration::ZERO)) else { panic!("not told") };
+        assert!(region.fetch_add(0, 1u64).is_err());
+        drop(guard);
+        let region = new.import("memory", &key).unwrap();
+        for late in [0, 1, 2] {
+            assert!(matches!(connect(number, late, rails), Err(Error::Refused { .. })), "{late}");
+        }
+        region.fetch_add(0, 1u64).unwrap();
+        untouched.fetch_add(0, 1u64).unwrap();
+        let newest = connect(number, 9, rails).unwrap();
+        assert!(region.fetch_add(0, 1u64).is_err());
+        newest.import("memory", &key).unwrap().fetch_add(0, 1u64).unwrap();
+    }
+    let executed = memory.shared().with_u64(0, |word| word.load(Ordering::SeqCst));
+    assert_eq!(executed, Some(6));
+}
+
+#[test]
+fn writes_that_no_flush_confirmed_are_told_once() {
+    let server = Node::new().unwrap();
+    let memory = Node::memory(4096).unwrap();
+    let key = server.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap();
+    let address = server.listen("127.0.0.1:0").unwrap();
+    let client = Node::new().unwrap();
+    let peer = client.connect_lasting(&address, Reconnect::default()).unwrap();
+    let region = peer.import("memory", &key).unwrap();
+    // Ends the session, as a cut does.
+    let cut = || {
+        let before = peer.epoch();
+        connect_as(
+            client.shared(),
+            &address,
+            1,
+            Incarnation { client: peer.inner.client, epoch: before + 1 },
+        )
+        .unwrap();
+        lock(&peer.inner.state).epoch += 1;
+        while !lock(&peer.inner.state).peer.as_ref().unwrap().is_closed() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    let unknown =
+        |result: Result<()>| assert!(matches!(result, Err(Error::OutcomeUnknown { .. })), "{result:?}");
+    region.write(0, &[1; 8]).unwrap();
+    region.flush().unwrap();
+    cut();
+    region.flush().unwrap();
+    region.write(0, &[2; 8]).unwrap();
+    cut();
+    unknown(region.flush());
+    region.flush().unwrap();
+    // Also when others were written since.
+    region.write(0, &[3; 8]).unwrap();
+    cut();
+    region.write(8, &[4; 8]).unwrap();
+    unknown(region.flush());
+    region.write(8, &[5; 8]).unwrap();
+    region.flush().unwrap();
+    assert_eq!(memory.shared().sub(8, 8).unwrap().to_vec(), [5; 8]);
+    let mut seen = [0; 8];
+    region.read(8, &mut seen).unwrap();
+    assert_eq!(seen, [5; 8]);
+}
+
+#[test]
+fn who_cannot_be_reached_is_waited_for_with_patience() {
+    let client = Node::new().unwrap();
+    let reconnect = Reconnect { patience: Duration::from_millis(200), ..Reconnect::default() };
+    let start = Instant::now();
+    // Nobody listens there.
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().to_string();
+    assert!(matches!(client.connect_lasting(&free, reconnect), Err(Error::Connect { .. })));
+    assert!(start.elapsed() < Duration::from_secs(10));
+    assert!(matches!(client.connect_lasting("nowhere", reconnect), Err(Error::Address { .. })));
+    // It comes late.
+    let patient = Reconnect { patience: Duration::from_secs(60), ..Reconnect::default() };
+    std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| client.connect_lasting(&free, patient));
+        std::thread::sleep(Duration::from_millis(100));
+        let server = Node::new().unwrap();
+        server.listen(&free).unwrap();
+        connecting.join().unwrap().unwrap();
+    });
+}
