@@ -1,54 +1,97 @@
-//! A work queue in one node's memory: a semaphore counts the jobs, an atomic hands them out.
+//! A work queue in one process's memory: a semaphore counts the jobs, an atomic hands them out, another one adds up the results.
 //!
-//! Every thread here has a node of its own and could as well be a process on another machine.
+//! ```text
+//! work_queue listen 0.0.0.0:7070          has jobs, and prints the command for any number of workers
+//! work_queue connect HOST:7070 KEY        works until there are no jobs any more
+//! ```
 
-use netvm::node::{Node, Rights};
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use netvm::node::{Node, RemoteKey, Rights};
+use netvm::notify::Notify;
+use netvm::security::{Secret, Security};
 use netvm::sync::{Kind, Semaphore, SyncError};
 
-const JOBS: u64 = 500;
-const STOP: u64 = u64::MAX;
-const WORKERS: u64 = 3;
-/// Where the next job is taken from, and where the jobs are.
+type Result<T = (), E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
+
+const JOBS: u64 = 2000;
+const TIMEOUT: Duration = Duration::from_secs(60);
+/// Words of the memory: which job is next, the sum of results; the semaphore's key; the jobs. And the number that tells of results.
 const NEXT: u64 = 0;
+const SUM: u64 = 8;
+const SEMAPHORE_KEY: u64 = 16;
 const QUEUE: u64 = 64;
+const RESULT: u16 = 0;
 
-fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
-    let home = Node::new()?;
-    let address = home.listen("127.0.0.1:0")?;
-    let memory = home.export("queue", Node::memory(1 << 16)?, Rights::ReadWrite)?;
-    let ready = home.export_sync("ready", Kind::Semaphore { permits: 0 })?;
+fn main() -> Result {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["listen", address] => listen(address),
+        ["connect", address, key] => connect(address, RemoteKey::from_text(key).ok_or("not a key")?),
+        _ => Err("usage: work_queue listen ADDRESS | connect ADDRESS KEY".into()),
+    }
+}
 
-    let work = || -> Result<u64, Box<dyn std::error::Error + Send + Sync>> {
-        let node = Node::new()?;
-        let peer = node.connect(&address)?;
-        let queue = peer.import("queue", &memory)?;
-        let ready = Semaphore::open(&peer, "ready", &ready)?;
-        let mut sum = 0;
-        loop {
-            ready.consume(1, None).or_else(SyncError::recover)?;
-            let place = queue.fetch_add(NEXT, 1u64)?;
-            match queue.atomic_load::<u64>(QUEUE + 8 * place)? {
-                STOP => return Ok(sum),
-                job => sum += job * job,
-            }
-        }
-    };
-    let total = std::thread::scope(|scope| -> Result<u64, Box<dyn std::error::Error + Send + Sync>> {
-        let workers: Vec<_> = (0..WORKERS).map(|_| scope.spawn(work)).collect();
-        let node = Node::new()?;
-        let peer = node.connect(&address)?;
-        let queue = peer.import("queue", &memory)?;
-        let ready = Semaphore::open(&peer, "ready", &ready)?;
-        for (place, job) in (0..JOBS).chain([STOP; WORKERS as usize]).enumerate() {
-            queue.write(QUEUE + 8 * place as u64, &job.to_le_bytes())?;
-            // Behind the write on the same session: who takes the permit finds the job.
-            ready.add(1)?;
-        }
-        workers
-            .into_iter()
-            .try_fold(0, |sum, worker| Ok(sum + worker.join().map_err(|_| "a worker has panicked")??))
-    })?;
-    println!("sum of squares: {total}");
-    assert_eq!(total, (0..JOBS).map(|job| job * job).sum::<u64>());
+fn listen(address: &str) -> Result {
+    let node = start()?;
+    let memory = Node::memory((QUEUE + 8 * JOBS) as usize)?;
+    let words = memory.shared();
+    let ready = node.export_sync("ready", Kind::Semaphore { permits: 0 })?;
+    words.write_from(SEMAPHORE_KEY as usize, &ready.to_bytes()).ok_or("too small")?;
+    let (key, results) = node.export_notified("queue", memory, Rights::ReadWrite, 1)?;
+    println!("work_queue connect {} {}", node.listen(address)?, key.to_text());
+
+    // The home of the semaphore uses it like everybody else.
+    let ready = Semaphore::open(&node.connect_local(&node)?, "ready", &ready)?;
+    for job in 0..JOBS {
+        words.write_from((QUEUE + 8 * job) as usize, &(job + 1).to_le_bytes()).ok_or("too small")?;
+        ready.add(1)?;
+    }
+    if !results.wait_count(RESULT, JOBS, Some(TIMEOUT)) {
+        return Err("not all jobs have been done".into());
+    }
+    let sum = words.with_u64(SUM as usize, |sum| sum.load(Ordering::Acquire)).ok_or("too small")?;
+    println!("sum of squares: {sum}");
+    assert_eq!(sum, (1..=JOBS).map(|job| job * job).sum::<u64>());
+    // Every worker that waits now gets a permit for no job, and passes it on.
+    ready.add(1)?;
+    std::thread::sleep(Duration::from_millis(200));
     Ok(())
+}
+
+fn connect(address: &str, key: RemoteKey) -> Result {
+    let node = start()?;
+    let peer = node.connect(address)?;
+    let queue = peer.import("queue", &key)?;
+    let mut ready = [0; 16];
+    queue.read(SEMAPHORE_KEY, &mut ready)?;
+    let ready = Semaphore::open(&peer, "ready", &RemoteKey::from_bytes(ready))?;
+    let mut done = 0;
+    loop {
+        match ready.consume(1, Some(TIMEOUT)) {
+            Ok(()) => {}
+            // The queue has gone: the work is done.
+            Err(SyncError::Failed(_)) => break,
+            Err(error) => return Err(error.into()),
+        }
+        let place = queue.fetch_add(NEXT, 1u64)?;
+        if place >= JOBS {
+            let _ = ready.add(1);
+            break;
+        }
+        let job = queue.atomic_load::<u64>(QUEUE + 8 * place)?;
+        queue.fetch_add(SUM, job * job)?;
+        queue.notify(Notify::Count { number: RESULT })?;
+        done += 1;
+    }
+    println!("did {done} jobs");
+    Ok(())
+}
+
+/// Machines on a network share a secret: `netvm secret new FILE`, and `NETVM_SECRET_FILE=FILE` for all.
+fn start() -> Result<Node> {
+    let file = std::env::var_os("NETVM_SECRET_FILE");
+    let secret = file.map(|file| Secret::from_file(file.as_ref())).transpose()?;
+    Ok(Node::with_security(Security { secret, ..Security::default() })?)
 }

@@ -1,5 +1,7 @@
 //! Keys that protect segments.
 
+use alloc::format;
+use alloc::string::String;
 use core::fmt;
 
 /// What the holder of a key may do.
@@ -45,6 +47,18 @@ impl RemoteKey {
         self.0
     }
 
+    /// 32 hexadecimal digits, to hand to the one who shall use it in a file or on a command line: [`RemoteKey::from_text`] reads them.
+    pub fn to_text(self) -> String {
+        format!("{:032x}", u128::from_be_bytes(self.0))
+    }
+
+    /// The key of [`RemoteKey::to_text`]; `None` for anything else.
+    pub fn from_text(text: &str) -> Option<Self> {
+        let is_key = text.len() == 32 && text.bytes().all(|digit| digit.is_ascii_hexdigit());
+        let number = u128::from_str_radix(text, 16).ok().filter(|_| is_key)?;
+        Some(Self(number.to_be_bytes()))
+    }
+
     /// Whether both are the same, in a time that does not tell where they differ.
     #[must_use]
     pub fn matches(&self, other: &Self) -> bool {
@@ -66,7 +80,6 @@ impl fmt::Debug for RemoteKey {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use alloc::format;
 
     #[test]
     fn keys_match_only_themselves_and_stay_secret() {
@@ -77,6 +90,10 @@ mod tests {
             assert!(!key.matches(&RemoteKey::from_bytes(bytes)));
         }
         assert!(key.matches(&key));
+        assert!(RemoteKey::from_text(&key.to_text()).is_some_and(|same| same.matches(&key)));
+        for wrong in ["", "7", &"07".repeat(17), &"+7".repeat(16), &"ü7".repeat(11)] {
+            assert!(RemoteKey::from_text(wrong).is_none());
+        }
         assert!(!format!("{key:?}").contains('7'));
         assert!(Rights::Read.allow(Access::Read) && !Rights::Read.allow(Access::Write));
         assert!(Rights::ReadWrite.allow(Access::Write));

@@ -100,13 +100,15 @@ impl Sender {
         }
     }
 
-    /// Closes this end, as dropping it does, and returns when the receiver's node has everything.
+    /// Returns when the receiver's memory has everything, and closes this end, as dropping it does.
     ///
     /// # Errors
     /// [`ChannelError::Failed`], also when the receiver has gone.
     pub fn close(mut self) -> Result<(), ChannelError> {
+        // In this order: a receiver that has been told may go.
+        self.region.flush()?;
         self.end();
-        Ok(self.region.flush()?)
+        Ok(())
     }
 
     fn put(&mut self, messages: &[&[u8]], limit: Limit) -> Result<(), ChannelError> {
