@@ -200,8 +200,22 @@ typedef struct netvm_connect_options {
     uint32_t rails; /* connections, 1 to NETVM_RAILS_MAX; 0: netvm chooses. More carry large transfers faster on fast networks, but
                        two puts to the same bytes keep their order only with a flush or fence between them */
     uint32_t link;  /* enum netvm_link */
+    uint32_t reconnect;       /* 1: connect again when the connection has ended; see below */
+    uint32_t reserved;        /* 0 */
+    int64_t first_pause_ns;   /* after the first attempt that failed, twice as long after each further one; 0: 10 ms */
+    int64_t longest_pause_ns; /* 0: 1 s */
+    int64_t patience_ns;      /* whoever needs the peer waits for it so long at most; 0: 10 s */
 } netvm_connect_options;
-#define NETVM_CONNECT_OPTIONS_INIT { sizeof(netvm_connect_options), 0, NETVM_LINK_AUTO }
+#define NETVM_CONNECT_OPTIONS_INIT { sizeof(netvm_connect_options), 0, NETVM_LINK_AUTO, 0, 0, 0, 0, 0 }
+
+/*
+ * RECONNECTING   The peer and its regions outlive connections: whoever uses them when the connection has ended connects anew, and
+ * regions are opened again by name and key; a program that starts again exports with the key it had (netvm_export_keyed). What was
+ * under way when the connection ended fails as always, and no operation is ever executed twice: when a connection has been made,
+ * nothing of those before it will be executed. netvm_flush returns NETVM_ERR_OUTCOME_UNKNOWN, once, when puts were made in a
+ * connection that ended without a flush: each of them may be there, in part, or not. Puts and flushes cannot be posted
+ * (NETVM_ERR_UNSUPPORTED). Locks, channels and so on belong to the connection in which they were opened.
+ */
 
 /* Connects to the node that listens at `address`. `options` may be NULL.
  * NETVM_ERR_ADDRESS, _CONNECT, _PROTOCOL, _VERSION, _REFUSED, _SECURITY, _NO_ANSWER. */
@@ -264,6 +278,11 @@ NETVM_API int netvm_export(netvm_node *node, const char *name, netvm_memory *mem
  * for on the board. */
 NETVM_API int netvm_export_notified(netvm_node *node, const char *name, netvm_memory *memory, int rights, uint32_t numbers,
                                     netvm_key *key, netvm_board **board);
+
+/* As netvm_export_notified, with a key of the caller's: for programs that start again and are found by those who have it. Whoever can guess
+ * it may use the memory: take random bytes, and keep them as a secret. `board` may be NULL. */
+NETVM_API int netvm_export_keyed(netvm_node *node, const char *name, netvm_memory *memory, int rights, uint32_t numbers,
+                                 const netvm_key *key, netvm_board **board);
 
 /* When it returns no peer reads or writes the memory (through this name) any more; transfers under way fail. Also ends locks and so
  * on that the node exports. NETVM_ERR_NO_SEGMENT when nothing has this name. */

@@ -2,11 +2,10 @@
 
 use std::ffi::c_int;
 
-use netvm::region::Region;
-
 use crate::call::call;
 use crate::code::Result;
 use crate::ffi::{Out, Ref};
+use crate::lasting::RegionHandle;
 
 /// What the word was before; C may not want to know.
 fn old<W: Copy>(place: &Out<W>, run: impl FnOnce() -> netvm::Result<W>) -> Result<()> {
@@ -18,23 +17,23 @@ macro_rules! atomics {
     ($word:ty, $load:ident, $store:ident, $swap:ident, $compare_swap:ident, $add:ident, $and:ident, $or:ident, $xor:ident) => {
         /// Reads a word whole.
         #[unsafe(no_mangle)]
-        pub extern "C" fn $load(region: Ref<Region>, offset: u64, value: Out<$word>) -> c_int {
+        pub extern "C" fn $load(region: Ref<RegionHandle>, offset: u64, value: Out<$word>) -> c_int {
             call(|| {
                 value.check()?;
-                value.set(region.get()?.atomic_load(offset)?)
+                value.set(region.get()?.now()?.atomic_load(offset)?)
             })
         }
 
         /// Writes a word whole.
         #[unsafe(no_mangle)]
-        pub extern "C" fn $store(region: Ref<Region>, offset: u64, value: $word) -> c_int {
-            call(|| Ok(region.get()?.atomic_store(offset, value)?))
+        pub extern "C" fn $store(region: Ref<RegionHandle>, offset: u64, value: $word) -> c_int {
+            call(|| Ok(region.get()?.now()?.atomic_store(offset, value)?))
         }
 
         /// Compares and exchanges.
         #[unsafe(no_mangle)]
         pub extern "C" fn $compare_swap(
-            region: Ref<Region>,
+            region: Ref<RegionHandle>,
             offset: u64,
             expected: $word,
             desired: $word,
@@ -42,7 +41,7 @@ macro_rules! atomics {
         ) -> c_int {
             call(|| {
                 was.check()?;
-                was.set(region.get()?.compare_swap(offset, expected, desired)?)
+                was.set(region.get()?.now()?.compare_swap(offset, expected, desired)?)
             })
         }
 
@@ -55,9 +54,14 @@ macro_rules! atomics {
     ($word:ty, $method:ident, $name:ident) => {
         /// See `netvm::atomic`.
         #[unsafe(no_mangle)]
-        pub extern "C" fn $name(region: Ref<Region>, offset: u64, operand: $word, was: Out<$word>) -> c_int {
+        pub extern "C" fn $name(
+            region: Ref<RegionHandle>,
+            offset: u64,
+            operand: $word,
+            was: Out<$word>,
+        ) -> c_int {
             call(|| {
-                let region = region.get()?;
+                let region = region.get()?.now()?;
                 old(&was, || region.$method(offset, operand))
             })
         }

@@ -6,11 +6,11 @@ use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 
 use netvm::channel::{ChannelError, Kept, Message, Receiver, Sender, Shape};
 use netvm::node::{Node, RemoteKey};
-use netvm::region::Peer;
 
 use crate::call::{call, call_for, timeout};
 use crate::code::{Code, Failure, Result};
 use crate::ffi::{In, Opaque, Out, OutHandle, Own, Ref, Source, Text};
+use crate::lasting::PeerHandle;
 use crate::node::segment_name;
 
 /// `netvm_receiver`: one thread at a time. The message received last stays in its place until the next.
@@ -155,7 +155,7 @@ pub extern "C" fn netvm_receiver_close(receiver: Own<ReceiverHandle>) -> c_int {
 /// Becomes a sender.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_sender_open(
-    peer: Ref<Peer>,
+    peer: Ref<PeerHandle>,
     name: Text,
     key: In<[u8; 16]>,
     sender: OutHandle<SenderHandle>,
@@ -163,7 +163,7 @@ pub extern "C" fn netvm_sender_open(
     call(|| {
         sender.fill(|| {
             let key = RemoteKey::from_bytes(key.get()?);
-            let sender = Sender::open(peer.get()?, segment_name(&name)?, &key)?;
+            let sender = Sender::open(&*peer.get()?.now()?, segment_name(&name)?, &key)?;
             Ok(SenderHandle(Mutex::new(sender)))
         })
     })

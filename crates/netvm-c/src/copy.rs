@@ -4,10 +4,10 @@ use std::ffi::c_int;
 
 use netvm::copy::{Copied, Copies};
 use netvm::node::Node;
-use netvm::region::Region;
 
 use crate::call::call;
 use crate::ffi::{Out, Ref};
+use crate::lasting::RegionHandle;
 use crate::node::named;
 
 /// How bytes were copied, with their numbers in C.
@@ -27,15 +27,15 @@ pub(crate) const COPIES: [(&str, c_int, Copies); 3] = [
 /// Copies.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_copy(
-    from: Ref<Region>,
+    from: Ref<RegionHandle>,
     offset: u64,
-    to: Ref<Region>,
+    to: Ref<RegionHandle>,
     to_offset: u64,
     bytes: u64,
     way: Out<c_int>,
 ) -> c_int {
     call(|| {
-        let copied = from.get()?.copy_to(offset, to.get()?, to_offset, bytes)?;
+        let copied = from.get()?.now()?.copy_to(offset, &*to.get()?.now()?, to_offset, bytes)?;
         let number = WAYS.iter().find(|(_, _, way)| *way == copied).map_or(0, |(_, number, _)| *number);
         way.set_if_wanted(number)
     })
@@ -44,13 +44,13 @@ pub extern "C" fn netvm_copy(
 /// Copies through this process.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_copy_through(
-    from: Ref<Region>,
+    from: Ref<RegionHandle>,
     offset: u64,
-    to: Ref<Region>,
+    to: Ref<RegionHandle>,
     to_offset: u64,
     bytes: u64,
 ) -> c_int {
-    call(|| Ok(from.get()?.copy_through(offset, to.get()?, to_offset, bytes)?))
+    call(|| Ok(from.get()?.now()?.copy_through(offset, &*to.get()?.now()?, to_offset, bytes)?))
 }
 
 /// Whom the node connects to for others' copies.

@@ -327,6 +327,8 @@ fn buffer(pointer: *mut c_void, bytes: usize) -> Result<SharedSlice> {
 pub struct Source(*const c_void);
 
 impl Source {
+    pub(crate) const NULL: Self = Self(std::ptr::null());
+
     /// It is never written to.
     pub(crate) fn shared(&self, bytes: usize) -> Result<SharedSlice> {
         buffer(self.0.cast_mut(), bytes)

@@ -12,6 +12,7 @@ pub mod code;
 mod copy;
 mod ffi;
 mod fork;
+mod lasting;
 pub mod layout;
 mod memory;
 mod node;

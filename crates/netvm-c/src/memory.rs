@@ -4,12 +4,12 @@ use std::ffi::{c_char, c_int, c_void};
 
 use netvm::memory::{HugePages, Memory};
 use netvm::node::{Location, Node, Rights};
-use netvm::region::{Peer, Region};
 use netvm_core::limits::NAME_BYTES_MAX;
 
 use crate::call::call;
 use crate::code::{Failure, Result};
 use crate::ffi::{Address, Descriptor, Opaque, Out, OutArray, OutHandle, Own, Ref, Target};
+use crate::lasting::{PeerHandle, RegionHandle};
 use crate::node::{RIGHTS, named};
 
 impl Opaque for Memory {
@@ -152,7 +152,7 @@ pub extern "C" fn netvm_node_find(
 /// Which of a peer's segments that we have open an address of its process is in.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_peer_find(
-    peer: Ref<Peer>,
+    peer: Ref<PeerHandle>,
     address: u64,
     places: OutArray<Place>,
     room: usize,
@@ -161,15 +161,15 @@ pub extern "C" fn netvm_peer_find(
     call(|| {
         places.check(room)?;
         count.check()?;
-        tell(&peer.get()?.find(address)?, &places, room, &count)
+        tell(&peer.get()?.now()?.find(address)?, &places, room, &count)
     })
 }
 
 /// Where a byte is in the peer's process.
 #[unsafe(no_mangle)]
-pub extern "C" fn netvm_region_address(region: Ref<Region>, offset: u64, address: Out<u64>) -> c_int {
+pub extern "C" fn netvm_region_address(region: Ref<RegionHandle>, offset: u64, address: Out<u64>) -> c_int {
     call(|| {
         address.check()?;
-        address.set(region.get()?.remote_address(offset)?)
+        address.set(region.get()?.now()?.remote_address(offset)?)
     })
 }

@@ -5,9 +5,9 @@ use std::fmt::Display;
 use std::path::Path;
 use std::time::Duration;
 
+use netvm::lasting::Reconnect;
 use netvm::memory::Memory;
 use netvm::node::{KeepAlive, LinkChoice, Node, RemoteKey, Rights};
-use netvm::region::{Peer, Region};
 use netvm::security::{Encryption, Secret, Security};
 use netvm_core::limits::{NAME_BYTES_MAX, RAILS_MAX};
 use netvm_sys::thread::without_signals;
@@ -16,15 +16,11 @@ use crate::board::Board;
 use crate::call::{call, timeout};
 use crate::code::{Code, Failure, Result};
 use crate::ffi::{In, Opaque, Options, Out, OutHandle, OutText, Own, Ref, Text};
+use crate::lasting::{PeerHandle, RegionHandle};
 
 impl Opaque for Node {
     const TAG: u32 = 0x6E76_4E01;
     const NAME: &'static str = "node";
-}
-
-impl Opaque for Peer {
-    const TAG: u32 = 0x6E76_5002;
-    const NAME: &'static str = "peer";
 }
 
 /// `netvm_node_options`.
@@ -104,6 +100,20 @@ pub struct ConnectOptions {
     size: usize,
     pub(crate) rails: u32,
     pub(crate) link: u32,
+    pub(crate) reconnect: u32,
+    pub(crate) reserved: u32,
+    pub(crate) first_pause_ns: i64,
+    pub(crate) longest_pause_ns: i64,
+    pub(crate) patience_ns: i64,
+}
+
+/// 0: as usual.
+fn or_usual(time_ns: i64, usual: Duration) -> Result<Duration> {
+    match u64::try_from(time_ns) {
+        Ok(0) => Ok(usual),
+        Ok(time_ns) => Ok(Duration::from_nanos(time_ns)),
+        Err(_) => Err(Failure::argument("a time is negative")),
+    }
 }
 
 /// Starts a node.
@@ -164,7 +174,7 @@ pub extern "C" fn netvm_connect(
     node: Ref<Node>,
     address: Text,
     options: Options<ConnectOptions>,
-    peer: OutHandle<Peer>,
+    peer: OutHandle<PeerHandle>,
 ) -> c_int {
     call(|| {
         peer.fill(|| {
@@ -174,32 +184,53 @@ pub extern "C" fn netvm_connect(
             if rails.is_some_and(|rails| rails > RAILS_MAX) {
                 return Err(Failure::argument(format!("a peer has 1 to {RAILS_MAX} rails")));
             }
-            let options = netvm::node::ConnectOptions { link, rails };
-            Ok(node.get()?.connect_with(address.get("address")?, &options)?)
+            let reconnect = flag(options.reconnect, "reconnect")?;
+            if options.reserved != 0 {
+                return Err(Failure::argument("a reserved member of the options is not 0"));
+            }
+            let usual = Reconnect::default();
+            let reconnecting = Reconnect {
+                options: netvm::node::ConnectOptions { link, rails },
+                first: or_usual(options.first_pause_ns, usual.first)?,
+                longest: or_usual(options.longest_pause_ns, usual.longest)?,
+                patience: or_usual(options.patience_ns, usual.patience)?,
+            };
+            let (node, address) = (node.get()?, address.get("address")?);
+            Ok(if reconnect {
+                PeerHandle::Lasting(node.connect_lasting(address, reconnecting)?)
+            } else {
+                PeerHandle::Direct(node.connect_with(address, &reconnecting.options)?)
+            })
         })
     })
 }
 
 /// The next peer that has connected.
 #[unsafe(no_mangle)]
-pub extern "C" fn netvm_accept(node: Ref<Node>, timeout_ns: i64, peer: OutHandle<Peer>) -> c_int {
+pub extern "C" fn netvm_accept(node: Ref<Node>, timeout_ns: i64, peer: OutHandle<PeerHandle>) -> c_int {
     call(|| {
         peer.fill(|| {
             let accepted = node.get()?.accept(timeout(timeout_ns).unwrap_or(Duration::MAX));
-            accepted.ok_or_else(|| Failure::new(Code::TimedOut, "nobody has connected in time"))
+            accepted
+                .map(PeerHandle::Direct)
+                .ok_or_else(|| Failure::new(Code::TimedOut, "nobody has connected in time"))
         })
     })
 }
 
 /// Connects to a node of this process.
 #[unsafe(no_mangle)]
-pub extern "C" fn netvm_connect_local(node: Ref<Node>, other: Ref<Node>, peer: OutHandle<Peer>) -> c_int {
-    call(|| peer.fill(|| Ok(node.get()?.connect_local(other.get()?)?)))
+pub extern "C" fn netvm_connect_local(
+    node: Ref<Node>,
+    other: Ref<Node>,
+    peer: OutHandle<PeerHandle>,
+) -> c_int {
+    call(|| peer.fill(|| Ok(PeerHandle::Direct(node.get()?.connect_local(other.get()?)?))))
 }
 
 /// Ends the use of a peer.
 #[unsafe(no_mangle)]
-pub extern "C" fn netvm_peer_close(peer: Own<Peer>) -> c_int {
+pub extern "C" fn netvm_peer_close(peer: Own<PeerHandle>) -> c_int {
     call(|| peer.take().map(drop))
 }
 
@@ -251,6 +282,28 @@ pub extern "C" fn netvm_export_notified(
     })
 }
 
+/// Exports memory with the caller's key.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_export_keyed(
+    node: Ref<Node>,
+    name: Text,
+    memory: Ref<Memory>,
+    rights: c_int,
+    numbers: u32,
+    key: In<[u8; 16]>,
+    board: OutHandle<Board>,
+) -> c_int {
+    call(|| {
+        let key = RemoteKey::from_bytes(key.get()?);
+        let export = || {
+            let rights = named(&RIGHTS, rights, "combination of rights")?;
+            let (node, memory) = (node.get()?, memory.get()?);
+            Ok(Board(node.export_keyed(segment_name(&name)?, memory, rights, numbers, key)?))
+        };
+        if board.is_null() { export().map(drop) } else { board.fill(export) }
+    })
+}
+
 /// Ends an export.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_unexport(node: Ref<Node>, name: Text) -> c_int {
@@ -266,14 +319,12 @@ pub extern "C" fn netvm_unexport(node: Ref<Node>, name: Text) -> c_int {
 /// Opens a peer's segment.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_import(
-    peer: Ref<Peer>,
+    peer: Ref<PeerHandle>,
     name: Text,
     key: In<[u8; 16]>,
-    region: OutHandle<Region>,
+    region: OutHandle<RegionHandle>,
 ) -> c_int {
-    call(|| {
-        region.fill(|| Ok(peer.get()?.import(segment_name(&name)?, &RemoteKey::from_bytes(key.get()?))?))
-    })
+    call(|| region.fill(|| peer.get()?.import(segment_name(&name)?, &RemoteKey::from_bytes(key.get()?))))
 }
 
 /// A key as 32 hexadecimal digits.

@@ -11,6 +11,7 @@ use crate::board::Signal;
 use crate::call::{call, call_for, timeout};
 use crate::code::{Code, Failure, Result};
 use crate::ffi::{In, Opaque, Options, Out, OutHandle, Own, Ref, Source, Target};
+use crate::lasting::RegionHandle;
 use crate::node::named;
 use crate::region::{PART_BYTES, inside, writable, write_options};
 
@@ -118,7 +119,7 @@ fn posted_buffer(
 /// Posts a write.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_post_put(
-    region: Ref<Region>,
+    region: Ref<RegionHandle>,
     offset: u64,
     buffer: Source,
     bytes: usize,
@@ -126,7 +127,8 @@ pub extern "C" fn netvm_post_put(
     op: OutHandle<Posted>,
 ) -> c_int {
     call(|| {
-        let (region, options) = (writable(&region)?, options.get()?);
+        writable(&region)?;
+        let (region, options) = (region.get()?.direct()?, options.get()?);
         let local = posted_buffer(region, offset, bytes, buffer.lasting(bytes))?;
         let write = write_options(options.flags, DONT_WAIT, &options.signal)?;
         post(
@@ -142,7 +144,7 @@ pub extern "C" fn netvm_post_put(
 /// Posts a read.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_post_get(
-    region: Ref<Region>,
+    region: Ref<RegionHandle>,
     offset: u64,
     buffer: Target,
     bytes: usize,
@@ -150,11 +152,11 @@ pub extern "C" fn netvm_post_get(
     op: OutHandle<Posted>,
 ) -> c_int {
     call(|| {
-        let (region, options) = (region.get()?, options.get()?);
+        let (region, options) = (region.get()?.now()?, options.get()?);
         no_put(&options)?;
-        let local = posted_buffer(region, offset, bytes, buffer.lasting(bytes))?;
+        let local = posted_buffer(&region, offset, bytes, buffer.lasting(bytes))?;
         post(
-            region,
+            &region,
             &options,
             &op,
             |posting| posting.read(offset, &[local]),
@@ -166,12 +168,12 @@ pub extern "C" fn netvm_post_get(
 /// Posts a flush.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_post_flush(
-    region: Ref<Region>,
+    region: Ref<RegionHandle>,
     options: Options<PostOptions>,
     op: OutHandle<Posted>,
 ) -> c_int {
     call(|| {
-        let (region, options) = (region.get()?, options.get()?);
+        let (region, options) = (region.get()?.direct()?, options.get()?);
         no_put(&options)?;
         post(region, &options, &op, |posting| posting.flush(), |posting| posting.flush().map(Posted::Plain))
     })
@@ -215,7 +217,7 @@ fn change<W>(operation: c_int, operand: W, expected: W) -> Result<Atomically<W>>
 /// Posts an atomic on 32 bits.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_post_atomic_u32(
-    region: Ref<Region>,
+    region: Ref<RegionHandle>,
     offset: u64,
     operation: c_int,
     operand: u32,
@@ -224,11 +226,11 @@ pub extern "C" fn netvm_post_atomic_u32(
     op: OutHandle<Posted>,
 ) -> c_int {
     call(|| {
-        let (region, options) = (region.get()?, options.get()?);
+        let (region, options) = (region.get()?.now()?, options.get()?);
         no_put(&options)?;
         let change = change(operation, operand, expected)?;
         post(
-            region,
+            &region,
             &options,
             &op,
             |posting| posting.atomic(offset, change),
@@ -240,7 +242,7 @@ pub extern "C" fn netvm_post_atomic_u32(
 /// Posts an atomic on 64 bits.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_post_atomic_u64(
-    region: Ref<Region>,
+    region: Ref<RegionHandle>,
     offset: u64,
     operation: c_int,
     operand: u64,
@@ -249,11 +251,11 @@ pub extern "C" fn netvm_post_atomic_u64(
     op: OutHandle<Posted>,
 ) -> c_int {
     call(|| {
-        let (region, options) = (region.get()?, options.get()?);
+        let (region, options) = (region.get()?.now()?, options.get()?);
         no_put(&options)?;
         let change = change(operation, operand, expected)?;
         post(
-            region,
+            &region,
             &options,
             &op,
             |posting| posting.atomic(offset, change),

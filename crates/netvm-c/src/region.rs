@@ -11,13 +11,9 @@ use netvm_sys::shared::SharedSlice;
 use crate::board::Signal;
 use crate::call::{call, timeout};
 use crate::code::{Code, Failure, Result};
-use crate::ffi::{In, Opaque, Out, Own, Ref, Source, Target};
+use crate::ffi::{In, Out, Own, Ref, Source, Target};
+use crate::lasting::{Now, RegionHandle};
 use crate::node::RIGHTS;
-
-impl Opaque for Region {
-    const TAG: u32 = 0x6E76_5204;
-    const NAME: &'static str = "region";
-}
 
 /// `netvm_region_info`.
 #[derive(Clone, Copy)]
@@ -70,11 +66,17 @@ fn write_all(region: &Region, pieces: &mut Vec<(u64, SharedSlice)>) -> Result<()
     Ok(result?)
 }
 
-fn put(region: &Ref<Region>, offset: u64, buffer: Source, bytes: usize, options: WriteOptions) -> Result<()> {
-    let region = writable(region)?;
+fn put(
+    region: &Ref<RegionHandle>,
+    offset: u64,
+    buffer: Source,
+    bytes: usize,
+    options: WriteOptions,
+) -> Result<()> {
+    let (handle, region) = (region.get()?, &*writable(region)?);
     inside(region, offset, bytes)?;
-    if bytes <= COPIED_BYTES_MAX {
-        return Ok(region.write_with(offset, buffer.bytes(bytes)?, options)?);
+    if bytes <= COPIED_BYTES_MAX || handle.lasting().is_some() {
+        return handle.write(offset, buffer.bytes(bytes)?, options);
     }
     let buffer = buffer.shared(bytes)?;
     let mut under_way = Vec::new();
@@ -96,16 +98,16 @@ fn put(region: &Ref<Region>, offset: u64, buffer: Source, bytes: usize, options:
 }
 
 /// Told at once: the peer would refuse it, and only the next flush would tell.
-pub(crate) fn writable(region: &Ref<Region>) -> Result<&Region> {
-    let region = region.get()?;
+pub(crate) fn writable(region: &Ref<RegionHandle>) -> Result<Now<'_>> {
+    let region = region.get()?.now()?;
     match region.rights() {
         Rights::ReadWrite => Ok(region),
         Rights::Read => Err(Failure::new(Code::Rights, "the segment is exported for reading only")),
     }
 }
 
-fn get(region: &Ref<Region>, pieces: impl Iterator<Item = Result<(u64, SharedSlice)>>) -> Result<()> {
-    let region = region.get()?;
+fn get(region: &Ref<RegionHandle>, pieces: impl Iterator<Item = Result<(u64, SharedSlice)>>) -> Result<()> {
+    let region = region.get()?.now()?;
     let mut under_way = Vec::new();
     for piece in pieces {
         let (offset, buffer) = piece?;
@@ -122,14 +124,14 @@ fn get(region: &Ref<Region>, pieces: impl Iterator<Item = Result<(u64, SharedSli
 
 /// Writes.
 #[unsafe(no_mangle)]
-pub extern "C" fn netvm_put(region: Ref<Region>, offset: u64, buffer: Source, bytes: usize) -> c_int {
+pub extern "C" fn netvm_put(region: Ref<RegionHandle>, offset: u64, buffer: Source, bytes: usize) -> c_int {
     call(|| put(&region, offset, buffer, bytes, WriteOptions::default()))
 }
 
 /// Writes and notifies.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_put_notify(
-    region: Ref<Region>,
+    region: Ref<RegionHandle>,
     offset: u64,
     buffer: Source,
     bytes: usize,
@@ -162,7 +164,7 @@ pub(crate) fn write_options(flags: u32, others: u32, signal: &In<Signal>) -> Res
 /// Writes with options.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_put_with(
-    region: Ref<Region>,
+    region: Ref<RegionHandle>,
     offset: u64,
     buffer: Source,
     bytes: usize,
@@ -174,13 +176,21 @@ pub extern "C" fn netvm_put_with(
 
 /// Notifies.
 #[unsafe(no_mangle)]
-pub extern "C" fn netvm_notify(region: Ref<Region>, number: u32, value: u32) -> c_int {
-    call(|| Ok(writable(&region)?.notify(Signal { number, value }.notify()?)?))
+pub extern "C" fn netvm_notify(region: Ref<RegionHandle>, number: u32, value: u32) -> c_int {
+    call(|| {
+        let notify = Some(Signal { number, value }.notify()?);
+        put(&region, 0, Source::NULL, 0, WriteOptions { fence: false, notify })
+    })
 }
 
 /// Puts a notification into the queue.
 #[unsafe(no_mangle)]
-pub extern "C" fn netvm_enqueue(region: Ref<Region>, number: u32, value: u32, timeout_ns: i64) -> c_int {
+pub extern "C" fn netvm_enqueue(
+    region: Ref<RegionHandle>,
+    number: u32,
+    value: u32,
+    timeout_ns: i64,
+) -> c_int {
     call(|| {
         let region = writable(&region)?;
         let (number, value) = Signal { number, value }.queue()?;
@@ -190,26 +200,32 @@ pub extern "C" fn netvm_enqueue(region: Ref<Region>, number: u32, value: u32, ti
 
 /// Writes and flushes.
 #[unsafe(no_mangle)]
-pub extern "C" fn netvm_put_flush(region: Ref<Region>, offset: u64, buffer: Source, bytes: usize) -> c_int {
+pub extern "C" fn netvm_put_flush(
+    region: Ref<RegionHandle>,
+    offset: u64,
+    buffer: Source,
+    bytes: usize,
+) -> c_int {
     call(|| {
-        if bytes <= COPIED_BYTES_MAX {
+        if bytes <= COPIED_BYTES_MAX && region.get()?.lasting().is_none() {
             let region = writable(&region)?;
-            inside(region, offset, bytes)?;
+            inside(&region, offset, bytes)?;
             return Ok(region.write_flush(offset, buffer.bytes(bytes)?)?);
         }
         put(&region, offset, buffer, bytes, WriteOptions::default())?;
-        Ok(region.get()?.flush()?)
+        region.get()?.flush()
     })
 }
 
 /// Reads.
 #[unsafe(no_mangle)]
-pub extern "C" fn netvm_get(region: Ref<Region>, offset: u64, buffer: Target, bytes: usize) -> c_int {
+pub extern "C" fn netvm_get(region: Ref<RegionHandle>, offset: u64, buffer: Target, bytes: usize) -> c_int {
     call(|| {
-        inside(region.get()?, offset, bytes)?;
+        let now = region.get()?.now()?;
+        inside(&now, offset, bytes)?;
         let buffer = buffer.shared(bytes)?;
         if bytes <= PART_BYTES {
-            return Ok(region.get()?.read_shared(offset, &[buffer])?);
+            return Ok(now.read_shared(offset, &[buffer])?);
         }
         get(&region, std::iter::once(Ok((offset, buffer))))
     })
@@ -227,15 +243,15 @@ fn pieces<'a>(region: &Region, pieces: &'a In<Piece>, count: usize) -> Result<&'
 
 /// Writes pieces.
 #[unsafe(no_mangle)]
-pub extern "C" fn netvm_putv(region: Ref<Region>, iov: In<Piece>, count: usize) -> c_int {
+pub extern "C" fn netvm_putv(region: Ref<RegionHandle>, iov: In<Piece>, count: usize) -> c_int {
     call(|| {
-        let region = writable(&region)?;
+        let (handle, region) = (region.get()?, &*writable(&region)?);
         let pieces = pieces(region, &iov, count)?;
         let mut under_way = Vec::new();
         for piece in pieces {
-            if piece.bytes <= COPIED_BYTES_MAX {
+            if piece.bytes <= COPIED_BYTES_MAX || handle.lasting().is_some() {
                 let bytes = piece.buffer.source();
-                region.write(piece.offset, bytes.bytes(piece.bytes)?)?;
+                handle.write(piece.offset, bytes.bytes(piece.bytes)?, WriteOptions::default())?;
                 continue;
             }
             for part in parts(piece.offset, piece.buffer.shared(piece.bytes)?) {
@@ -251,24 +267,24 @@ pub extern "C" fn netvm_putv(region: Ref<Region>, iov: In<Piece>, count: usize) 
 
 /// Reads pieces.
 #[unsafe(no_mangle)]
-pub extern "C" fn netvm_getv(region: Ref<Region>, iov: In<Piece>, count: usize) -> c_int {
+pub extern "C" fn netvm_getv(region: Ref<RegionHandle>, iov: In<Piece>, count: usize) -> c_int {
     call(|| {
-        let pieces = pieces(region.get()?, &iov, count)?;
+        let pieces = pieces(&*region.get()?.now()?, &iov, count)?;
         get(&region, pieces.iter().map(|piece| Ok((piece.offset, piece.buffer.shared(piece.bytes)?))))
     })
 }
 
 /// Waits until the peer has everything.
 #[unsafe(no_mangle)]
-pub extern "C" fn netvm_flush(region: Ref<Region>) -> c_int {
-    call(|| Ok(region.get()?.flush()?))
+pub extern "C" fn netvm_flush(region: Ref<RegionHandle>) -> c_int {
+    call(|| region.get()?.flush())
 }
 
 /// What a region is.
 #[unsafe(no_mangle)]
-pub extern "C" fn netvm_region_query(region: Ref<Region>, info: Out<RegionInfo>) -> c_int {
+pub extern "C" fn netvm_region_query(region: Ref<RegionHandle>, info: Out<RegionInfo>) -> c_int {
     call(|| {
-        let region = region.get()?;
+        let region = region.get()?.now()?;
         let rights = RIGHTS.iter().find(|(_, _, rights)| *rights == region.rights());
         let rights = rights.map_or(0, |(_, number, _)| *number);
         let mut link = [0; LINK_BYTES];
@@ -282,6 +298,6 @@ pub extern "C" fn netvm_region_query(region: Ref<Region>, info: Out<RegionInfo>)
 
 /// Closes a region.
 #[unsafe(no_mangle)]
-pub extern "C" fn netvm_region_close(region: Own<Region>) -> c_int {
+pub extern "C" fn netvm_region_close(region: Own<RegionHandle>) -> c_int {
     call(|| region.take().map(drop))
 }

@@ -14,6 +14,7 @@ use netvm_core::limits::GROUP_BYTES_MAX;
 use crate::call::{call, call_for, timeout};
 use crate::code::{Code, Failure, Result};
 use crate::ffi::{In, Opaque, Out, OutHandle, Own, Ref, Target, Text};
+use crate::lasting::PeerHandle;
 use crate::node::{named, segment_name};
 
 /// Release: return when the home has heard so.
@@ -62,12 +63,12 @@ fn export(node: &Ref<Node>, name: &Text, kind: Kind, key: &Out<[u8; 16]>) -> Res
 }
 
 fn open<T>(
-    peer: &Ref<Peer>,
+    peer: &Ref<PeerHandle>,
     name: &Text,
     key: &In<[u8; 16]>,
     open: impl FnOnce(&Peer, &str, &RemoteKey) -> Result<T, SyncError>,
 ) -> Result<T> {
-    Ok(open(peer.get()?, segment_name(name)?, &RemoteKey::from_bytes(key.get()?))?)
+    Ok(open(&*peer.get()?.now()?, segment_name(name)?, &RemoteKey::from_bytes(key.get()?))?)
 }
 
 macro_rules! opaque {
@@ -102,7 +103,7 @@ pub extern "C" fn netvm_export_lock(node: Ref<Node>, name: Text, key: Out<[u8; 1
 /// Opens a lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_lock_open(
-    peer: Ref<Peer>,
+    peer: Ref<PeerHandle>,
     name: Text,
     key: In<[u8; 16]>,
     lock: OutHandle<LockHandle>,
@@ -154,7 +155,7 @@ pub extern "C" fn netvm_export_rwlock(node: Ref<Node>, name: Text, key: Out<[u8;
 /// Opens a reader-writer lock.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_rwlock_open(
-    peer: Ref<Peer>,
+    peer: Ref<PeerHandle>,
     name: Text,
     key: In<[u8; 16]>,
     lock: OutHandle<ReadWriteHandle>,
@@ -226,7 +227,7 @@ pub extern "C" fn netvm_export_semaphore(
 /// Opens a semaphore.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_semaphore_open(
-    peer: Ref<Peer>,
+    peer: Ref<PeerHandle>,
     name: Text,
     key: In<[u8; 16]>,
     semaphore: OutHandle<SemaphoreHandle>,
@@ -331,7 +332,7 @@ pub extern "C" fn netvm_export_monitor(
 /// Opens a monitor.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_monitor_open(
-    peer: Ref<Peer>,
+    peer: Ref<PeerHandle>,
     name: Text,
     key: In<[u8; 16]>,
     monitor: OutHandle<MonitorHandle>,
@@ -414,7 +415,7 @@ pub extern "C" fn netvm_export_wait_queue(node: Ref<Node>, name: Text, key: Out<
 /// Opens a wait queue.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_wait_queue_open(
-    peer: Ref<Peer>,
+    peer: Ref<PeerHandle>,
     name: Text,
     key: In<[u8; 16]>,
     queue: OutHandle<WaitQueue>,
@@ -470,7 +471,7 @@ pub extern "C" fn netvm_export_group(node: Ref<Node>, name: Text, parties: u32, 
 /// Joins a group.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_group_join(
-    peer: Ref<Peer>,
+    peer: Ref<PeerHandle>,
     name: Text,
     key: In<[u8; 16]>,
     group: OutHandle<GroupHandle>,

@@ -56,6 +56,11 @@ static void nulls(void) {
     ARGUMENT(netvm_export_notified(node, "a", NULL, NETVM_READ, 1, &key, &board));
     ARGUMENT(netvm_export_notified(node, "a", memory, NETVM_READ, 1, NULL, &board));
     ARGUMENT(netvm_export_notified(node, "a", memory, NETVM_READ, 1, &key, NULL));
+    ARGUMENT(netvm_export_keyed(NULL, "a", memory, NETVM_READ, 1, &key, &board));
+    ARGUMENT(netvm_export_keyed(node, NULL, memory, NETVM_READ, 1, &key, &board));
+    ARGUMENT(netvm_export_keyed(node, "a", NULL, NETVM_READ, 1, &key, NULL));
+    ARGUMENT(netvm_export_keyed(node, "a", memory, 9, 1, &key, NULL));
+    ARGUMENT(netvm_export_keyed(node, "a", memory, NETVM_READ, 1, NULL, &board));
     /* None of these has exported anything. */
     EXPECT(NETVM_ERR_NO_SEGMENT, netvm_unexport(node, "a"));
     ARGUMENT(netvm_unexport(NULL, "a"));
@@ -516,6 +521,17 @@ static void values(void) {
     connect.rails = NETVM_RAILS_MAX + 1;
     ARGUMENT(netvm_connect(node, "127.0.0.1:1", &connect, &peer));
     connect.rails = 1;
+    connect.reconnect = 2;
+    ARGUMENT(netvm_connect(node, "127.0.0.1:1", &connect, &peer));
+    connect.reconnect = 1;
+    connect.patience_ns = -1;
+    ARGUMENT(netvm_connect(node, "127.0.0.1:1", &connect, &peer));
+    connect.patience_ns = NETVM_MILLISECONDS(20);
+    EXPECT(NETVM_ERR_CONNECT, netvm_connect(node, "unix:/no/such/socket", &connect, &peer));
+    connect.reserved = 1;
+    ARGUMENT(netvm_connect(node, "127.0.0.1:1", &connect, &peer));
+    connect.reserved = 0;
+    connect.reconnect = 0;
     connect.link = 3;
     ARGUMENT(netvm_connect(node, "127.0.0.1:1", &connect, &peer));
 

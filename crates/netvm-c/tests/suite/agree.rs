@@ -105,9 +105,9 @@ fn c_type(rust: &str) -> String {
     let handle = |rust: &str| {
         let name = match rust {
             "Node" => "node",
-            "Peer" => "peer",
+            "PeerHandle" => "peer",
             "Memory" => "memory",
-            "Region" => "region",
+            "RegionHandle" => "region",
             "Board" => "board",
             "Posted" => "op",
             "Counter" => "counter",
