@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use netvm::Error;
+use netvm::copy::{Copied, Copies};
 use netvm::node::{KeepAlive, Node, Rights};
 use netvm::posted::{Atomically, Counter};
 use netvm::region::{Peer, Region};
@@ -36,6 +37,7 @@ fn process() {
             let memory = Node::private_memory(1 << 20).unwrap();
             let key = node.export("memory", memory, Rights::ReadWrite).unwrap();
             let lock = node.export_sync("lock", Kind::LOCK).unwrap();
+            node.allow_copies(Copies::Anywhere);
             let address = node.listen("127.0.0.1:0").unwrap();
             writeln!(out, "ready {address} {} {}", hex(key), hex(lock)).unwrap();
             std::thread::sleep(Duration::from_secs(300));
@@ -140,6 +142,40 @@ fn a_stopped_process_is_found_by_all_who_wait_for_it() {
     println!("found after {took:?}");
     assert!(took < FOUND);
     drop(guard);
+}
+
+#[test]
+fn a_stopped_process_ends_a_copy_and_is_named() {
+    for source_stops in [true, false] {
+        let (from, to) = (Process::start("server"), Process::start("server"));
+        let node = Node::new().unwrap();
+        let ((_peer, source), (_other, target)) = (open(&from, &node), open(&to, &node));
+        assert_eq!(source.copy_to(0, &target, 0, 1 << 20), Ok(Copied::Pushed));
+        let stopped = if source_stops { &from } else { &to };
+        let (start, error) = std::thread::scope(|scope| {
+            let copying = scope.spawn(|| {
+                loop {
+                    if let Err(error) = source.copy_to(0, &target, 0, 1 << 20) {
+                        break error;
+                    }
+                }
+            });
+            std::thread::sleep(Duration::from_millis(50));
+            stopped.signal("-STOP");
+            (Instant::now(), copying.join().unwrap())
+        });
+        println!("found after {:?}: {error}", start.elapsed());
+        assert!(start.elapsed() < FOUND);
+        match &error {
+            Error::Timeout { lender, .. } | Error::LenderLost { lender, .. } => {
+                assert_eq!(*lender, stopped.said[0])
+            }
+            Error::OutcomeUnknown { lender, reason, .. } => {
+                assert!(!source_stops && *lender == to.said[0] && reason.contains(&from.said[0]), "{error}");
+            }
+            other => panic!("{other}"),
+        }
+    }
 }
 
 #[test]

@@ -40,6 +40,8 @@ pub(super) struct Server {
     pub(super) looked: Instant,
     pub(super) look_every: Duration,
     pub(super) started: Instant,
+    /// About now.
+    woke: Instant,
     pub(super) interval: Duration,
     pub(super) look: Trial,
     /// Others wanted this CPU: no looking before then.
@@ -59,6 +61,7 @@ impl Server {
             looked: Instant::now(),
             look_every,
             started: Instant::now(),
+            woke: Instant::now(),
             interval: gather::TICK,
             look: Trial::new(LOOK_MAX),
             look_again: Instant::now(),
@@ -98,7 +101,7 @@ impl Server {
             if !self.ticking.is_empty() {
                 self.tick();
             }
-            if self.looked.elapsed() >= self.look_every {
+            if self.woke.saturating_duration_since(self.looked) >= self.look_every {
                 self.tidy();
                 self.look_for_life();
             }
@@ -115,6 +118,7 @@ impl Server {
             while last < until {
                 self.shared.epoll.wait(ready, Some(Duration::ZERO))?;
                 if !ready.is_empty() {
+                    self.woke = last;
                     self.look.note(true);
                     self.rest = (self.rest / 2).max(REST_MIN);
                     return Ok(());
@@ -124,7 +128,7 @@ impl Server {
                 if now.duration_since(last) > AWAY {
                     self.look_again = now + self.rest;
                     self.rest = (self.rest * 2).min(REST_MAX);
-                    return self.shared.epoll.wait(ready, Some(timeout));
+                    return self.sleep(ready, timeout);
                 }
                 last = now;
             }
@@ -132,7 +136,13 @@ impl Server {
                 self.look.note(false);
             }
         }
-        self.shared.epoll.wait(ready, Some(timeout))
+        self.sleep(ready, timeout)
+    }
+
+    fn sleep(&mut self, ready: &mut Vec<Ready>, timeout: Duration) -> std::io::Result<()> {
+        self.shared.epoll.wait(ready, Some(timeout))?;
+        self.woke = Instant::now();
+        Ok(())
     }
 
     fn tick(&mut self) {
