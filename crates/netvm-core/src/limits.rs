@@ -77,6 +77,20 @@ pub const REKEY_RECORDS: u64 = 1 << 20;
 pub const OPS_MAX: usize = 256;
 /// Most calls that wait for an answer in one session: calls have bodies.
 pub const CALLS_MAX: usize = 16;
+/// A session whose jobs (docs/design/nonresident.md) hold so many bytes receives no more before some are done. One receive may exceed
+/// it, by a payload and a buffer for each rail.
+pub const BOUNCE_BYTES_MAX: usize = 8 << 20;
+/// With so many bytes held by all sessions of a node, each that holds any stops receiving.
+pub const NODE_BOUNCE_BYTES_MAX: usize = 64 << 20;
+/// What a job counts besides its bytes.
+pub const JOB_BYTES: usize = 512;
+/// Jobs of one session that are executed at once.
+pub const JOBS_RUNNING_MAX: usize = 4;
+/// Threads of one node that execute jobs.
+pub const PAGERS_MAX: usize = 8;
+/// Copied answers of one session that wait to be sent; further reads that need one wait.
+pub const KEPT_BYTES_MAX: usize = 8 << 20;
+
 /// Sequence numbers of writes that may be under way at once in one session.
 pub const WINDOW: u64 = 4096;
 /// An acknowledgement is sent after this many writes when no other frame has carried one.

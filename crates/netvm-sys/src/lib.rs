@@ -13,6 +13,7 @@ pub mod memfd;
 pub mod net;
 pub mod paged;
 pub mod raw;
+pub mod residency;
 pub mod shared;
 pub mod signal;
 pub mod table;

@@ -143,7 +143,8 @@ impl Copier<'_> {
                 let region = self.open(third)?;
                 for (at, len) in pieces {
                     region.read(request.other_offset + at, &mut buffer[..len])?;
-                    let written = peer.with_view(|view| view.write(handle, offset + at, &buffer[..len]));
+                    let written =
+                        peer.with_view(|view| view.write_and_wait(handle, offset + at, &buffer[..len]));
                     written.map_err(Stop::Own)?;
                 }
                 Ok(())

@@ -15,6 +15,8 @@
 //!
 //! Nothing is pinned: the operating system may page it out, and peers are served as soon as it is back.
 
+mod residency;
+
 use std::fs::File;
 use std::sync::Arc;
 
@@ -26,6 +28,15 @@ use netvm_sys::shared::SharedSlice;
 
 use crate::error::{Error, Result};
 use crate::pager::Pager;
+use residency::Residency;
+pub(crate) use residency::now;
+#[doc(hidden)]
+pub use residency::switch_checks_off;
+
+/// For so many milliseconds a page that was there counts as there. The kernel pages out what has not been used for seconds; a pager
+/// with little room may need a page after milliseconds.
+const TRUST_MS: u32 = 20;
+const TRUST_FAR_MS: u32 = 4;
 
 /// Whether memory is made of huge pages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +50,14 @@ pub enum HugePages {
 /// Memory, or a range of it. Clones are the same memory, which lives as long as one of them.
 #[derive(Clone, Debug)]
 pub struct Memory {
-    owner: Arc<Owner>,
+    owner: Arc<Whole>,
     shared: SharedSlice,
+}
+
+#[derive(Debug)]
+struct Whole {
+    owner: Owner,
+    residency: Residency,
 }
 
 #[derive(Debug)]
@@ -59,7 +76,13 @@ impl Memory {
             Owner::Raw(range) => range.shared(),
             Owner::Far { memory, .. } => *memory,
         };
-        Self { owner: Arc::new(owner), shared }
+        let trust_ms = match &owner {
+            Owner::Mapping(mapping) if mapping.is_huge() => 0,
+            Owner::Far { .. } => TRUST_FAR_MS,
+            _ => TRUST_MS,
+        };
+        let residency = Residency::new(shared, trust_ms);
+        Self { owner: Arc::new(Whole { owner, residency }), shared }
     }
 
     /// `bytes` of zero memory, rounded up to whole pages. Processes of this host can map it.
@@ -135,7 +158,7 @@ impl Memory {
 
     /// Whether it can be written.
     pub fn is_writable(&self) -> bool {
-        match &*self.owner {
+        match &self.owner.owner {
             Owner::Mapping(_) | Owner::Far { .. } => true,
             Owner::File { writable, .. } => *writable,
             Owner::Raw(range) => range.is_writable(),
@@ -144,13 +167,26 @@ impl Memory {
 
     /// Whether it is made of huge pages.
     pub fn is_huge(&self) -> bool {
-        matches!(&*self.owner, Owner::Mapping(mapping) if mapping.is_huge())
+        matches!(&self.owner.owner, Owner::Mapping(mapping) if mapping.is_huge())
+    }
+
+    /// Whether it is known that `part` of it can be touched without waiting for it to come in.
+    #[inline]
+    pub(crate) fn is_known_here(&self, part: SharedSlice, now: u32) -> bool {
+        self.owner.residency.is_known_here(part, now)
+    }
+
+    /// As [`Memory::is_known_here`], and asks the kernel.
+    pub(crate) fn is_here(&self, part: SharedSlice, now: u32) -> bool {
+        let Whole { owner, residency } = &*self.owner;
+        let file = if let Owner::Mapping(mapping) = owner { mapping.file() } else { None };
+        residency.is_here(part, now, file)
     }
 
     /// The file of all of this memory and nothing else, which importers of this host may map; none for a range of other memory, whose
     /// rest they must not see, and for memory that is not made for it.
     pub(crate) fn sharable_file(&self) -> Option<&Memfd> {
-        let Owner::Mapping(mapping) = &*self.owner else { return None };
+        let Owner::Mapping(mapping) = &self.owner.owner else { return None };
         mapping.file().filter(|_| self.shared == mapping.shared())
     }
 

@@ -14,12 +14,15 @@
 //! * whatever the peer sends, memory use stays below the bounds in [`crate::limits`].
 
 mod ops;
+mod paging;
 mod post;
 mod serve;
 #[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod tests_one_sided;
+#[cfg(test)]
+mod tests_paging;
 mod types;
 mod window;
 
@@ -34,6 +37,7 @@ use crate::limits::{
 use crate::notify::Notify;
 use crate::wire::{Header, Kind, Status};
 use ops::{OpKind, OpTable};
+pub use paging::{Done, Job, JobId, Paging, Work};
 pub use types::*;
 use window::{ReceiveWindow, SendWindow};
 
@@ -80,6 +84,11 @@ pub struct Endpoint {
     notices: BTreeMap<u64, (u32, Notify)>,
     /// Handles that the peer has given back while answers with their bytes wait to be sent.
     closing: Vec<u32>,
+    /// Operations of the peer's on memory that is not there.
+    paging: Paging,
+    /// Copied answers that wait to be sent, and reads that wait until they are fewer.
+    kept_bytes: usize,
+    throttled: VecDeque<(usize, Header)>,
     /// Requests of the peer's that are not answered yet, or whose answer is not sent.
     serving: usize,
     serving_calls: usize,
@@ -116,6 +125,9 @@ impl Endpoint {
             deferred: Vec::new(),
             notices: BTreeMap::new(),
             closing: Vec::new(),
+            paging: Paging::default(),
+            kept_bytes: 0,
+            throttled: VecDeque::new(),
             serving: 0,
             serving_calls: 0,
             told: 0,
@@ -206,6 +218,9 @@ impl Endpoint {
             let Some(frame) = self.rails[rail].queue.pop_front() else { break };
             self.rails[rail].queued_bytes -= len;
             self.serving -= usize::from(frame.answers);
+            if let (Payload::Body(body), true) = (&frame.payload, frame.header[0] == Kind::ReadReply as u8) {
+                self.kept_bytes -= body.len();
+            }
             if let Frame { payload: Payload::Body(batch), batch: true, .. } = frame {
                 self.rails[rail].spare = batch;
             } else if let Payload::Local { slot, .. } = frame.payload {
@@ -356,6 +371,18 @@ impl Endpoint {
         true
     }
 
+    /// The memory behind the segment under way on this rail has gone away for a while: the rest is collected and becomes a job. False
+    /// when nothing is on its way to a segment there.
+    pub fn divert(&mut self, rail: usize) -> bool {
+        let rail = &mut self.rails[rail];
+        let Some((header, place @ Place::Segment { .. }, at)) = &mut rail.arriving else { return false };
+        header.offset += u64::from(*at);
+        header.payload_bytes -= *at;
+        (*place, *at) = (Place::Body, 0);
+        rail.body.clear();
+        true
+    }
+
     fn start_write(
         &mut self,
         rail: usize,
@@ -375,6 +402,7 @@ impl Endpoint {
                 _ => Ok(()),
             });
         match allowed {
+            Ok(()) if payload_bytes > 0 && self.must_wait(header, exports) => Ok(Place::Body),
             Ok(()) => Ok(Place::Segment { handle, offset }),
             Err(status) => {
                 self.refuse_write(rail, header.token, status);
@@ -420,6 +448,7 @@ impl Endpoint {
     fn finish(&mut self, rail: usize, exports: &mut impl Exports) -> Result<(), Violation> {
         let Some((header, place, _)) = self.rails[rail].arriving.take() else { return Ok(()) };
         match header.kind {
+            Kind::Write if place == Place::Body => self.defer_write(rail, header, exports),
             Kind::Write => {
                 if !self.receive.apply(header.sequence) {
                     return Err(Violation::Sequence);

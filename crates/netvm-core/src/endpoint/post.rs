@@ -260,6 +260,9 @@ impl Endpoint {
         self.held.clear();
         self.notices.clear();
         self.closing.clear();
+        self.paging.clear();
+        self.throttled.clear();
+        self.kept_bytes = 0;
         self.deferred.clear();
         for rail in &mut self.rails {
             rail.queue.clear();

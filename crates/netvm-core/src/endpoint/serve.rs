@@ -1,9 +1,10 @@
 //! The peer's operations.
 
+use super::paging::Entry;
 use super::*;
-use crate::atomic::Atomic;
-use crate::limits::ATOMIC_BYTES;
-use crate::wire::QUIET;
+use crate::atomic::{Atomic, AtomicOp};
+use crate::limits::{ATOMIC_BYTES, KEPT_BYTES_MAX};
+use crate::wire::{FENCE, QUIET};
 
 impl Endpoint {
     pub(super) fn accept(
@@ -33,7 +34,7 @@ impl Endpoint {
         }
         self.serving += 1;
         self.serving_calls += calls;
-        if header.sequence <= self.receive.applied() {
+        if self.may_serve(&header) {
             self.serve(rail, &header, body, exports);
         } else {
             self.deferred.push(Deferred { rail, header, body });
@@ -57,7 +58,7 @@ impl Endpoint {
     pub(super) fn serve_deferred(&mut self, exports: &mut impl Exports) {
         let mut index = 0;
         while index < self.deferred.len() {
-            if self.deferred[index].header.sequence > self.receive.applied() {
+            if !self.may_serve(&self.deferred[index].header) {
                 index += 1;
                 continue;
             }
@@ -72,13 +73,22 @@ impl Endpoint {
         let (answer, payload) = match header.kind {
             Kind::Read => {
                 let Header { handle, offset, bytes, .. } = *header;
-                let copied = exports
-                    .check(handle, offset, bytes, Access::Read)
-                    .and_then(|()| exports.snapshot(handle, offset, bytes).transpose());
+                let allowed = exports.check(handle, offset, bytes, Access::Read);
+                if allowed.is_ok() && bytes > 0 && self.must_wait(header, exports) {
+                    let address = exports.address(handle, offset);
+                    return self.paging.add(rail, *header, address, bytes, Work::Read(bytes), false);
+                }
+                if allowed.is_ok() && self.kept_bytes >= KEPT_BYTES_MAX {
+                    return self.throttled.push_back((rail, *header));
+                }
+                let copied = allowed.and_then(|()| exports.snapshot(handle, offset, bytes).transpose());
                 let reply = Header { token, payload_bytes: bytes, ..Header::new(Kind::ReadReply) };
                 match copied {
                     Ok(None) => (reply, Payload::Segment { handle, offset, bytes }),
-                    Ok(Some(copy)) => (reply, Payload::Body(copy)),
+                    Ok(Some(copy)) => {
+                        self.kept_bytes += copy.len();
+                        (reply, Payload::Body(copy))
+                    }
                     Err(status) => (refuse(status), Payload::None),
                 }
             }
@@ -124,8 +134,18 @@ impl Endpoint {
             }
             Kind::Atomic => {
                 let Header { handle, offset, .. } = *header;
-                let done =
-                    Atomic::decode(header, &body).and_then(|atomic| exports.atomic(handle, offset, &atomic));
+                let atomic = Atomic::decode(header, &body).and_then(|atomic| {
+                    let access = if atomic.op == AtomicOp::Load { Access::Read } else { Access::Write };
+                    exports.check(handle, offset, atomic.width as u32, access).map(|()| atomic)
+                });
+                if let Ok(atomic) = atomic
+                    && (self.paging.has_atomics() || self.must_wait(header, exports))
+                {
+                    let address = exports.address(handle, offset);
+                    let width = atomic.width as u32;
+                    return self.paging.add(rail, *header, address, width, Work::Atomic(atomic), true);
+                }
+                let done = atomic.and_then(|atomic| exports.atomic(handle, offset, &atomic));
                 let header = match done {
                     Ok(word) => Header { token, offset: word, ..Header::new(Kind::AtomicReply) },
                     Err(status) => refuse(status),
@@ -146,11 +166,19 @@ impl Endpoint {
     /// Whether an answer with bytes of this handle waits to be sent.
     fn answers_from(&self, handle: u32) -> bool {
         let is_from = |frame: &Frame| matches!(frame.payload, Payload::Segment { handle: other, .. } if other == handle);
-        self.rails.iter().any(|rail| rail.queue.iter().any(is_from))
+        self.paging.uses(handle)
+            || self.throttled.iter().any(|(_, header)| header.handle == handle)
+            || self.rails.iter().any(|rail| rail.queue.iter().any(is_from))
     }
 
-    /// Closes the handles that the peer has given back and whose last answers have been sent. The driver calls it after sending.
+    /// Closes the handles that the peer has given back and whose last answers have been sent, and serves reads that waited until answers
+    /// were sent. The driver calls it after sending.
     pub fn close_handles(&mut self, exports: &mut impl Exports) {
+        while self.kept_bytes < KEPT_BYTES_MAX
+            && let Some((rail, header)) = self.throttled.pop_front()
+        {
+            self.serve(rail, &header, Vec::new(), exports);
+        }
         if self.closing.is_empty() {
             return;
         }
@@ -191,9 +219,12 @@ impl Endpoint {
     /// the rest of writes under way is thrown away.
     pub fn revoke(&mut self, handle: u32, mut copy: impl FnMut(u64, u32) -> Vec<u8>) {
         let mut refused = None;
+        self.paging.revoke(handle);
         for (index, rail) in self.rails.iter_mut().enumerate() {
             if let Some((header, place, _)) = &mut rail.arriving
-                && matches!(*place, Place::Segment { handle: other, .. } if other == handle)
+                && header.kind == Kind::Write
+                && header.handle == handle
+                && *place != Place::Discard
             {
                 *place = Place::Discard;
                 refused = Some((index, header.token));
@@ -206,6 +237,7 @@ impl Endpoint {
                 if position == 0 && rail.sent > 0 {
                     let body = copy(offset, bytes);
                     assert_eq!(body.len(), bytes as usize, "the frame's length is on its way already");
+                    self.kept_bytes += body.len();
                     frame.payload = Payload::Body(body);
                 } else if let Ok(header) = Header::decode(&frame.header) {
                     let status = Status::NoHandle as u16;
@@ -218,5 +250,105 @@ impl Endpoint {
         if let Some((rail, token)) = refused {
             self.refuse_write(rail, token, Status::NoHandle);
         }
+    }
+
+    // ---- memory that is not there ----
+
+    /// Whether a request may be served: writes before it have been applied, or (a read) have arrived and wait for other memory, which
+    /// [`Endpoint::must_wait`] makes sure of.
+    fn may_serve(&self, header: &Header) -> bool {
+        let applied = self.receive.applied();
+        if header.sequence <= applied {
+            return true;
+        }
+        if header.kind != Kind::Read || self.paging.is_empty() {
+            return false;
+        }
+        // On one rail everything that was posted before it came before it.
+        let arrived =
+            || self.receive.applied_below(header.sequence) + self.paging.writes_below(header.sequence);
+        self.rails.len() == 1 || arrived() >= header.sequence
+    }
+
+    /// Whether an operation that was checked must become a job: what it touches is not there, or belongs to an earlier job's page.
+    pub(super) fn must_wait(&mut self, header: &Header, exports: &mut impl Exports) -> bool {
+        let Header { handle, offset, .. } = *header;
+        let bytes = if header.kind == Kind::Write { header.payload_bytes } else { header.bytes };
+        let is_fenced = header.kind == Kind::Write && header.flags & FENCE != 0;
+        if !self.paging.is_empty()
+            && (is_fenced || self.paging.is_before(exports.address(handle, offset), bytes))
+        {
+            return true;
+        }
+        exports.presence(handle, offset, bytes) == Presence::Away
+    }
+
+    /// The bytes of a write whose memory is not there have been collected.
+    pub(super) fn defer_write(&mut self, rail: usize, header: Header, exports: &mut impl Exports) {
+        let body = core::mem::take(&mut self.rails[rail].body);
+        let address = exports.address(header.handle, header.offset);
+        let barrier = header.flags & FENCE != 0;
+        self.paging.add(rail, header, address, body.len() as u32, Work::Write(body), barrier);
+        // Reads that waited for its arrival.
+        self.serve_deferred(exports);
+    }
+
+    /// The jobs of this session.
+    #[inline]
+    pub fn paging(&self) -> &Paging {
+        &self.paging
+    }
+
+    /// A job to execute, by somebody who may wait for memory.
+    pub fn job(&mut self) -> Option<Job> {
+        self.paging.start()
+    }
+
+    /// Tells how a job ended: what waited for it goes on, and the peer is answered.
+    ///
+    /// # Errors
+    /// The session must end.
+    pub fn paged(
+        &mut self,
+        id: JobId,
+        result: Result<Done, Status>,
+        exports: &mut impl Exports,
+    ) -> Result<(), Violation> {
+        // The session may have ended meanwhile.
+        let Some(Entry { rail, header, revoked, .. }) = self.paging.finish(id) else { return Ok(()) };
+        let Header { handle, offset, token, bytes, .. } = header;
+        let result = if revoked { Err(Status::NoHandle) } else { result };
+        if header.kind == Kind::Write {
+            if !self.receive.apply(header.sequence) {
+                return Err(Violation::Sequence);
+            }
+            match (result, header.notify()) {
+                (Ok(_), Some(Some(notify))) => drop(self.notices.insert(header.sequence, (handle, notify))),
+                (Ok(_), _) => {}
+                (Err(status), _) => self.refuse_write(rail, token, status),
+            }
+            return self.after_write(rail, exports);
+        }
+        let (answer, payload) = match result {
+            Ok(Done::Read(_)) if self.kept_bytes >= KEPT_BYTES_MAX => {
+                self.throttled.push_back((rail, header));
+                return Ok(());
+            }
+            Ok(Done::Read(copy)) => {
+                debug_assert_eq!(copy.len(), bytes as usize, "as many as were asked for, at {offset}");
+                self.kept_bytes += copy.len();
+                let header = Header { token, payload_bytes: bytes, ..Header::new(Kind::ReadReply) };
+                (header, Payload::Body(copy))
+            }
+            Ok(Done::Word(word)) => {
+                (Header { token, offset: word, ..Header::new(Kind::AtomicReply) }, Payload::None)
+            }
+            Ok(Done::Written) => (Header { token, ..Header::new(Kind::FlushAck) }, Payload::None),
+            Err(status) => {
+                (Header { token, status: status as u16, ..Header::new(Kind::Error) }, Payload::None)
+            }
+        };
+        self.queue(rail, answer, payload, true);
+        Ok(())
     }
 }

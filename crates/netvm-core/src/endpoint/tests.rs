@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::atomic::Atomic;
-use crate::limits::{PAYLOAD_BYTES_MAX, WINDOW};
+use crate::limits::{JOBS_RUNNING_MAX, PAYLOAD_BYTES_MAX, WINDOW};
 use crate::segment::{ExportTable, ImportTable, SegmentId};
 use crate::sim::{Pipe, Random};
 use alloc::vec;
@@ -29,6 +29,9 @@ pub(super) struct Memory {
     pub(super) inspect: Option<fn(&[u8], Notify)>,
     /// Atomics executed.
     pub(super) atomics: u32,
+    /// Memory is away at random.
+    pub(super) away: Option<Random>,
+    pub(super) all_away: bool,
 }
 
 impl Exports for Memory {
@@ -40,6 +43,11 @@ impl Exports for Memory {
     }
     fn unimport(&mut self, handle: u32) {
         self.imports.unimport(handle);
+    }
+    fn presence(&mut self, _: u32, _: u64, bytes: u32) -> Presence {
+        assert!(bytes > 0);
+        let is_away = self.all_away || self.away.as_mut().is_some_and(|random| random.once_in(4));
+        if is_away { Presence::Away } else { Presence::Here }
     }
     fn atomic(&mut self, handle: u32, offset: u64, atomic: &Atomic) -> Result<u64, Status> {
         self.imports.check_atomic(&self.exports, handle, offset, atomic)?;
@@ -78,6 +86,8 @@ impl Side {
             notified: Vec::new(),
             inspect: None,
             atomics: 0,
+            away: None,
+            all_away: false,
         };
         Self {
             endpoint: Endpoint::new(rails, OPS_MAX as u32, WINDOW as u32),
@@ -119,7 +129,13 @@ impl Side {
 
     pub(super) fn feed(&mut self, rail: usize, mut bytes: &[u8]) -> Result<(), Violation> {
         while !bytes.is_empty() {
-            if let Some(header) = self.endpoint.whole_write(rail, bytes) {
+            let whole = self.endpoint.whole_write(rail, bytes).filter(|header| {
+                let Header { handle, offset, payload_bytes, .. } = *header;
+                payload_bytes == 0
+                    || (!self.endpoint.paging().is_before(offset, payload_bytes)
+                        && self.memory.presence(handle, offset, payload_bytes) == Presence::Here)
+            });
+            if let Some(header) = whole {
                 let (frame, tail) = bytes.split_at(HEADER_BYTES + header.payload_bytes as usize);
                 bytes = tail;
                 let Header { handle, offset, payload_bytes, .. } = header;
@@ -165,6 +181,36 @@ impl Side {
     }
 }
 
+impl Memory {
+    pub(super) fn revoke(&mut self) {
+        assert!(self.exports.unexport(self.segment));
+    }
+}
+
+impl Side {
+    /// As somebody who may wait for memory does it, at last.
+    pub(super) fn execute(&mut self, job: Job) {
+        let Job { id, handle, offset, work } = job;
+        let (bytes, access) = match &work {
+            Work::Write(bytes) => (bytes.len(), Access::Write),
+            Work::Read(bytes) => (*bytes as usize, Access::Read),
+            Work::Atomic(atomic) => (atomic.width as usize, Access::Read),
+        };
+        let result = self.memory.check(handle, offset, bytes as u32, access).and_then(|()| {
+            let place = &mut self.memory.bytes[offset as usize..][..bytes];
+            match work {
+                Work::Write(bytes) => {
+                    place.copy_from_slice(&bytes);
+                    Ok(Done::Written)
+                }
+                Work::Read(_) => Ok(Done::Read(place.to_vec())),
+                Work::Atomic(atomic) => self.memory.atomic(handle, offset, &atomic).map(Done::Word),
+            }
+        });
+        self.endpoint.paged(id, result, &mut self.memory).unwrap();
+    }
+}
+
 /// Two sides and what connects them. `pipes[rail][direction]`.
 pub(super) struct World {
     pub(super) sides: [Side; 2],
@@ -172,6 +218,9 @@ pub(super) struct World {
     random: Random,
     now: u64,
     pub(super) broken: bool,
+    /// Of each side, and when they are over.
+    jobs: [Vec<(u64, Job)>; 2],
+    pub(super) jobs_done: u32,
 }
 
 impl World {
@@ -179,11 +228,35 @@ impl World {
         let mut random = Random::new(seed);
         let mut pipe = |cut| Pipe::new(random.draw(), 1 + random.below(40), cut);
         let pipes = (0..rails).map(|rail| [pipe(cut.filter(|_| rail == 0)), pipe(None)]).collect();
-        Self { sides: [Side::new(rails), Side::new(rails)], pipes, random, now: 0, broken: false }
+        let (sides, jobs) = ([Side::new(rails), Side::new(rails)], [Vec::new(), Vec::new()]);
+        Self { sides, pipes, random, now: 0, broken: false, jobs, jobs_done: 0 }
+    }
+
+    /// From now on memory is away at random, and it takes some time until it is there.
+    pub(super) fn page_out(&mut self) {
+        for side in &mut self.sides {
+            side.memory.away = Some(Random::new(self.random.draw()));
+        }
+    }
+
+    fn page(&mut self) {
+        for (side, jobs) in self.sides.iter_mut().zip(&mut self.jobs) {
+            while let Some(job) = side.endpoint.job() {
+                jobs.push((self.now + self.random.below(60), job));
+            }
+            assert!(jobs.len() <= JOBS_RUNNING_MAX);
+            while let Some(due) = jobs.iter().position(|(due, _)| *due <= self.now) {
+                side.execute(jobs.swap_remove(due).1);
+                self.jobs_done += 1;
+            }
+        }
     }
 
     pub(super) fn step(&mut self) {
         self.now += 1;
+        if !self.broken {
+            self.page();
+        }
         for rail in 0..self.pipes.len() {
             for from in 0..2 {
                 if self.broken {
@@ -194,6 +267,7 @@ impl World {
                 let offer = side.output(rail, 1 + self.random.below(5000) as usize);
                 let sent = if offer.is_empty() { 0 } else { pipe.send(self.now, &offer) };
                 side.endpoint.sent(rail, sent);
+                side.endpoint.close_handles(&mut side.memory);
                 match pipe.receive(self.now, 5000) {
                     Some(bytes) => self.sides[1 - from].feed(rail, &bytes).unwrap(),
                     None => {
@@ -364,6 +438,9 @@ fn client(handle: u32) -> Client {
 
 fn run(seed: u64, rails: usize, operations: u32, cut: Option<u64>) {
     let mut world = World::new(seed, rails, cut);
+    if !seed.is_multiple_of(3) {
+        world.page_out();
+    }
     let mut clients = Vec::new();
     for who in 0..2 {
         match world.import(who) {
@@ -404,6 +481,8 @@ fn run(seed: u64, rails: usize, operations: u32, cut: Option<u64>) {
     } else {
         assert_eq!(world.sides.each_ref().map(|side| side.endpoint.deferred.len()), [0, 0]);
         assert_eq!(world.sides.each_ref().map(|side| side.endpoint.serving_calls), [0, 0]);
+        assert!(world.sides.iter().all(|side| side.endpoint.paging().is_empty()));
+        assert!(seed.is_multiple_of(3) || world.jobs_done > 10, "{}", world.jobs_done);
     }
 }
 

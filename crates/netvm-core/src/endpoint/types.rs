@@ -30,6 +30,14 @@ pub trait Exports {
     fn atomic(&mut self, _handle: u32, _offset: u64, _atomic: &Atomic) -> Result<u64, Status> {
         Err(Status::Unsupported)
     }
+    /// Whether memory that was checked can be touched without waiting for it.
+    fn presence(&mut self, _handle: u32, _offset: u64, _bytes: u32) -> Presence {
+        Presence::Here
+    }
+    /// A number for a byte that was checked, the same for the same byte through all handles: its address.
+    fn address(&mut self, _handle: u32, offset: u64) -> u64 {
+        offset
+    }
     /// Copies what a read asks for, when it may be gone before it is sent. `None`: it stays, and is sent from where it is.
     fn snapshot(&mut self, _handle: u32, _offset: u64, _bytes: u32) -> Option<Result<Vec<u8>, Status>> {
         None
@@ -44,6 +52,15 @@ pub trait Exports {
     }
     /// Makes a notification visible: its write and all before it have been applied. The handle may have been taken away meanwhile.
     fn notify(&mut self, _handle: u32, _notify: Notify) {}
+}
+
+/// Whether memory is there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Presence {
+    /// It is.
+    Here,
+    /// It is paged out, or not yet there.
+    Away,
 }
 
 /// What a write may ask for besides being written.

@@ -72,6 +72,16 @@ impl ReceiveWindow {
         sequence <= self.applied.saturating_add(WINDOW)
     }
 
+    /// How many numbers below `sequence` (at most a window ahead) are applied.
+    pub(super) fn applied_below(&self, sequence: u64) -> u64 {
+        let is_applied = |&sequence: &u64| {
+            let (word, bit) = Self::bit(sequence);
+            self.bits[word] & bit != 0
+        };
+        let end = sequence.min(self.applied + WINDOW);
+        self.applied + (self.applied..end).filter(is_applied).count() as u64
+    }
+
     /// Whether a write may have this number.
     pub(super) fn accepts(&self, sequence: u64) -> bool {
         let (word, bit) = Self::bit(sequence);

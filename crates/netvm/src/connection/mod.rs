@@ -1,6 +1,7 @@
 //! One session of a node: its links, and the users that wait for its operations.
 
 pub(crate) mod gather;
+mod paging;
 mod posted;
 mod pulse;
 
@@ -109,6 +110,10 @@ pub(crate) struct State {
     /// Who waits for the leader.
     followers: u32,
     watches_room: bool,
+    /// Nothing is received for now: operations on memory that is not there hold all that they may.
+    watches_no_input: bool,
+    /// What they hold, as the node knows it, in bytes.
+    bounced: usize,
     gather: Gather,
     look: Trial,
     /// The same for turns: these waits may be long where answers are quick.
@@ -154,6 +159,8 @@ impl PeerSession {
             led: false,
             followers: 0,
             watches_room: false,
+            watches_no_input: false,
+            bounced: 0,
             gather: Gather::default(),
             look: Trial::new(LOOK_MAX),
             look_for_turn: Trial::new(LOOK_MAX),
@@ -249,7 +256,7 @@ impl PeerSession {
 
     fn send_all(&self, state: &mut State) -> Result<(), Failure> {
         let State { session, imports, inbox, sharing, .. } = state;
-        let mut view = View { shared: &self.shared, session: self.session, imports, inbox, sharing };
+        let mut view = View::new(&self.shared, self.session, imports, inbox, sharing);
         (0..session.endpoint.rails()).try_for_each(|rail| session.send(rail, &mut view))
     }
 
@@ -315,8 +322,9 @@ impl PeerSession {
     fn watch_again(&self, state: &mut State) {
         if state.broken.is_none() {
             state.watches_room = state.session.has_output();
-            let writable = state.watches_room;
-            self.set_interest(state, Interest { readable: true, writable });
+            state.watches_no_input = state.session.is_stalled();
+            let (readable, writable) = (!state.watches_no_input, state.watches_room);
+            self.set_interest(state, Interest { readable, writable });
         }
     }
 
@@ -358,6 +366,7 @@ impl PeerSession {
         self.beside.end();
         state.sharing.end();
         state.session.endpoint.fail();
+        self.account(state);
         self.collect(state);
         state.session.close_links();
         self.tell_followers(state);
@@ -385,10 +394,10 @@ impl PeerSession {
 
     /// Tells the node's thread what to watch for.
     fn arm(&self, state: &mut State) {
-        let room = state.session.has_output();
-        if state.broken.is_none() && room != state.watches_room {
-            state.watches_room = room;
-            self.set_interest(state, Interest { readable: true, writable: room });
+        let (room, stalled) = (state.session.has_output(), state.session.is_stalled());
+        if state.broken.is_none() && (room, stalled) != (state.watches_room, state.watches_no_input) {
+            (state.watches_room, state.watches_no_input) = (room, stalled);
+            self.set_interest(state, Interest { readable: !stalled, writable: room });
         }
     }
 
@@ -425,7 +434,7 @@ impl PeerSession {
         let before = state.session.received_bytes;
         for rail in 0..state.session.endpoint.rails() {
             let State { session, imports, inbox, sharing, .. } = &mut *state;
-            let mut view = View { shared: &self.shared, session: self.session, imports, inbox, sharing };
+            let mut view = View::new(&self.shared, self.session, imports, inbox, sharing);
             session.send(rail, &mut view)?;
             for _ in 0..ROUNDS_MAX {
                 if !session.receive(rail, &mut view)? {
@@ -433,12 +442,13 @@ impl PeerSession {
                 }
             }
         }
+        self.hand_out(state)?;
         self.collect(state);
         // Answers may go out on any rail: a write that arrived on one lets a read of another be served.
         let rails = if state.broken.is_none() { state.session.endpoint.rails() } else { 0 };
         for rail in 0..rails {
             let State { session, imports, inbox, sharing, .. } = &mut *state;
-            let mut view = View { shared: &self.shared, session: self.session, imports, inbox, sharing };
+            let mut view = View::new(&self.shared, self.session, imports, inbox, sharing);
             session.send(rail, &mut view)?;
         }
         // Writes complete when they are sent.
@@ -515,7 +525,7 @@ impl PeerSession {
             return Err(Status::Stopping);
         }
         let State { imports, inbox, sharing, .. } = &mut *state;
-        act(&mut View { shared: &self.shared, session: self.session, imports, inbox, sharing })
+        act(&mut View::new(&self.shared, self.session, imports, inbox, sharing))
     }
 
     pub(crate) fn node(&self) -> &Arc<Shared> {
@@ -804,7 +814,9 @@ impl PeerSession {
                 look_until = None;
                 trial(&mut state).note(false);
             }
-            let events = libc::POLLIN | if room { libc::POLLOUT } else { 0 };
+            let stalled = state.session.is_stalled();
+            let input = if stalled { 0 } else { libc::POLLIN };
+            let events = input | if room { libc::POLLOUT } else { 0 };
             let mut fds = [libc::pollfd { fd: -1, events, revents: 0 }; netvm_core::limits::RAILS_MAX];
             let rails = state.session.endpoint.rails();
             for (rail, fd) in fds.iter_mut().enumerate().take(rails) {
@@ -812,8 +824,9 @@ impl PeerSession {
             }
             drop(state);
             // Should the session end meanwhile, its descriptors may be closed or others': a spurious wake-up at worst.
-            let waited =
-                netvm_sys::thread::poll(&mut fds[..rails], Some(left.min(Duration::from_millis(100))));
+            // Nobody tells when there is room for what is to be received.
+            let pause = if stalled { PATIENCE } else { Duration::from_millis(100) };
+            let waited = netvm_sys::thread::poll(&mut fds[..rails], Some(left.min(pause)));
             state = self.lock();
             if let Err(error) = waited {
                 break Some(Err(Error::system("wait for a peer", &error)));

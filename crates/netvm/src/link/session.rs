@@ -2,9 +2,9 @@
 
 use std::io;
 
-use netvm_core::endpoint::{Endpoint, Event, Exports, Payload, Place, Violation, Want};
+use netvm_core::endpoint::{Endpoint, Event, Exports, Paging, Payload, Place, Presence, Violation, Want};
 use netvm_core::key::Access;
-use netvm_core::limits::HEADER_BYTES;
+use netvm_core::limits::{BOUNCE_BYTES_MAX, HEADER_BYTES};
 use netvm_core::wire::Status;
 use netvm_sys::shared::SharedSlice;
 
@@ -25,11 +25,19 @@ pub(crate) trait Memory: Exports {
     /// The memory of a handle, if the peer may still reach it.
     fn memory(&mut self, handle: u32, offset: u64, bytes: u32) -> Option<SharedSlice>;
 
-    /// Writes to the memory of a handle, if the peer may.
-    fn write(&mut self, handle: u32, offset: u64, bytes: &[u8]) -> Result<(), Status> {
-        self.check(handle, offset, bytes.len() as u32, Access::Write)?;
-        let memory = self.memory(handle, offset, bytes.len() as u32).ok_or(Status::Fault)?;
-        memory.write_from(0, bytes).ok_or(Status::Fault)
+    /// Writes to the memory of a handle, if the peer may. `None`: not now, as it is not there or belongs to a page of one of the jobs.
+    fn write(
+        &mut self,
+        handle: u32,
+        offset: u64,
+        bytes: &[u8],
+        _jobs: &Paging,
+    ) -> Option<Result<(), Status>> {
+        let written = self.check(handle, offset, bytes.len() as u32, Access::Write).and_then(|()| {
+            let memory = self.memory(handle, offset, bytes.len() as u32).ok_or(Status::Fault)?;
+            memory.write_from(0, bytes).ok_or(Status::Fault)
+        });
+        Some(written)
     }
 }
 
@@ -111,6 +119,8 @@ pub(crate) struct Session<L> {
     locals: Vec<Vec<SharedSlice>>,
     pub(crate) received_bytes: u64,
     pub(crate) sent_bytes: u64,
+    /// With so many bytes in jobs nothing is received.
+    pub(crate) bounce_max: usize,
 }
 
 impl<L: Link> Session<L> {
@@ -122,8 +132,8 @@ impl<L: Link> Session<L> {
             buffer: vec![0; BUFFER_BYTES].into(),
             direct: false,
         };
-        let rails = links.into_iter().map(rail).collect();
-        Self { endpoint, rails, locals: Vec::new(), received_bytes: 0, sent_bytes: 0 }
+        let (rails, bounce_max) = (links.into_iter().map(rail).collect(), BOUNCE_BYTES_MAX);
+        Self { endpoint, rails, locals: Vec::new(), received_bytes: 0, sent_bytes: 0, bounce_max }
     }
 
     pub(crate) fn link(&self, rail: usize) -> &L {
@@ -245,13 +255,16 @@ impl<L: Link> Session<L> {
     /// Receives what is there, at most once, and what the link has in store; true when there may be more.
     pub(crate) fn receive(&mut self, rail: usize, memory: &mut impl Memory) -> Result<bool, Failure> {
         loop {
+            if self.is_stalled() {
+                return Ok(false);
+            }
             let (plan, offered, received) = self.receive_once(rail, memory);
             let received = match received {
                 Ok(0) => return Err(Failure::Ended),
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
-                // The memory that the payload goes to is gone. No byte of it was taken: it is thrown away by the next receive.
-                Err(error) if error.raw_os_error() == Some(libc::EFAULT) && self.endpoint.fault(rail) => {
+                // The memory that the payload goes to is gone, perhaps for a while. No byte was taken: the next receive takes them.
+                Err(error) if error.raw_os_error() == Some(libc::EFAULT) && self.misses(rail, memory) => {
                     continue;
                 }
                 Err(error) => return Err(Failure::Link(error)),
@@ -263,6 +276,23 @@ impl<L: Link> Session<L> {
                 return Ok(received == offered);
             }
         }
+    }
+
+    /// The payload under way cannot go to its memory: it becomes a job, or is thrown away. False when it does not go to a segment.
+    fn misses(&mut self, rail: usize, memory: &mut impl Memory) -> bool {
+        let Want::Payload { place: Place::Segment { handle, offset }, at, bytes } = self.endpoint.want(rail)
+        else {
+            return false;
+        };
+        match memory.presence(handle, offset + u64::from(at), bytes) {
+            Presence::Away => self.endpoint.divert(rail),
+            Presence::Here => self.endpoint.fault(rail),
+        }
+    }
+
+    /// Whether nothing is received: jobs hold as many bytes as they may.
+    pub(crate) fn is_stalled(&self) -> bool {
+        self.endpoint.paging().bytes() >= self.bounce_max
     }
 
     fn receive_once(&mut self, rail: usize, memory: &mut impl Memory) -> (Plan, usize, io::Result<usize>) {
@@ -386,10 +416,13 @@ impl<L: Link> Session<L> {
     /// Takes bytes from a buffer of ours.
     fn feed(&mut self, rail: usize, mut bytes: &[u8], memory: &mut impl Memory) -> Result<(), Failure> {
         while !bytes.is_empty() {
-            if let Some(header) = self.endpoint.whole_write(rail, bytes) {
-                let (frame, tail) = bytes.split_at(HEADER_BYTES + header.payload_bytes as usize);
+            if let Some(header) = self.endpoint.whole_write(rail, bytes)
+                && let (frame, tail) = bytes.split_at(HEADER_BYTES + header.payload_bytes as usize)
+                && let payload = &frame[HEADER_BYTES..]
+                && let Some(written) =
+                    memory.write(header.handle, header.offset, payload, self.endpoint.paging())
+            {
                 bytes = tail;
-                let written = memory.write(header.handle, header.offset, &frame[HEADER_BYTES..]);
                 self.rails[rail].direct = header.payload_bytes as usize >= DIRECT_BYTES_MIN;
                 self.endpoint.wrote(rail, &header, written, memory)?;
                 continue;

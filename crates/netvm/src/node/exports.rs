@@ -1,11 +1,12 @@
 //! What a node exports, and what of it one peer may reach.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::sync::{Arc, MutexGuard};
 
 use netvm_core::atomic::Atomic;
 use netvm_core::channel::Notice;
 use netvm_core::copy;
+use netvm_core::endpoint::{Paging, Presence};
 use netvm_core::key::{Access, RemoteKey, Rights};
 use netvm_core::limits::{OUTLETS_MAX, QUEUES_MAX, TICKETS_MAX};
 use netvm_core::segment::{ExportTable, ImportTable, SegmentId};
@@ -19,7 +20,7 @@ use super::shared::{Shared, lock};
 use crate::channel::{CHANNEL_HANDLE, CHANNEL_METHOD, Inlet, Outlets};
 use crate::error::Result;
 use crate::link::session::Memory;
-use crate::memory::Memory as SegmentMemory;
+use crate::memory::{Memory as SegmentMemory, now};
 use crate::notify::queue::{self, Account};
 use crate::notify::{Notifications, Notify};
 use crate::shm::SHM_METHOD;
@@ -53,6 +54,11 @@ impl Segment {
 }
 
 impl Exports {
+    /// The memory of a segment.
+    pub(crate) fn memory(&self, id: SegmentId) -> Option<SegmentMemory> {
+        Some(self.segment(id)?.memory.clone())
+    }
+
     pub(crate) fn segment(&self, id: SegmentId) -> Option<&Segment> {
         self.segments.get(id.index())?.as_ref()
     }
@@ -73,9 +79,43 @@ pub(crate) struct View<'a> {
     pub(crate) imports: &'a mut ImportTable,
     pub(crate) inbox: &'a mut Inbox,
     pub(crate) sharing: &'a mut Sharing,
+    /// The clock, once somebody has asked it.
+    now: Option<u32>,
+}
+
+impl<'a> View<'a> {
+    pub(crate) fn new(
+        shared: &'a Shared,
+        session: SessionId,
+        imports: &'a mut ImportTable,
+        inbox: &'a mut Inbox,
+        sharing: &'a mut Sharing,
+    ) -> Self {
+        Self { shared, session, imports, inbox, sharing, now: None }
+    }
 }
 
 impl View<'_> {
+    /// Writes, and waits for memory that is not there.
+    pub(crate) fn write_and_wait(&mut self, handle: u32, offset: u64, bytes: &[u8]) -> Result<(), Status> {
+        use netvm_core::endpoint::Exports;
+        self.check(handle, offset, bytes.len() as u32, Access::Write)?;
+        let part = self.memory(handle, offset, bytes.len() as u32).ok_or(Status::NoHandle)?;
+        part.write_from(0, bytes).ok_or(Status::Fault)
+    }
+
+    /// Whether a part of a segment can be touched without waiting; nobody else waits while the kernel is asked.
+    fn is_here(&mut self, exports: MutexGuard<'_, Exports>, id: SegmentId, part: SharedSlice) -> bool {
+        let now = *self.now.get_or_insert_with(now);
+        let Some(segment) = exports.segment(id) else { return true };
+        if segment.memory.is_known_here(part, now) {
+            return true;
+        }
+        let memory = segment.memory.clone();
+        drop(exports);
+        memory.is_here(part, now)
+    }
+
     /// How many free places the peer has in a segment's queue.
     fn room(&mut self, body: &[u8]) -> Result<Vec<u8>, Status> {
         let handle = body.try_into().map(u32::from_le_bytes).map_err(|_| Status::BadRequest)?;
@@ -139,15 +179,28 @@ impl netvm_core::endpoint::Exports for View<'_> {
         let exports = lock(&self.shared.exports);
         let id = self.imports.check_atomic(&exports.table, handle, offset, atomic)?;
         let memory = exports.segment(id).map(|segment| segment.memory.shared());
-        // The word's page may have to come in first: nobody else waits for it, and the session's lock keeps `unexport` waiting.
+        // The session's lock keeps `unexport` waiting.
         drop(exports);
-        let memory = memory.ok_or(Status::NoHandle)?;
         let offset = usize::try_from(offset).map_err(|_| Status::OutOfBounds)?;
-        // Aligned offsets of memory that begins anywhere: the word's address counts.
-        let gone = if memory.is_guarded() { Status::Fault } else { Status::Misaligned };
-        let is_aligned = (memory.as_ptr().addr() + offset).is_multiple_of(atomic.width as usize);
-        let gone = if is_aligned { gone } else { Status::Misaligned };
-        crate::atomic::execute(&memory, offset, atomic).ok_or(gone)
+        execute(memory.ok_or(Status::NoHandle)?, offset, atomic)
+    }
+
+    fn presence(&mut self, handle: u32, offset: u64, bytes: u32) -> Presence {
+        let exports = lock(&self.shared.exports);
+        let Ok(id) = self.imports.check(&exports.table, handle, offset, bytes, Access::Read) else {
+            return Presence::Here;
+        };
+        let part = exports
+            .segment(id)
+            .and_then(|segment| segment.memory.shared().sub(usize::try_from(offset).ok()?, bytes as usize));
+        match part {
+            Some(part) if !self.is_here(exports, id, part) => Presence::Away,
+            _ => Presence::Here,
+        }
+    }
+
+    fn address(&mut self, handle: u32, offset: u64) -> u64 {
+        self.memory(handle, offset, 0).map_or(offset, |memory| memory.as_ptr().addr() as u64)
     }
 
     fn snapshot(&mut self, handle: u32, offset: u64, bytes: u32) -> Option<Result<Vec<u8>, Status>> {
@@ -226,13 +279,31 @@ impl Memory for View<'_> {
         exports.segment(id)?.memory.shared().sub(usize::try_from(offset).ok()?, bytes as usize)
     }
 
-    fn write(&mut self, handle: u32, offset: u64, bytes: &[u8]) -> Result<(), Status> {
+    fn write(&mut self, handle: u32, offset: u64, bytes: &[u8], jobs: &Paging) -> Option<Result<(), Status>> {
         let exports = lock(&self.shared.exports);
-        let id = self.imports.check(&exports.table, handle, offset, bytes.len() as u32, Access::Write)?;
-        let memory = exports.segment(id).ok_or(Status::NoHandle)?.memory.shared();
-        // The page may have to come in first: nobody else waits for it, and the session's lock keeps `unexport` waiting.
-        drop(exports);
-        let offset = usize::try_from(offset).map_err(|_| Status::OutOfBounds)?;
-        memory.write_from(offset, bytes).ok_or(Status::Fault)
+        let len = bytes.len() as u32;
+        let found = self.imports.check(&exports.table, handle, offset, len, Access::Write).and_then(|id| {
+            let segment = exports.segment(id).ok_or(Status::NoHandle)?;
+            let offset = usize::try_from(offset).map_err(|_| Status::OutOfBounds)?;
+            let part = segment.memory.shared().sub(offset, bytes.len()).ok_or(Status::OutOfBounds)?;
+            Ok((id, part))
+        });
+        let (id, part) = match found {
+            Ok(found) => found,
+            Err(status) => return Some(Err(status)),
+        };
+        if jobs.is_before(part.as_ptr().addr() as u64, len) || !self.is_here(exports, id, part) {
+            return None;
+        }
+        // The session's lock keeps `unexport` waiting.
+        Some(part.write_from(0, bytes).ok_or(Status::Fault))
     }
+}
+
+/// Executes an atomic that was checked.
+pub(super) fn execute(memory: SharedSlice, offset: usize, atomic: &Atomic) -> Result<u64, Status> {
+    // Aligned offsets of memory that begins anywhere: the word's address counts.
+    let is_aligned = (memory.as_ptr().addr() + offset).is_multiple_of(atomic.width as usize);
+    let gone = if is_aligned && memory.is_guarded() { Status::Fault } else { Status::Misaligned };
+    crate::atomic::execute(&memory, offset, atomic).ok_or(gone)
 }

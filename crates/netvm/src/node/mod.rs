@@ -21,6 +21,7 @@
 
 mod exports;
 mod locate;
+mod paging;
 mod server;
 mod shared;
 
@@ -51,6 +52,7 @@ use exports::Segment;
 pub(crate) use exports::{Inbox, View};
 pub use locate::Location;
 pub(crate) use locate::{LOCATE_METHOD, ask_address, ask_find, decode as decode_locations};
+pub(crate) use paging::Task;
 use server::Server;
 use shared::{LISTENER_ID, add_peer, connect, watch};
 pub(crate) use shared::{Shared, connect_as, lock};
@@ -375,5 +377,6 @@ impl Drop for Node {
         for peer in std::mem::take(&mut *lock(&self.shared.peers)).into_iter().flatten() {
             peer.close("the node has gone");
         }
+        self.shared.pagers.stop();
     }
 }

@@ -17,6 +17,7 @@ use netvm_sys::epoll::{Epoll, EventFd, Interest};
 use netvm_sys::net::Listener;
 
 use super::exports::{Exports, Segment};
+use super::paging::Pagers;
 use crate::channel::{Hub, Inlet};
 use crate::connection::{Origin, PeerSession};
 use crate::copy::Copies;
@@ -70,6 +71,7 @@ pub(crate) struct Shared {
     /// A number of [`Copies`], and how many sessions' copiers there are.
     pub(super) copies: AtomicU8,
     pub(crate) copiers: AtomicUsize,
+    pub(crate) pagers: Arc<Pagers>,
 }
 
 impl Shared {
@@ -93,6 +95,7 @@ impl Shared {
             keep_alive: Mutex::default(),
             copies: AtomicU8::new(Copies::default() as u8),
             copiers: AtomicUsize::new(0),
+            pagers: Arc::default(),
         };
         let readable = Interest { readable: true, writable: false };
         shared.epoll.add(shared.stop.as_fd(), STOP_ID, readable)?;
@@ -230,6 +233,7 @@ impl Shared {
             }
         }
         drop(guards);
+        self.pagers.take_back(id);
         if let Some(segment) = &segment {
             take_back(&segment.shares);
         }

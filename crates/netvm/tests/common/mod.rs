@@ -64,3 +64,44 @@ impl Random {
         z ^ (z >> 31)
     }
 }
+
+/// Swap space in compressed memory, for as long as it lives; that of the system where there is some.
+pub struct Swap {
+    made: bool,
+}
+
+impl Swap {
+    /// # Errors
+    /// Why there is none.
+    pub fn on() -> Result<Self, String> {
+        let swaps = std::fs::read_to_string("/proc/swaps").map_err(|error| error.to_string())?;
+        if swaps.lines().count() > 1 {
+            return Ok(Self { made: false });
+        }
+        let size =
+            std::fs::read_to_string("/sys/block/zram0/disksize").map_err(|_| "no swap and no zram0")?;
+        if size.trim() != "0" {
+            return Err("zram0 is in use".to_owned());
+        }
+        std::fs::write("/sys/block/zram0/disksize", "64M").map_err(|error| format!("zram0: {error}"))?;
+        let swap = Self { made: true };
+        for (program, arguments) in [("mkswap", &["/dev/zram0"][..]), ("swapon", &["/dev/zram0"])] {
+            let done = std::process::Command::new(program).args(arguments).output();
+            match done {
+                Ok(output) if output.status.success() => {}
+                Ok(output) => return Err(String::from_utf8_lossy(&output.stderr).trim().to_owned()),
+                Err(error) => return Err(format!("{program}: {error}")),
+            }
+        }
+        Ok(swap)
+    }
+}
+
+impl Drop for Swap {
+    fn drop(&mut self) {
+        if self.made {
+            let _ = std::process::Command::new("swapoff").arg("/dev/zram0").output();
+            let _ = std::fs::write("/sys/block/zram0/reset", "1");
+        }
+    }
+}

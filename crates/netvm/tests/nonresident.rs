@@ -1,0 +1,434 @@
+//! Memory that is not there when peers use it: who waits, who does not, and that nothing is lost or reordered.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use netvm::error::Error;
+use netvm::memory::{Memory, RawRange};
+use netvm::node::{ConnectOptions, LinkChoice, Node, Rights};
+use netvm::notify::Notify;
+use netvm::pager::{Pager, PagerConfig};
+use netvm::region::{Peer, Region, WriteOptions};
+use netvm_core::wire::Status;
+use netvm_sys::mapping::Mapping;
+use netvm_sys::residency::{page_out, resident};
+use netvm_sys::shared::SharedSlice;
+use netvm_sys::uffd::{Fault, Userfault};
+
+mod common;
+use common::Random;
+
+const PAGE: u64 = 4096;
+
+/// Memory whose pages come in when the test says so.
+struct Gated {
+    mapping: Arc<Mapping>,
+    gate: Arc<Gate>,
+}
+
+#[derive(Default)]
+struct Gate {
+    open: AtomicBool,
+    /// Faults that have been reported.
+    faults: AtomicU64,
+}
+
+impl Gate {
+    fn set(&self, open: bool) {
+        self.open.store(open, Ordering::Relaxed);
+    }
+
+    /// Until somebody waits for a page.
+    fn wait_for_fault(&self, before: u64) {
+        let start = Instant::now();
+        while self.faults.load(Ordering::Relaxed) <= before {
+            assert!(start.elapsed() < Duration::from_secs(20), "nobody has touched the page");
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Gated {
+    /// So many pages, of which the first `away` are missing, and the gate is closed.
+    fn new(pages: usize, away: usize) -> Self {
+        let mapping = Arc::new(Mapping::anonymous(pages * 4096).unwrap());
+        let rest = mapping.shared().sub(away * 4096, (pages - away) * 4096).unwrap();
+        rest.fill(0);
+        let uffd = Userfault::open(0).unwrap();
+        let start = mapping.shared().as_ptr().addr();
+        // SAFETY: our own mapping, and the thread below serves its faults.
+        unsafe { uffd.register(start, away * 4096, false) }.unwrap();
+        let gate = Arc::new(Gate::default());
+        let (serving, kept) = (Arc::clone(&gate), Arc::clone(&mapping));
+        std::thread::spawn(move || {
+            let (mut faults, mut waiting) = ([Fault::default(); 16], Vec::new());
+            let _kept = kept;
+            loop {
+                let count = uffd.read_faults(&mut faults).unwrap();
+                serving.faults.fetch_add(count as u64, Ordering::Relaxed);
+                waiting.extend_from_slice(&faults[..count]);
+                let open = serving.open.load(Ordering::Relaxed);
+                for fault in waiting.drain(..if open { waiting.len() } else { 0 }) {
+                    // SAFETY: a page of our mapping, which reads as zero.
+                    match unsafe { uffd.zero(fault.address, 4096) } {
+                        Err(error) if error.raw_os_error() != Some(libc::EEXIST) => panic!("{error}"),
+                        _ => uffd.wake(fault.address, 4096).unwrap(),
+                    }
+                }
+                std::thread::sleep(Duration::from_micros(200));
+            }
+        });
+        Self { mapping, gate }
+    }
+
+    fn memory(&self) -> Memory {
+        let shared = self.mapping.shared();
+        // SAFETY: the mapping is kept until the process ends, by the thread that serves its faults.
+        unsafe { RawRange::new(shared.as_ptr(), shared.len(), true) }.into()
+    }
+
+    fn shared(&self) -> SharedSlice {
+        self.mapping.shared()
+    }
+}
+
+/// A test that fails does not wait for ever.
+impl Drop for Gated {
+    fn drop(&mut self) {
+        self.gate.set(true);
+    }
+}
+
+struct World {
+    server: Node,
+    client: Node,
+    address: String,
+}
+
+impl World {
+    fn new() -> Self {
+        let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
+        let address = server.listen("127.0.0.1:0").unwrap();
+        Self { server, client, address }
+    }
+
+    fn peer(&self, rails: usize) -> Peer {
+        let options = ConnectOptions { rails: Some(rails), link: LinkChoice::Socket };
+        self.client.connect_with(&self.address, &options).unwrap()
+    }
+}
+
+#[test]
+fn one_page_keeps_nobody_else_waiting() {
+    let Some(_alone) = common::alone() else { return };
+    for rails in [1, 3] {
+        let world = World::new();
+        let gated = Gated::new(256, 8);
+        let (key, board) =
+            world.server.export_notified("memory", gated.memory(), Rights::ReadWrite, 4).unwrap();
+        let peer = world.peer(rails);
+        let region = peer.import("memory", &key).unwrap();
+        let other = world.peer(1).import("memory", &key).unwrap();
+        // A few bytes, and a long write of which only one page is away.
+        region.write(100, b"small and late").unwrap();
+        region.write(7 * PAGE, &vec![9; 300_000]).unwrap();
+        region.write_notify(0, b"x", Notify::Count { number: 0 }).unwrap();
+        gated.gate.wait_for_fault(0);
+        // Other pages, for as many writes as the window holds; and other sessions.
+        let mut random = Random::new(rails as u64);
+        for round in 0..1000u64 {
+            let offset = 100 * PAGE + random.next() % (150 * PAGE);
+            region.write(offset, &round.to_le_bytes()).unwrap();
+            if round % 50 == 0 {
+                let mut back = [0; 8];
+                region.read(offset, &mut back).unwrap();
+                assert_eq!(u64::from_le_bytes(back), round, "a read sees earlier writes");
+                other.write(50 * PAGE, &round.to_le_bytes()).unwrap();
+                other.flush().unwrap();
+                assert_eq!(other.fetch_add(60 * PAGE, 1u64).unwrap(), round / 50);
+            }
+        }
+        assert_eq!(board.test(0), 0, "notified before what came earlier was there");
+        std::thread::scope(|scope| {
+            let flush = scope.spawn(|| region.flush());
+            let count = scope.spawn(|| region.fetch_add(200 * PAGE, 5u64));
+            let read = scope.spawn(|| {
+                let mut bytes = [0; 14];
+                region.read(100, &mut bytes).map(|()| bytes)
+            });
+            std::thread::sleep(Duration::from_millis(20));
+            assert!(!flush.is_finished() && !count.is_finished() && !read.is_finished());
+            gated.gate.set(true);
+            flush.join().unwrap().unwrap();
+            count.join().unwrap().unwrap();
+            assert_eq!(&read.join().unwrap().unwrap(), b"small and late");
+        });
+        assert!(board.wait(0, Some(Duration::from_secs(10))));
+        assert_eq!(gated.shared().sub(7 * 4096, 300_000).unwrap().to_vec(), vec![9; 300_000]);
+        assert_eq!(gated.shared().sub(100, 5).unwrap().to_vec(), b"small");
+        assert!(world.server.unexport("memory"));
+    }
+}
+
+#[test]
+fn writes_of_one_page_stay_in_order() {
+    let Some(_alone) = common::alone() else { return };
+    let world = World::new();
+    let gated = Gated::new(64, 8);
+    let key = world.server.export("memory", gated.memory(), Rights::ReadWrite).unwrap();
+    let tail = gated.memory().range(2000, 8000).unwrap();
+    let tail = world.server.export("tail", tail, Rights::ReadWrite).unwrap();
+    let peer = world.peer(1);
+    let (region, tail) = (peer.import("memory", &key).unwrap(), peer.import("tail", &tail).unwrap());
+    let mut model = vec![0; 8 * 4096];
+    let mut random = Random::new(3);
+    for round in 0..400u64 {
+        let offset = (random.next() % 30_000) as usize;
+        let len = 1 + (random.next() % 2700) as usize;
+        let data: Vec<u8> = (0..len).map(|index| (round as usize + index) as u8).collect();
+        let options = WriteOptions { fence: round % 7 == 0, notify: None };
+        // By two names, of overlapping memory.
+        if offset >= 2000 && offset + len < 10_000 {
+            tail.write_with(offset as u64 - 2000, &data, options).unwrap();
+        } else {
+            region.write_with(offset as u64, &data, options).unwrap();
+        }
+        model[offset..offset + len].copy_from_slice(&data);
+    }
+    gated.gate.wait_for_fault(0);
+    gated.gate.set(true);
+    region.flush().unwrap();
+    assert!(gated.shared().sub(0, 8 * 4096).unwrap().to_vec() == model);
+}
+
+#[test]
+fn a_session_that_has_used_its_bounce_memory_waits_alone() {
+    let Some(_alone) = common::alone() else { return };
+    let world = World::new();
+    let gated = Gated::new(1024, 512);
+    let key = world.server.export("memory", gated.memory(), Rights::ReadWrite).unwrap();
+    let region = world.peer(1).import("memory", &key).unwrap();
+    let other = world.peer(1).import("memory", &key).unwrap();
+    let data: Vec<u8> = (0..1 << 20).map(|index| (index / 999) as u8).collect();
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| {
+            for round in 0..24u64 {
+                region.write(round % 2 * (1 << 20), &data)?;
+            }
+            region.flush()
+        });
+        gated.gate.wait_for_fault(0);
+        std::thread::sleep(Duration::from_millis(200));
+        assert!(!writer.is_finished(), "24 MiB fit nowhere");
+        for round in 0..200u64 {
+            other.write(600 * PAGE, &round.to_le_bytes()).unwrap();
+            other.flush().unwrap();
+        }
+        gated.gate.set(true);
+        writer.join().unwrap().unwrap();
+    });
+    assert!(gated.shared().sub(1 << 20, 1 << 20).unwrap().to_vec() == data);
+}
+
+#[test]
+fn unexport_waits_for_what_has_begun_and_refuses_the_rest() {
+    let Some(_alone) = common::alone() else { return };
+    let world = World::new();
+    let gated = Gated::new(64, 8);
+    let key = world.server.export("memory", gated.memory(), Rights::ReadWrite).unwrap();
+    let region = world.peer(1).import("memory", &key).unwrap();
+    for page in 0..8 {
+        region.write(page * PAGE, &[7; 100]).unwrap();
+    }
+    gated.gate.wait_for_fault(0);
+    std::thread::scope(|scope| {
+        let reading = scope.spawn(|| region.read(5 * PAGE, &mut [0; 10]));
+        std::thread::sleep(Duration::from_millis(20));
+        let unexport = scope.spawn(|| world.server.unexport("memory"));
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!unexport.is_finished(), "somebody is in the middle of it");
+        gated.gate.set(true);
+        assert!(unexport.join().unwrap());
+        gated.shared().fill(0xEE);
+        let refused = |result| matches!(result, Err(Error::Op { code: Status::NoHandle, .. }));
+        assert!(refused(reading.join().unwrap()) && refused(region.flush()));
+    });
+    std::thread::sleep(Duration::from_millis(20));
+    assert!(gated.shared().to_vec().iter().all(|&byte| byte == 0xEE), "written after unexport had returned");
+}
+
+#[test]
+fn a_session_may_end_while_a_page_is_away() {
+    let Some(_alone) = common::alone() else { return };
+    let world = World::new();
+    let gated = Gated::new(64, 8);
+    let key = world.server.export("memory", gated.memory(), Rights::ReadWrite).unwrap();
+    for _ in 0..3 {
+        let before = gated.gate.faults.load(Ordering::Relaxed);
+        let node = Node::new().unwrap();
+        let region = node.connect(&world.address).unwrap().import("memory", &key);
+        // On shared memory there is nobody in between.
+        let region = region.unwrap();
+        region.write(before % 8 * PAGE, b"x").unwrap();
+        let _ = region.notify(Notify::Count { number: 0 });
+        gated.gate.wait_for_fault(before);
+        drop(node);
+        drop(region);
+    }
+    let region = world.peer(1).import("memory", &key).unwrap();
+    region.write(20 * PAGE, b"others").unwrap();
+    region.flush().unwrap();
+    std::thread::scope(|scope| {
+        let gate = &gated.gate;
+        scope.spawn(|| {
+            std::thread::sleep(Duration::from_millis(50));
+            gate.set(true);
+        });
+        drop((region, world));
+    });
+}
+
+/// Passes bytes on between a pager and its lender, late when it is told to.
+fn delayed(lender: &str, delay_ms: Arc<AtomicU64>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let lender = lender.to_owned();
+    std::thread::spawn(move || {
+        for near in listener.incoming().map_while(Result::ok) {
+            let far = TcpStream::connect(&lender).unwrap();
+            let _ = (near.set_nodelay(true), far.set_nodelay(true));
+            let ends = [(near.try_clone(), far.try_clone()), (far.try_clone(), near.try_clone())];
+            for (at, (from, to)) in ends.into_iter().enumerate() {
+                let (mut from, mut to, delay_ms) = (from.unwrap(), to.unwrap(), Arc::clone(&delay_ms));
+                std::thread::spawn(move || {
+                    let mut bytes = vec![0; 1 << 16];
+                    while let Ok(count @ 1..) = from.read(&mut bytes) {
+                        if at == 0 {
+                            std::thread::sleep(Duration::from_millis(delay_ms.load(Ordering::Relaxed)));
+                        }
+                        if to.write_all(&bytes[..count]).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+        }
+    });
+    address
+}
+
+#[test]
+fn a_far_page_behind_a_slow_lender() {
+    let Some(_alone) = common::alone() else { return };
+    let lender = common::lend(64 << 20);
+    let delay_ms = Arc::new(AtomicU64::new(0));
+    let config = PagerConfig {
+        lenders: vec![delayed(lender.address(), Arc::clone(&delay_ms))],
+        local_bytes: 4 << 20,
+        area_bytes: 64 << 20,
+        ..PagerConfig::default()
+    };
+    let pager = Pager::start(config).unwrap();
+    let start = pager.area().start;
+    pager.map(start, 16 << 20, libc::PROT_READ | libc::PROT_WRITE).unwrap();
+    let world = World::new();
+    let memory = Memory::far(&pager, start, 16 << 20).unwrap();
+    let key = world.server.export("far", &memory, Rights::ReadWrite).unwrap();
+    let region = world.peer(1).import("far", &key).unwrap();
+    for page in 0..4096u64 {
+        region.write(page * PAGE, &page.to_le_bytes()).unwrap();
+    }
+    region.flush().unwrap();
+    let hot = 4095 * PAGE;
+    delay_ms.store(100, Ordering::Relaxed);
+    let (mut others, mut late) = (0, 0);
+    // Far from each other: the pager brings neighbours in ahead of time.
+    let is_away = |page: &u64| !is_resident(memory.range((page * PAGE) as usize, 4096).unwrap().shared());
+    for round in 0..40 {
+        if late == 5 {
+            break;
+        }
+        let page = (round * 90..4000).find(is_away).expect("most of it is at the lender");
+        std::thread::scope(|scope| {
+            region.write(page * PAGE + 8, b"late").unwrap();
+            let flush = scope.spawn(|| {
+                let start = Instant::now();
+                region.flush().map(|()| start.elapsed())
+            });
+            let mut seen = 0;
+            while !flush.is_finished() {
+                let mut bytes = [0; 8];
+                region.read(hot, &mut bytes).unwrap();
+                assert_eq!(u64::from_le_bytes(bytes), 4095);
+                seen += u64::from(!flush.is_finished());
+            }
+            // The pager may still have had it in a frame.
+            if flush.join().unwrap().unwrap() >= Duration::from_millis(90) {
+                (late, others) = (late + 1, others + seen);
+            }
+        });
+        let mut bytes = [0; 12];
+        region.read(page * PAGE, &mut bytes).unwrap();
+        assert_eq!((&bytes[..8], &bytes[8..]), (&page.to_le_bytes()[..], &b"late"[..]));
+    }
+    assert!(late == 5 && others > 100, "{others} reads beside {late} pages of 100 ms");
+    assert!(world.server.unexport("far"));
+}
+
+fn is_resident(memory: SharedSlice) -> bool {
+    let mut pages = vec![0; memory.len() / 4096 + 2];
+    resident(memory, &mut pages).unwrap();
+    pages[..memory.len() / 4096].iter().any(|page| page & 1 != 0)
+}
+
+#[test]
+fn pages_that_were_swapped_out() {
+    let _alone = common::alone();
+    let _swap = match common::Swap::on() {
+        Ok(swap) => swap,
+        Err(reason) => {
+            let _ = writeln!(std::io::stderr(), "pages_that_were_swapped_out: skipped ({reason})");
+            return;
+        }
+    };
+    let world = World::new();
+    for private in [true, false] {
+        let memory: Memory = if private {
+            Node::private_memory(4 << 20).unwrap().into()
+        } else {
+            Memory::new(4 << 20).unwrap()
+        };
+        let key = world.server.export("swapped", &memory, Rights::ReadWrite).unwrap();
+        let region = world.peer(1).import("swapped", &key).unwrap();
+        let mut random = Random::new(7);
+        let mut model: Vec<u8> = (0..4 << 20).map(|_| random.next() as u8).collect();
+        for round in 0..4u64 {
+            region.write(0, &model).unwrap();
+            region.flush().unwrap();
+            page_out(memory.shared()).unwrap();
+            if is_resident(memory.shared().sub(0, 8192).unwrap()) {
+                let _ = writeln!(std::io::stderr(), "pages_that_were_swapped_out: skipped (nothing was)");
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+            write_some(&region, &mut model, &mut random);
+            let mut back = vec![0; 4 << 20];
+            region.read(0, &mut back).unwrap();
+            assert!(back == model, "round {round}");
+            assert_eq!(region.fetch_add(8, 0u64).unwrap().to_le_bytes(), model[8..16]);
+        }
+        assert!(world.server.unexport("swapped"));
+    }
+}
+
+fn write_some(region: &Region, model: &mut [u8], random: &mut Random) {
+    for round in 0..200 {
+        let offset = (random.next() % (3 << 20)) as usize;
+        let data = vec![round; 1 + (random.next() % 100_000) as usize];
+        region.write(offset as u64, &data).unwrap();
+        model[offset..offset + data.len()].copy_from_slice(&data);
+    }
+}
