@@ -104,7 +104,10 @@ fn bench_rma_measures_all_operations_beside_their_floors() {
         let arguments = ["rma", "--quick", "--json", "--placement", "unpinned", "--link", link, "--svg"];
         let rows = rows_of(&[&arguments[..], &[svg.to_str().unwrap()]].concat());
         let names = ["put", "put-complete", "get", "fetch-add", "cas", "notify-spin", "notify-block"];
-        for name in names.into_iter().chain(["notify-handler", "put-rate", "put-bw", "get-bw"]) {
+        let more =
+            ["notify-handler", "channel", "lock", "waitq", "sem", "barrier", "put-rate", "put-bw", "get-bw"];
+        let passive = ["get-passive", "put-complete-passive", "fetch-add-passive"];
+        for name in names.into_iter().chain(more).chain(passive) {
             let of_netvm = |row: &&serde_json::Value| row["case"] == name && row["peer"].is_null();
             let row = rows.iter().find(of_netvm).unwrap_or_else(|| panic!("no row for {name}"));
             assert_eq!((&row["bench"], &row["link"]), (&"rma".into(), &link.into()));
@@ -112,6 +115,9 @@ fn bench_rma_measures_all_operations_beside_their_floors() {
                 assert!(number(row, key) > 0.0, "{key} of {row}");
             }
         }
+        let idle = rows.iter().find(|row| row["case"] == "memory_per_idle_peer_bytes").expect("a row");
+        let bytes = number(idle, "median");
+        assert!(bytes > 0.0 && bytes <= number(idle, "floor"), "{bytes} bytes for each peer");
         for name in ["ping-pong-poll", "ping-pong-block", "stream"] {
             assert!(rows.iter().any(|row| row["case"] == name && !row["peer"].is_null()), "no floor {name}");
         }
@@ -119,4 +125,40 @@ fn bench_rma_measures_all_operations_beside_their_floors() {
     let drawn = std::fs::read_to_string(&svg).unwrap();
     std::fs::remove_file(&svg).unwrap();
     assert!(drawn.contains("<svg") && drawn.contains("bare stream"), "no picture in {drawn}");
+}
+
+#[test]
+fn bench_rma_over_rails_and_encrypted() {
+    for (flags, link) in [(&["--rails", "4"][..], "tcp"), (&["--encrypt"], "tcp-encrypted")] {
+        let common = ["rma", "--quick", "--json", "--placement", "unpinned", "--case", "get"];
+        let rows = rows_of(&[&common[..], flags].concat());
+        let row = rows.iter().find(|row| row["case"] == "get-bw" && row["peer"].is_null()).expect("a row");
+        assert_eq!(row["link"], link);
+        assert!(number(row, "median") > 0.0 && number(row, "ratio") > 0.0);
+    }
+}
+
+#[test]
+fn bench_rma_says_what_is_wrong_and_how_to_get_peers() {
+    let run = |arguments: &[&str]| {
+        let output =
+            Command::new(env!("CARGO_BIN_EXE_netvm")).args(["bench", "rma"]).args(arguments).output();
+        let output = output.unwrap();
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        (output.status.success(), text(&output.stdout), text(&output.stderr))
+    };
+    let (well, said, _) = run(&["--peers", "install-hint"]);
+    assert!(
+        well && ["ucx-utils", "libfabric-bin", "openmpi-bin", "dnf"].iter().all(|word| said.contains(word))
+    );
+    for (arguments, word) in [
+        (&["--rails", "0"][..], "1..=16"),
+        (&["--rails", "17"], "1..=16"),
+        (&["--link", "pigeon"], "tcp"),
+        (&["--encrypt", "--link", "unix"], "only TCP"),
+        (&["--case", "no-such-case"], "there is no case"),
+    ] {
+        let (well, out, said) = run(arguments);
+        assert!(!well && out.is_empty() && said.contains(word), "{arguments:?}: {said}");
+    }
 }

@@ -8,6 +8,7 @@ use netvm::notify::Notify;
 use netvm::region::Region;
 
 use super::super::child::Helper;
+use super::meet::{self, Here};
 use super::partner::{HANDLED, How, PONG, PONG_OFFSET, Side};
 use super::raw::AREA_BYTES;
 use super::timing::{Sample, latency};
@@ -33,6 +34,10 @@ pub struct Pair {
     pub round: u64,
     /// Changes what is put with each run.
     pub salt: u8,
+    /// Of the other side.
+    pub address: String,
+    /// Opened when they are measured first.
+    pub meet: Option<Here>,
 }
 
 impl Pair {
@@ -79,6 +84,48 @@ impl Pair {
             self.region.notify(Notify::Count { number: HANDLED })?;
             self.here.await_signal(PONG, How::Spin)
         })
+    }
+
+    /// The ends of channels, locks and so on.
+    fn meet(&mut self) -> Result<&mut Here> {
+        if self.meet.is_none() {
+            let (key, receiver) = meet::receiver(&self.here.node)?;
+            let peer = self.here.node.connect(&self.address)?;
+            self.partner.tell(&format!("meet {key}"))?;
+            self.meet = Some(Here::open(&peer, &self.partner.line()?, receiver)?);
+        }
+        self.meet.as_mut().ok_or_else(|| "nobody to meet".into())
+    }
+
+    /// Locks, semaphores and wait queues.
+    pub fn turns(&mut self, name: &str, time: Duration) -> Result<Sample> {
+        let meet = self.meet()?;
+        match name {
+            "lock" => meet.lock(time),
+            "sem" => meet.semaphore(time),
+            _ => meet.queue(time),
+        }
+    }
+
+    /// Channels and barriers, where the partner does as much.
+    pub fn together(&mut self, name: &str, size: usize, time: Duration) -> Result<Sample> {
+        let rounds = self.rounds(size, time)?;
+        self.meet()?;
+        self.partner.tell(&format!("{name} {rounds}"))?;
+        let meet = self.meet()?;
+        let sample = if name == "barrier" { meet.barrier(rounds) } else { meet.channel(size, rounds) };
+        self.partner.line()?;
+        sample
+    }
+
+    /// While the other side's program computes and calls nothing.
+    pub fn passive<R>(&mut self, measure: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
+        self.partner.tell("compute 1")?;
+        self.partner.line()?;
+        let result = measure(self);
+        self.partner.tell("compute 0")?;
+        self.partner.line()?;
+        result
     }
 
     pub fn put_complete(&mut self, size: usize, time: Duration) -> Result<Sample> {
@@ -190,7 +237,7 @@ impl Pair {
 }
 
 /// Half the microseconds of `one`, `rounds` times: exactly as often as the other side answers.
-fn latency_of(rounds: u64, mut one: impl FnMut() -> Result<()>) -> Result<Sample> {
+pub fn latency_of(rounds: u64, mut one: impl FnMut() -> Result<()>) -> Result<Sample> {
     let mut histogram = super::super::histogram()?;
     let start = Instant::now();
     let mut now = start;

@@ -4,15 +4,17 @@ use std::error::Error;
 use std::io::BufRead;
 use std::num::ParseIntError;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
 use netvm::node::{ConnectOptions, LinkChoice, Mapping, Node, RemoteKey, Rights};
 use netvm::notify::{Notifications, Notify};
 use netvm::region::{Peer, Region};
+use netvm::security::{Encryption, Secret, Security};
 use netvm_sys::cpu::pin;
 
+use super::meet::There;
 use super::{Link, raw};
 
 /// Bytes that each side exports.
@@ -33,6 +35,9 @@ pub struct PartnerArgs {
     link: Link,
     #[arg(long)]
     cpu: Option<usize>,
+    /// The secret comes on standard input
+    #[arg(long)]
+    encrypt: bool,
 }
 
 /// One side: its node, and the memory that the other one reaches.
@@ -42,6 +47,7 @@ pub struct Side {
     pub board: Notifications,
     /// Address and key, for the other side.
     pub ticket: String,
+    rails: usize,
 }
 
 impl Side {
@@ -49,8 +55,15 @@ impl Side {
     ///
     /// # Errors
     /// When there is no such kind of socket here.
-    pub fn new(link: Link) -> Result<Self, Box<dyn Error>> {
-        let node = Node::new()?;
+    pub fn new(link: Link, secret: Option<Secret>, rails: usize) -> Result<Self, Box<dyn Error>> {
+        let node = match secret {
+            Some(secret) => Node::with_security(Security {
+                secret: Some(secret),
+                encryption: Encryption::Always,
+                ..Security::default()
+            })?,
+            None => Node::new()?,
+        };
         let address = match link {
             Link::Tcp => node.listen("127.0.0.1:0")?,
             Link::Unix => {
@@ -63,7 +76,7 @@ impl Side {
         memory.shared().fill(1);
         let (key, board) = node.export_notified("rma", Arc::clone(&memory), Rights::ReadWrite, NUMBERS)?;
         let key: String = key.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { node, memory, board, ticket: format!("{address} {key}") })
+        Ok(Self { node, memory, board, ticket: format!("{address} {key}"), rails })
     }
 
     /// Connects to the side with that ticket and opens its memory.
@@ -72,7 +85,7 @@ impl Side {
     /// When the ticket is none or nobody is there.
     pub fn connect(&self, ticket: &str) -> Result<Region, Box<dyn Error>> {
         let (address, _) = ticket.split_once(' ').ok_or("no key in the ticket")?;
-        let options = ConnectOptions { link: LinkChoice::Socket, ..ConnectOptions::default() };
+        let options = ConnectOptions { link: LinkChoice::Socket, rails: Some(self.rails) };
         Self::open(&self.node.connect_with(address, &options)?, ticket)
     }
 
@@ -149,6 +162,19 @@ pub enum How {
     Block,
 }
 
+/// An application that calls nobody, until it is told to stop. On the CPU of the node's thread, if this process is pinned.
+fn compute(goes_on: &Arc<AtomicBool>) {
+    let goes_on = Arc::clone(goes_on);
+    std::thread::spawn(move || {
+        let mut value = 1u64;
+        while goes_on.load(Ordering::Relaxed) {
+            for _ in 0..10_000 {
+                value = std::hint::black_box(value.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+            }
+        }
+    });
+}
+
 /// Serves one bench; ends when its input does.
 ///
 /// # Errors
@@ -157,10 +183,14 @@ pub fn run(args: &PartnerArgs) -> Result<(), Box<dyn Error>> {
     if let Some(cpu) = args.cpu {
         pin(cpu)?;
     }
-    println!("{}", raw::serve(args.link)?);
-    let side = Arc::new(Side::new(args.link)?);
-    println!("{}", side.ticket);
     let mut lines = std::io::stdin().lock().lines();
+    let secret = match args.encrypt {
+        true => Some(Secret::from_content(lines.next().transpose()?.unwrap_or_default().as_bytes())?),
+        false => None,
+    };
+    println!("{}", raw::serve(args.link)?);
+    let side = Arc::new(Side::new(args.link, secret, 1)?);
+    println!("{}", side.ticket);
     let Some(ticket) = lines.next().transpose()? else { return Ok(()) };
     let region = Arc::new(side.accept(&ticket)?);
     println!("ready");
@@ -168,8 +198,17 @@ pub fn run(args: &PartnerArgs) -> Result<(), Box<dyn Error>> {
     side.board.arm(HANDLED, move |_| {
         let _ = answering.notify(Notify::Count { number: PONG });
     })?;
+    let mut meet = None;
+    let computing = Arc::new(AtomicBool::new(false));
     for line in lines {
         let line = line?;
+        if let Some(key) = line.strip_prefix("meet ") {
+            let peer = side.node.accept(TIMEOUT).ok_or("the other side has not connected")?;
+            let (told, there) = There::new(&side.node, &peer, key)?;
+            println!("{told}");
+            meet = Some((there, peer));
+            continue;
+        }
         let mut words = line.split(' ');
         let what = words.next().unwrap_or_default();
         let mut number =
@@ -189,6 +228,17 @@ pub fn run(args: &PartnerArgs) -> Result<(), Box<dyn Error>> {
                 for _ in 0..number()? {
                     side.await_signal(PONG, how)?;
                     region.notify(Notify::Count { number: PONG })?;
+                }
+            }
+            "channel" | "barrier" => {
+                let rounds = number()?;
+                let (there, _) = meet.as_mut().ok_or("nobody has met")?;
+                if what == "channel" { there.channel(rounds)? } else { there.barrier(rounds)? }
+            }
+            "compute" => {
+                let on = number()? == 1;
+                if computing.swap(on, Ordering::AcqRel) != on && on {
+                    compute(&computing);
                 }
             }
             _ => return Err(format!("unknown command {line}").into()),

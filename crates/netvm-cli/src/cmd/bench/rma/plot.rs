@@ -1,4 +1,4 @@
-//! The picture of `netvm bench rma`: bandwidth by size, puts and gets beside the bare stream.
+//! The picture of `netvm bench rma`: bandwidth by size, puts and gets, aligned and one byte off, beside the bare stream.
 
 use std::error::Error;
 use std::path::Path;
@@ -9,6 +9,8 @@ use super::super::report::Row;
 
 const PUT: RGBColor = RGBColor(0x1b, 0x6c, 0xa8);
 const GET: RGBColor = RGBColor(0x2a, 0x9d, 0x6f);
+const PUT_ODD: RGBColor = RGBColor(0x8f, 0xc1, 0xe3);
+const GET_ODD: RGBColor = RGBColor(0x9a, 0xd9, 0xbb);
 const FLOOR: RGBColor = RGBColor(0x8a, 0x96, 0xa0);
 
 /// Writes an SVG file with one chart for each placement.
@@ -24,7 +26,10 @@ pub fn write(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
     for (area, placement) in root.split_evenly((placements.len().max(1), 1)).iter().zip(&placements) {
         let points = |case: &str, floor: bool| -> Vec<(f64, f64)> {
             let wanted = |row: &&Row| {
-                row.case == case && row.placement == Some(placement) && row.peer.is_some() == floor
+                row.case == case
+                    && row.placement == Some(placement)
+                    && row.peer.is_some_and(|peer| peer.starts_with("floor")) == floor
+                    && (floor || row.peer.is_none())
             };
             let mut points: Vec<_> = rows
                 .iter()
@@ -37,6 +42,8 @@ pub fn write(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
         let lines = [
             ("put", points("put-bw", false), PUT),
             ("get", points("get-bw", false), GET),
+            ("put, misaligned", points("put-bw-misaligned", false), PUT_ODD),
+            ("get, misaligned", points("get-bw-misaligned", false), GET_ODD),
             ("bare stream", points("stream", true), FLOOR),
         ];
         let most = lines.iter().flat_map(|line| &line.1).map(|point| point.1).fold(0.1, f64::max);

@@ -1,0 +1,159 @@
+//! Cases of channels, locks, semaphores, wait queues and barriers: their homes are at the partner, as are the other ends.
+
+use std::error::Error;
+use std::time::Duration;
+
+use netvm::channel::{Receiver, Sender, Shape};
+use netvm::node::{Node, RemoteKey};
+use netvm::region::Peer;
+use netvm::sync::{Group, Kind, Lock, Semaphore, WaitQueue};
+
+use super::cases::latency_of;
+use super::partner::TIMEOUT;
+use super::timing::{Sample, latency};
+
+type Result<T> = std::result::Result<T, Box<dyn Error>>;
+
+const RING: Shape = Shape::Rings { senders: 1, bytes: 64 << 10 };
+const HERE: &str = "rma-channel-here";
+const THERE: &str = "rma-channel-there";
+const LOCK: &str = "rma-lock";
+const SEMAPHORE: &str = "rma-semaphore";
+const QUEUE: &str = "rma-queue";
+const GROUP: &str = "rma-group";
+
+fn hex(key: &RemoteKey) -> String {
+    key.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn key(text: Option<&str>) -> Result<RemoteKey> {
+    let number = u128::from_str_radix(text.ok_or("a key is missing")?, 16)?;
+    Ok(RemoteKey::from_bytes(number.to_be_bytes()))
+}
+
+/// The measuring side's ends.
+pub struct Here {
+    lock: Lock,
+    semaphore: Semaphore,
+    queue: WaitQueue,
+    group: Group,
+    sender: Sender,
+    receiver: Receiver,
+}
+
+/// A channel to receive from, whose key goes into [`There::new`].
+///
+/// # Errors
+/// As `Receiver::new`.
+pub fn receiver(node: &Node) -> Result<(String, Receiver)> {
+    let (key, receiver) = Receiver::new(node, HERE, RING)?;
+    Ok((hex(&key), receiver))
+}
+
+impl Here {
+    /// Opens what the partner has told.
+    ///
+    /// # Errors
+    /// When something is not there.
+    pub fn open(peer: &Peer, told: &str, receiver: Receiver) -> Result<Self> {
+        let mut keys = told.split(' ');
+        let mut next = || key(keys.next());
+        Ok(Self {
+            lock: Lock::open(peer, LOCK, &next()?)?,
+            semaphore: Semaphore::open(peer, SEMAPHORE, &next()?)?,
+            queue: WaitQueue::open(peer, QUEUE, &next()?)?,
+            group: Group::join(peer, GROUP, &next()?)?,
+            sender: Sender::open(peer, THERE, &next()?)?,
+            receiver,
+        })
+    }
+
+    /// Takes a free lock and gives it back.
+    pub fn lock(&self, time: Duration) -> Result<Sample> {
+        latency(time, 1, || Ok(self.lock.lock(Some(TIMEOUT))?.release()?))
+    }
+
+    /// Takes a unit and gives it back.
+    pub fn semaphore(&self, time: Duration) -> Result<Sample> {
+        latency(time, 1, || Ok(self.semaphore.acquire(1, Some(TIMEOUT))?.release()?))
+    }
+
+    /// Queues, and is woken by itself: two exchanges.
+    pub fn queue(&self, time: Duration) -> Result<Sample> {
+        latency(time, 1, || {
+            let waiting = self.queue.enqueue()?;
+            if !self.queue.wake()? {
+                return Err("nobody was in the queue".into());
+            }
+            Ok(waiting.wait(Some(TIMEOUT))?)
+        })
+    }
+
+    /// Meets the partner, which is there so often.
+    pub fn barrier(&mut self, rounds: u64) -> Result<Sample> {
+        let sample = latency_of(rounds, || Ok(self.group.barrier(Some(TIMEOUT))?))?;
+        // A meeting is a whole exchange.
+        Ok(Sample { median: sample.median * 2.0, p99: sample.p99.map(|value| value * 2.0), ..sample })
+    }
+
+    /// One way of a message of so many bytes.
+    pub fn channel(&mut self, size: usize, rounds: u64) -> Result<Sample> {
+        let mut bytes = vec![5; size];
+        let mut round = 0u64;
+        latency_of(rounds, || {
+            round += 1;
+            bytes[..8].copy_from_slice(&round.to_le_bytes());
+            self.sender.send(&bytes, Some(TIMEOUT))?;
+            let back = self.receiver.receive(Some(TIMEOUT))?;
+            if back.to_vec() == bytes { Ok(()) } else { Err("another message came back".into()) }
+        })
+    }
+}
+
+/// The partner's ends.
+pub struct There {
+    group: Group,
+    sender: Sender,
+    receiver: Receiver,
+}
+
+impl There {
+    /// Offers everything; returns what [`Here::open`] wants to be told. `told` is the key of the other side's channel.
+    ///
+    /// # Errors
+    /// When something cannot be had.
+    pub fn new(node: &Node, peer: &Peer, told: &str) -> Result<(String, Self)> {
+        let (channel, receiver) = Receiver::new(node, THERE, RING)?;
+        let group = node.export_sync(GROUP, Kind::Group { parties: 2 })?;
+        let keys = [
+            node.export_sync(LOCK, Kind::LOCK)?,
+            node.export_sync(SEMAPHORE, Kind::Semaphore { permits: 4 })?,
+            node.export_sync(QUEUE, Kind::WaitQueue)?,
+            group,
+            channel,
+        ];
+        let sender = Sender::open(peer, HERE, &key(Some(told))?)?;
+        let group = Group::join(&node.connect_local(node)?, GROUP, &group)?;
+        Ok((keys.map(|key| hex(&key)).join(" "), Self { group, sender, receiver }))
+    }
+
+    /// Answers so many messages.
+    ///
+    /// # Errors
+    /// When one does not come.
+    pub fn channel(&mut self, rounds: u64) -> Result<()> {
+        for _ in 0..rounds {
+            let message = self.receiver.receive(Some(TIMEOUT))?.to_vec();
+            self.sender.send(&message, Some(TIMEOUT))?;
+        }
+        Ok(())
+    }
+
+    /// Is at so many meetings.
+    ///
+    /// # Errors
+    /// When the other one is not.
+    pub fn barrier(&mut self, rounds: u64) -> Result<()> {
+        (0..rounds).try_for_each(|_| Ok(self.group.barrier(Some(TIMEOUT))?))
+    }
+}
