@@ -81,7 +81,8 @@ pub fn write_json(rows: &[Row], out: &mut impl Write) -> std::io::Result<()> {
 /// # Errors
 /// That of the writer, e.g. a closed pipe.
 pub fn write_table(rows: &[Row], out: &mut impl Write) -> std::io::Result<()> {
-    let header = ["placement", "what", "case", "median", "spread", "p99", "per s", "floor", "ratio", ""];
+    let header =
+        ["placement", "what", "case", "median", "spread", "p99", "per s", "floor", "ratio", "size, remarks"];
     let mut lines: Vec<[String; 10]> = vec![header.map(str::to_string)];
     for row in rows {
         let with_unit =
@@ -128,6 +129,7 @@ fn short(value: f64) -> String {
     match value.abs() {
         size if size >= 100.0 => format!("{value:.0}"),
         size if size >= 10.0 => format!("{value:.1}"),
+        size if size > 0.0 && size < 0.1 => format!("{value:.4}"),
         _ => format!("{value:.2}"),
     }
 }

@@ -53,7 +53,12 @@ pub fn write(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
             .x_label_area_size(36)
             .y_label_area_size(48)
             .build_cartesian_2d((8f64..8_388_608f64).log_scale(), 0f64..most * 1.1)?;
-        chart.configure_mesh().x_desc("bytes").y_desc("GB/s").draw()?;
+        chart
+            .configure_mesh()
+            .x_desc("bytes")
+            .x_label_formatter(&|bytes| format!("{bytes:.0}"))
+            .y_desc("GB/s")
+            .draw()?;
         for (name, points, color) in lines {
             chart
                 .draw_series(LineSeries::new(points.clone(), color.stroke_width(2)))?
