@@ -141,6 +141,11 @@ impl Endpoint {
         self.ops.active()
     }
 
+    /// Whether another operation that is answered, or has a buffer, could be posted.
+    pub fn has_slots(&self) -> bool {
+        self.ops.free() > 0
+    }
+
     /// Writes that we have posted, ever.
     pub fn posted_writes(&self) -> u64 {
         self.send.next()

@@ -6,10 +6,14 @@ use std::time::{Duration, Instant};
 use netvm_core::endpoint::{Answer, OpError, PostError};
 
 use super::gather::Step;
-use super::{PeerSession, State, TIMEOUT};
+use super::{PATIENCE, PeerSession, State, TIMEOUT};
 use crate::error::{Error, Result};
 use crate::posted::Target;
 use crate::region::WriteOptions;
+
+/// Who finds so many operations under way and no room waits until half of them have ended, but not longer than this.
+const FULL_MIN: usize = 16;
+const ROOM_WAIT: Duration = Duration::from_millis(1);
 
 /// Where the ends of posted operations are told, by the operation's slot.
 #[derive(Default)]
@@ -51,7 +55,7 @@ impl PeerSession {
             }
             Ok(())
         };
-        let state = self.post_or_fail(state, waits, &mut post)?;
+        let state = self.post_or_fail(state, waits, true, &mut post)?;
         self.launch(state, false);
         Ok(())
     }
@@ -82,7 +86,7 @@ impl PeerSession {
     ) -> Result<()> {
         let mut post =
             |state: &mut State, _| state.session.endpoint.post_write_copied(handle, offset, bytes, options);
-        let state = self.post_or_fail(self.lock(), waits, &mut post)?;
+        let state = self.post_or_fail(self.lock(), waits, false, &mut post)?;
         target.end(Ok(Answer::Done));
         self.launch(state, options.notify.is_some());
         Ok(())
@@ -92,9 +96,20 @@ impl PeerSession {
         &'a self,
         mut state: MutexGuard<'a, State>,
         waits: bool,
+        takes_slot: bool,
         post: &mut impl FnMut(&mut State, u64) -> Result<(), PostError>,
     ) -> Result<MutexGuard<'a, State>> {
         if waits {
+            let (pending, full) = (state.session.endpoint.pending(), !state.session.endpoint.has_slots());
+            if takes_slot && full && pending >= FULL_MIN && state.broken.is_none() {
+                // Whoever waited for each slot would post, and the peer answer, one at a time.
+                self.progress(&mut state);
+                let mut ready = |_: &Self, state: &mut State| {
+                    let enough = state.session.endpoint.pending() <= pending / 2;
+                    (enough || state.broken.is_some()).then_some(Ok(()))
+                };
+                state = self.wait_for(state, ROOM_WAIT, PATIENCE, |state| &mut state.look, &mut ready).0;
+            }
             return self.post(state, post).map(|(state, _)| state);
         }
         for attempt in 0..2 {
