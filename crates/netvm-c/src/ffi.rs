@@ -16,10 +16,20 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use netvm::memory::RawRange;
+use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
 
 use crate::code::{Code, Failure, Result};
 use crate::fork;
+
+/// The first word of a page that is never given back.
+pub(crate) fn static_word(page: Mapping) -> &'static AtomicU32 {
+    let word = page.shared().as_ptr().cast::<AtomicU32>();
+    std::mem::forget(page);
+    // SAFETY: a mapping begins at a page and has at least one, so the word is aligned and inside; it stays mapped, and is used as an
+    // atomic only.
+    unsafe { &*word }
+}
 
 /// What a handle may stand for.
 pub(crate) trait Opaque {
@@ -38,6 +48,7 @@ pub struct Handle<T> {
     value: T,
 }
 
+#[inline]
 fn check<T: Opaque>(pointer: *const Handle<T>) -> Result<()> {
     if pointer.is_null() {
         return Err(Failure::argument(format!("the {} is NULL", T::NAME)));

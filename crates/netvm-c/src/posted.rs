@@ -127,8 +127,9 @@ pub extern "C" fn netvm_post_put(
     op: OutHandle<Posted>,
 ) -> c_int {
     call(|| {
-        writable(&region)?;
-        let (region, options) = (region.get()?.direct()?, options.get()?);
+        let handle = region.get()?;
+        writable(handle)?;
+        let (region, options) = (handle.direct()?, options.get()?);
         let local = posted_buffer(region, offset, bytes, buffer.lasting(bytes))?;
         let write = write_options(options.flags, DONT_WAIT, &options.signal)?;
         post(

@@ -73,7 +73,8 @@ fn put(
     bytes: usize,
     options: WriteOptions,
 ) -> Result<()> {
-    let (handle, region) = (region.get()?, &*writable(region)?);
+    let handle = region.get()?;
+    let region = &*writable(handle)?;
     inside(region, offset, bytes)?;
     if bytes <= COPIED_BYTES_MAX || handle.lasting().is_some() {
         return handle.write(offset, buffer.bytes(bytes)?, options);
@@ -98,8 +99,8 @@ fn put(
 }
 
 /// Told at once: the peer would refuse it, and only the next flush would tell.
-pub(crate) fn writable(region: &Ref<RegionHandle>) -> Result<Now<'_>> {
-    let region = region.get()?.now()?;
+pub(crate) fn writable(region: &RegionHandle) -> Result<Now<'_>> {
+    let region = region.now()?;
     match region.rights() {
         Rights::ReadWrite => Ok(region),
         Rights::Read => Err(Failure::new(Code::Rights, "the segment is exported for reading only")),
@@ -192,7 +193,7 @@ pub extern "C" fn netvm_enqueue(
     timeout_ns: i64,
 ) -> c_int {
     call(|| {
-        let region = writable(&region)?;
+        let region = writable(region.get()?)?;
         let (number, value) = Signal { number, value }.queue()?;
         Ok(region.enqueue(number, value, timeout(timeout_ns))?)
     })
@@ -207,13 +208,14 @@ pub extern "C" fn netvm_put_flush(
     bytes: usize,
 ) -> c_int {
     call(|| {
-        if bytes <= COPIED_BYTES_MAX && region.get()?.lasting().is_none() {
-            let region = writable(&region)?;
+        let handle = region.get()?;
+        if bytes <= COPIED_BYTES_MAX && handle.lasting().is_none() {
+            let region = writable(handle)?;
             inside(&region, offset, bytes)?;
             return Ok(region.write_flush(offset, buffer.bytes(bytes)?)?);
         }
         put(&region, offset, buffer, bytes, WriteOptions::default())?;
-        region.get()?.flush()
+        handle.flush()
     })
 }
 
@@ -245,7 +247,8 @@ fn pieces<'a>(region: &Region, pieces: &'a In<Piece>, count: usize) -> Result<&'
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_putv(region: Ref<RegionHandle>, iov: In<Piece>, count: usize) -> c_int {
     call(|| {
-        let (handle, region) = (region.get()?, &*writable(&region)?);
+        let handle = region.get()?;
+        let region = &*writable(handle)?;
         let pieces = pieces(region, &iov, count)?;
         let mut under_way = Vec::new();
         for piece in pieces {
