@@ -162,3 +162,20 @@ fn bench_rma_says_what_is_wrong_and_how_to_get_peers() {
         assert!(!well && out.is_empty() && said.contains(word), "{arguments:?}: {said}");
     }
 }
+
+#[test]
+fn bench_rma_measures_shared_memory_too() {
+    let rows = rows_of(&["rma", "--quick", "--json", "--placement", "unpinned", "--link", "shm"]);
+    let names = ["put", "put-complete", "get", "fetch-add", "cas", "notify-spin", "notify-block"];
+    for name in names.into_iter().chain(["notify-handler", "put-rate", "put-bw", "get-bw"]) {
+        let of_netvm =
+            |row: &&serde_json::Value| row["case"] == name && row["link"] == "shm" && row["peer"].is_null();
+        let row = rows.iter().find(of_netvm).unwrap_or_else(|| panic!("no row for {name}"));
+        for key in ["median", "per_s", "floor", "ratio", "n", "size_bytes"] {
+            assert!(number(row, key) > 0.0, "{key} of {row}");
+        }
+    }
+    for name in ["ping-pong-poll", "copy", "atomic", "stream"] {
+        assert!(rows.iter().any(|row| row["case"] == name && row["peer"] == "floor-shm"), "no floor {name}");
+    }
+}

@@ -32,8 +32,8 @@ const FLAGS: usize = THREADS * STRIDE;
 /// For a thread or share beyond the bounds, or fewer than [`GATE_WORDS`] words.
 #[inline]
 #[must_use]
-pub fn enter(words: &impl Words, thread: usize, share: usize, fence: impl FnOnce()) -> bool {
-    let words = words.words();
+pub fn enter(gate: &impl Words, thread: usize, share: usize, fence: impl FnOnce()) -> bool {
+    let words = gate.words();
     let word = &words[thread * STRIDE];
     // Only this thread writes the word.
     let before = word.load(Ordering::Relaxed);
@@ -43,7 +43,7 @@ pub fn enter(words: &impl Words, thread: usize, share: usize, fence: impl FnOnce
     // Acquire: the memory is touched after this.
     let open = words[FLAGS + share].load(Ordering::Acquire) == 0;
     if !open {
-        word.store(before.wrapping_add(2), Ordering::Release);
+        leave(gate, thread);
     }
     open
 }
@@ -53,6 +53,12 @@ pub fn enter(words: &impl Words, thread: usize, share: usize, fence: impl FnOnce
 pub fn leave(words: &impl Words, thread: usize) {
     let word = &words.words()[thread * STRIDE];
     word.store(word.load(Ordering::Relaxed).wrapping_add(1), Ordering::Release);
+}
+
+/// Changes thread number `thread`'s word without going in or out: on CPUs whose read-modify-writes are full fences the cheapest one.
+#[inline]
+pub fn touch(words: &impl Words, thread: usize) {
+    words.words()[thread * STRIDE].fetch_add(2, Ordering::SeqCst);
 }
 
 /// The owner lets a new share in: nobody has its number now.

@@ -5,6 +5,28 @@ use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use crate::guarded;
 
+/// Copies of more than this may be made with `rep movsb`, which crawls when the destination lies a few bytes behind the source within
+/// a page: measured 1 to 3 instead of 15 to 50 GB/s.
+const QUICK_BYTES: usize = 2048;
+
+/// As [`std::ptr::copy`], for ranges that may lie so.
+///
+/// # Safety
+/// As [`std::ptr::copy`].
+#[inline]
+unsafe fn copy(from: *const u8, to: *mut u8, len: usize) {
+    let behind = (to as usize).wrapping_sub(from as usize);
+    // Far enough from each other that pieces may be copied in order, wherever they are.
+    if len <= QUICK_BYTES || !(1..64).contains(&(behind % 4096)) || behind.min(behind.wrapping_neg()) < len {
+        // SAFETY: the caller's.
+        return unsafe { std::ptr::copy(from, to, len) };
+    }
+    for at in (0..len).step_by(QUICK_BYTES) {
+        // SAFETY: the caller's, for a part of the range.
+        unsafe { std::ptr::copy(from.add(at), to.add(at), QUICK_BYTES.min(len - at)) };
+    }
+}
+
 /// A range of memory that other threads, the kernel or another process may read and write while we look at it.
 ///
 /// There is never a Rust reference into it: bytes are copied in and out. What is read may be torn when somebody writes at the same
@@ -85,7 +107,7 @@ impl SharedSlice {
             return unsafe { guarded::copy(bytes.as_mut_ptr(), from.as_ptr(), bytes.len()) };
         }
         // SAFETY: `from` is in bounds (sub checked) and mapped (from_raw's contract); `bytes` is exclusively ours.
-        unsafe { std::ptr::copy(from.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
+        unsafe { copy(from.as_ptr(), bytes.as_mut_ptr(), bytes.len()) };
         Some(())
     }
 
@@ -97,7 +119,7 @@ impl SharedSlice {
             return unsafe { guarded::copy(to.as_ptr(), bytes.as_ptr(), bytes.len()) };
         }
         // SAFETY: `to` is in bounds (sub checked) and mapped (from_raw's contract).
-        unsafe { std::ptr::copy(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
+        unsafe { copy(bytes.as_ptr(), to.as_ptr(), bytes.len()) };
         Some(())
     }
 
@@ -125,7 +147,7 @@ impl SharedSlice {
             return self.write_from(0, &bytes);
         }
         // SAFETY: both ranges are mapped (from_raw's contract) and at least `other.len` long (checked).
-        unsafe { std::ptr::copy(other.as_ptr(), self.as_ptr(), other.len) };
+        unsafe { copy(other.as_ptr(), self.as_ptr(), other.len) };
         Some(())
     }
 
@@ -216,6 +238,25 @@ mod tests {
         assert_eq!(slice.to_vec(), [9, 8, 9, 8]);
         slice.fill(7);
         assert_eq!(slice.to_vec(), [7; 4]);
+    }
+
+    #[test]
+    fn copies_at_any_distance_are_whole() {
+        for shift in [0, 1, 3, 63, 64, 4095, 4097, 8192 + 5] {
+            for len in [1, 2047, 2048, 2049, 5000, 20_000] {
+                let mut bytes: Vec<u8> = (0..64_000u32).map(|at| ((at * 7) >> 3) as u8).collect();
+                let mut expected = bytes.clone();
+                // Apart, and overlapping either way.
+                for (from, to) in [(0, 32_768 + shift), (20_000, 20_000 + shift), (20_000 + shift, 20_000)] {
+                    expected.copy_within(from..from + len, to);
+                    // SAFETY: the vector outlives the slice and is not touched meanwhile.
+                    let slice = unsafe { SharedSlice::from_raw(bytes.as_mut_ptr(), bytes.len()) };
+                    let source = slice.sub(from, len).unwrap();
+                    slice.sub(to, len).unwrap().copy_from(&source).unwrap();
+                    assert!(bytes == expected, "{shift} {len} {from} {to}");
+                }
+            }
+        }
     }
 
     #[test]

@@ -95,9 +95,9 @@ impl Peer {
         }
     }
 
-    /// Chooses what carries the operations of segments imported from now on; the first choice stays.
-    pub(crate) fn choose(&self, link: LinkChoice) {
-        let _ = self.connection.session.neighbour.choice.set(link);
+    /// Chooses what carries the operations of segments that are imported from now on.
+    pub fn choose(&self, link: LinkChoice) {
+        self.connection.session.neighbour.choose(link);
     }
 
     /// What the connection is made of: `tcp`, `unix`, `sealed` (encrypted) or `loopback`.

@@ -47,6 +47,7 @@ pub fn run(args: &DoctorArgs) -> Outcome {
         .into_iter()
         .chain(userfaultfd())
         .chain([preload(), encryption(), memory(), overcommit(), address_limit(), hugepages(), pressure()])
+        .chain(links())
         .chain(views())
         .collect();
     let works = findings.iter().all(|finding| finding.verdict != Verdict::Missing);
@@ -230,6 +231,42 @@ fn pressure() -> Finding {
             Some("boot with psi=1"),
         ),
     }
+}
+
+/// What can carry operations on a peer's memory.
+fn links() -> Vec<Finding> {
+    use netvm_sys::membarrier;
+    let chosen = match (netvm::node::LinkChoice::from_environment(), std::env::var("NETVM_LINK")) {
+        (_, Err(_)) => String::new(),
+        (choice, Ok(text)) => format!(" (NETVM_LINK={text}: {choice:?})"),
+    };
+    let tcp = match std::net::TcpListener::bind("127.0.0.1:0") {
+        Ok(_) => finding("TCP link", Verdict::Ok, "any host, several rails, encryption", None),
+        Err(error) => finding("TCP link", Verdict::Without, format!("cannot listen: {error}"), None),
+    };
+    let unix = match netvm_sys::net::Stream::pair() {
+        Ok(_) => finding("unix link", Verdict::Ok, "this host", None),
+        Err(error) => finding("unix link", Verdict::Without, format!("no unix sockets: {error}"), None),
+    };
+    let shm = match netvm::node::probe_shm() {
+        Ok(()) if membarrier::is_available() && membarrier::register() => {
+            let text = format!("this host, by itself where both ends can{chosen}");
+            finding("shm link", Verdict::Ok, text, None)
+        }
+        Ok(()) => finding(
+            "shm link",
+            Verdict::Without,
+            format!("this host, a little slower: no membarrier{chosen}"),
+            Some("needs Linux 4.16 and a system call filter that lets membarrier(2) through"),
+        ),
+        Err(error) => finding(
+            "shm link",
+            Verdict::Without,
+            format!("{error}{chosen}"),
+            Some("the connection is used instead; a container needs the peer's network name space"),
+        ),
+    };
+    vec![tcp, unix, shm]
 }
 
 /// Kernel interfaces that other views of lent memory use.

@@ -47,7 +47,7 @@ use crate::memory::Memory;
 use crate::notify::Notifications;
 use crate::region::Peer;
 use crate::security::Security;
-pub use crate::shm::LinkChoice;
+pub use crate::shm::{LinkChoice, probe_shm};
 use exports::Segment;
 pub(crate) use exports::{Inbox, View};
 pub use locate::Location;

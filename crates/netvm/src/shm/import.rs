@@ -1,7 +1,7 @@
 //! The importer's side, until the memory is mapped.
 
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, Mutex};
 
 use netvm_core::gate::{GATE_WORDS, SHARES};
 use netvm_core::key::{RemoteKey, Rights};
@@ -22,7 +22,7 @@ use crate::node::lock;
 /// What a session knows of its peer's host.
 #[derive(Debug, Default)]
 pub(crate) struct Neighbour {
-    pub(crate) choice: OnceLock<LinkChoice>,
+    choice: Mutex<LinkChoice>,
     meeting: Mutex<Meeting>,
 }
 
@@ -43,8 +43,12 @@ struct Host {
 }
 
 impl Neighbour {
+    pub(crate) fn choose(&self, link: LinkChoice) {
+        *lock(&self.choice) = link;
+    }
+
     pub(crate) fn choice(&self) -> LinkChoice {
-        self.choice.get().copied().unwrap_or_default().or_environment()
+        lock(&self.choice).or_environment()
     }
 
     /// Maps the segment that was imported under `handle`, of `len` bytes and so many notification numbers.

@@ -136,7 +136,7 @@ impl Mapped {
         let _turn = if number == 0 { Some(lock(&CROWD)) } else { None };
         let between = || {
             if full || !self.light {
-                fence(Ordering::SeqCst);
+                self.fence(number);
             } else {
                 // The owner's membarrier makes it a full fence when it matters.
                 compiler_fence(Ordering::SeqCst);
@@ -148,6 +148,17 @@ impl Mapped {
         let result = f();
         gate::leave(&*self.gate, number);
         Some(result)
+    }
+
+    /// A full fence of the thread with this number.
+    #[inline]
+    fn fence(&self, number: usize) {
+        if cfg!(target_arch = "x86_64") && number != 0 {
+            // A locked instruction, on a cache line that is ours: half of what `mfence` takes.
+            gate::touch(&*self.gate, number);
+        } else {
+            fence(Ordering::SeqCst);
+        }
     }
 
     /// Copies to `offset`, which with the length is within the segment, and notifies; false when the links have to do it (again).
@@ -259,7 +270,7 @@ impl Mapped {
     /// session has ended.
     #[inline]
     pub(crate) fn flush(&self, peer: &PeerSession) -> bool {
-        fence(Ordering::SeqCst);
+        self.fence(NUMBER.get());
         !peer.beside.ended.load(Ordering::Relaxed)
     }
 }

@@ -6,11 +6,15 @@ pub(crate) mod export;
 pub(crate) mod import;
 pub(crate) mod mapped;
 
+use std::os::fd::AsFd;
 use std::str::FromStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 
 use netvm_core::words::{PrivateWords, Words};
+use netvm_sys::fdpass::{FdListener, FdSocket};
+use netvm_sys::mapping::Mapping;
+use netvm_sys::memfd::Memfd;
 use netvm_sys::words::SharedWords;
 
 /// The method of calls about shared memory.
@@ -54,6 +58,29 @@ impl LinkChoice {
     pub(crate) fn or_environment(self) -> Self {
         if self == Self::Auto { Self::from_environment() } else { self }
     }
+}
+
+/// Whether processes of this host can share memory by netvm.
+///
+/// # Errors
+/// What is missing, in words.
+pub fn probe_shm() -> Result<(), String> {
+    let told = |what: &'static str| move |error: std::io::Error| format!("{what}: {error}");
+    let file = Memfd::sealed(c"netvm-probe", 4096).map_err(told("no sealed memfd"))?;
+    let mut name: Secret = [0; 16];
+    getrandom::fill(&mut name).map_err(|error| error.to_string())?;
+    let name = meeting_name(&name);
+    let listener = FdListener::bind(&name).map_err(told("no abstract unix sockets"))?;
+    let there = FdSocket::connect(&name).map_err(told("cannot connect to an abstract unix socket"))?;
+    let here = listener.accept().map_err(told("cannot accept"))?.ok_or("nobody came to the meeting")?;
+    let read_only =
+        file.read_only().map_err(told("cannot open descriptors anew for reading (is /proc mounted?)"))?;
+    there.send(&[0], &[read_only.as_fd()]).map_err(told("cannot pass descriptors"))?;
+    let (_, mut fds) = here.receive(&mut [0; 1]).map_err(told("cannot receive descriptors"))?;
+    let passed = fds.pop().ok_or("a descriptor was lost")?;
+    let passed = Memfd::adopt(passed, 4096).map_err(told("seals are not to be seen"))?;
+    Mapping::of_peer(&passed, false).map_err(told("cannot map a passed descriptor"))?;
+    Ok(())
 }
 
 /// Where a board of notifications lives.

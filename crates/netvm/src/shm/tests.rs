@@ -4,11 +4,10 @@ use std::sync::Arc;
 
 use netvm_core::sim::Random;
 use netvm_core::wire::Status;
-use netvm_sys::fdpass::{FdListener, FdSocket};
 
 use super::*;
 use crate::error::Error;
-use crate::node::{Mapping, Node, RemoteKey, Rights};
+use crate::node::{Node, RemoteKey, Rights};
 use crate::region::{Peer, Region};
 
 #[test]
@@ -219,4 +218,10 @@ fn mapped_and_posted_operations_keep_their_order() {
         assert!(matches!(flushed, Err(Error::Op { code: Status::NoRights, .. })), "{flushed:?}");
         mapped.flush().unwrap();
     }
+}
+
+#[test]
+fn this_host_can_share_memory() {
+    assert_eq!(probe_shm(), Ok(()));
+    assert!(netvm_sys::membarrier::is_available() && netvm_sys::membarrier::register());
 }

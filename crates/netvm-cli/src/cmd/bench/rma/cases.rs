@@ -229,7 +229,8 @@ impl Pair {
         Ok(sample)
     }
 
-    fn expect(&self, offset: usize, expected: &[u8]) -> Result<()> {
+    /// Whether the bytes are there.
+    pub fn expect(&self, offset: usize, expected: &[u8]) -> Result<()> {
         let mut bytes = vec![0; expected.len()];
         self.region.read(offset as u64, &mut bytes)?;
         if bytes == expected { Ok(()) } else { Err("what was put is not there".into()) }

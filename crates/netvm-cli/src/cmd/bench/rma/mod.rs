@@ -24,6 +24,7 @@ mod partner;
 mod peers;
 mod plot;
 mod raw;
+mod shm;
 mod timing;
 
 type Failure = Box<dyn Error>;
@@ -45,6 +46,7 @@ and barrier, where it does the same. In *-passive it computes all the time, on t
   others in us                from the call to the answer; floor: a round trip of bare sockets with the same bytes
                               (waitq has two: to queue, and to be woken)
   put-bw, get-bw, put-rate    floor: a bare stream in sends of that size
+  with --link shm             floors: a ping-pong of plain stores, copies and an atomic within one process
   memory_per_idle_peer_bytes  growth of a process for each peer that has been served; floor: the limit of 256 KiB
 
 Floors poll, except for notify-block and notify-handler, with both processes on one CPU, and in *-passive, where they
@@ -104,6 +106,8 @@ pub enum Link {
     Tcp,
     /// A unix socket
     Unix,
+    /// Shared memory
+    Shm,
 }
 
 impl Link {
@@ -111,6 +115,7 @@ impl Link {
         match self {
             Self::Tcp => "tcp",
             Self::Unix => "unix",
+            Self::Shm => "shm",
         }
     }
 
@@ -118,6 +123,7 @@ impl Link {
         match self {
             Self::Tcp => "floor-tcp",
             Self::Unix => "floor-unix",
+            Self::Shm => "floor-shm",
         }
     }
 }
@@ -189,7 +195,10 @@ impl Case {
     }
 
     /// The name and size of its floor, and how many of its operations are one of the floor's.
-    fn floor(&self, placement: &str) -> Option<(&'static str, usize, f64)> {
+    fn floor(&self, link: Link, placement: &str) -> Option<(&'static str, usize, f64)> {
+        if link == Link::Shm {
+            return shm::floor_of(self);
+        }
         // Who polls keeps the other one from running.
         let ping = if placement == "same-cpu" { PING_BLOCKING } else { PING_POLLING };
         Some(match self.name {
@@ -207,12 +216,15 @@ impl Case {
     }
 }
 
-fn all_cases(quick: bool) -> Vec<Case> {
+fn all_cases(link: Link, quick: bool) -> Vec<Case> {
     let case = |name, size| Case { name, size, shift: 0, is_floor: false };
     let floor = |name, size| Case { is_floor: true, ..case(name, size) };
     let mut all = Vec::new();
     for size in [8, 4 << 10] {
         all.extend([floor(PING_POLLING, size), floor(PING_BLOCKING, size), floor(PING_PASSIVE, size)]);
+    }
+    if link == Link::Shm {
+        all = shm::floors();
     }
     let sizes: &[usize] = if quick { &[8, 64, 4 << 10, 64 << 10, 1 << 20] } else { &SIZES };
     all.extend(sizes.iter().map(|&size| floor(STREAM, size)));
@@ -236,6 +248,7 @@ fn all_cases(quick: bool) -> Vec<Case> {
         let odd = sizes.iter().filter(|size| (64..=1 << 20).contains(*size));
         all.extend(odd.map(|&size| Case { shift: 1, ..case(name, size) }));
     }
+    all.retain(|case| link != Link::Shm || shm::has(case));
     all
 }
 
@@ -276,6 +289,11 @@ impl Setup {
     fn measure(&mut self, case: &Case, time: Duration) -> Result<Sample, Failure> {
         let (size, shift, pair) = (case.size, case.shift, &mut self.pair);
         pair.salt = pair.salt.wrapping_add(1).max(2);
+        if self.link == Link::Shm
+            && let Some(sample) = shm::measure(pair, &self.raw, case, time)
+        {
+            return sample;
+        }
         match case.name {
             PING_POLLING | PING_BLOCKING => {
                 raw::round_trip(self.link, &self.raw, size, case.name == PING_POLLING, time)
@@ -331,11 +349,11 @@ pub fn run(args: &RmaArgs) -> Result<(), Failure> {
         (args.rounds.max(1), Duration::from_millis(args.case_ms.max(1)))
     };
     let wanted = |case: &Case| args.case.as_deref().is_none_or(|part| case.name.contains(part));
-    let all = all_cases(args.quick);
+    let all = all_cases(args.link, args.quick);
     let needed = |floor: &Case| {
         let is_floor_of = |case: &&Case| {
             placements(args.placement).iter().any(|placement| {
-                case.floor(placement.name)
+                case.floor(args.link, placement.name)
                     .is_some_and(|(name, size, _)| (name, size) == (floor.name, floor.size))
             })
         };
@@ -434,7 +452,7 @@ fn row(series: &Series, all: &[Series], args: &RmaArgs) -> Row {
     row.p99 = median_and_spread(&tails).map(|(middle, _)| middle);
     row.per_s = median_and_spread(&samples.iter().map(|sample| sample.per_s).collect::<Vec<_>>())
         .map(|(middle, _)| middle);
-    if let Some((name, size, share)) = case.floor(placement) {
+    if let Some((name, size, share)) = case.floor(args.link, placement) {
         let floor =
             all.iter().find(|one| (one.case.name, one.case.size) == (name, size) && one.case.is_floor);
         row.floor = floor.and_then(median).map(|(floor, _)| match case.unit() {

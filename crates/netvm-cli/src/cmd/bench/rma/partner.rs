@@ -15,7 +15,7 @@ use netvm::security::{Encryption, Secret, Security};
 use netvm_sys::cpu::pin;
 
 use super::meet::There;
-use super::{Link, raw};
+use super::{Link, raw, shm};
 
 /// Bytes that each side exports.
 pub const MEMORY_BYTES: usize = 9 << 20;
@@ -42,6 +42,7 @@ pub struct PartnerArgs {
 
 /// One side: its node, and the memory that the other one reaches.
 pub struct Side {
+    link: Link,
     pub node: Node,
     pub memory: Arc<Mapping>,
     pub board: Notifications,
@@ -65,7 +66,7 @@ impl Side {
             None => Node::new()?,
         };
         let address = match link {
-            Link::Tcp => node.listen("127.0.0.1:0")?,
+            Link::Tcp | Link::Shm => node.listen("127.0.0.1:0")?,
             Link::Unix => {
                 let name = format!("netvm-rma-{}", std::process::id());
                 node.listen(&format!("unix:{}", std::env::temp_dir().join(name).display()))?
@@ -76,7 +77,7 @@ impl Side {
         memory.shared().fill(1);
         let (key, board) = node.export_notified("rma", Arc::clone(&memory), Rights::ReadWrite, NUMBERS)?;
         let key: String = key.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { node, memory, board, ticket: format!("{address} {key}"), rails })
+        Ok(Self { link, node, memory, board, ticket: format!("{address} {key}"), rails })
     }
 
     /// Connects to the side with that ticket and opens its memory.
@@ -85,8 +86,8 @@ impl Side {
     /// When the ticket is none or nobody is there.
     pub fn connect(&self, ticket: &str) -> Result<Region, Box<dyn Error>> {
         let (address, _) = ticket.split_once(' ').ok_or("no key in the ticket")?;
-        let options = ConnectOptions { link: LinkChoice::Socket, rails: Some(self.rails) };
-        Self::open(&self.node.connect_with(address, &options)?, ticket)
+        let options = ConnectOptions { rails: Some(self.rails), ..ConnectOptions::default() };
+        self.open(&self.node.connect_with(address, &options)?, ticket)
     }
 
     /// Opens the memory of the side with that ticket, which has connected to this one.
@@ -94,10 +95,11 @@ impl Side {
     /// # Errors
     /// When the ticket is none or nobody comes.
     pub fn accept(&self, ticket: &str) -> Result<Region, Box<dyn Error>> {
-        Self::open(&self.node.accept(TIMEOUT).ok_or("the other side has not connected")?, ticket)
+        self.open(&self.node.accept(TIMEOUT).ok_or("the other side has not connected")?, ticket)
     }
 
-    fn open(peer: &Peer, ticket: &str) -> Result<Region, Box<dyn Error>> {
+    fn open(&self, peer: &Peer, ticket: &str) -> Result<Region, Box<dyn Error>> {
+        peer.choose(if self.link == Link::Shm { LinkChoice::Shm } else { LinkChoice::Socket });
         let (_, key) = ticket.split_once(' ').ok_or("no key in the ticket")?;
         let bytes: Result<Vec<u8>, ParseIntError> =
             (0..key.len() / 2).map(|index| u8::from_str_radix(&key[2 * index..2 * index + 2], 16)).collect();
@@ -110,6 +112,9 @@ impl Side {
     /// # Errors
     /// When it does not come.
     pub fn await_put(&self, size: usize, round: u64) -> Result<(), Box<dyn Error>> {
+        if self.link == Link::Shm {
+            return shm::await_word(self.memory.shared(), PONG_OFFSET + size - 8, round);
+        }
         let memory = self.memory.shared();
         let at = PONG_OFFSET + size - 8;
         let start = Instant::now();
@@ -245,7 +250,7 @@ pub fn run(args: &PartnerArgs) -> Result<(), Box<dyn Error>> {
         }
         println!("done");
     }
-    if args.link == Link::Unix {
+    if args.link != Link::Tcp {
         let _ =
             std::fs::remove_file(std::env::temp_dir().join(format!("netvm-rma-raw-{}", std::process::id())));
     }

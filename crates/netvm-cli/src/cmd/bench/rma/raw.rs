@@ -6,15 +6,15 @@ use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::{Duration, Instant};
 
-use super::Link;
 use super::timing::{self, Sample};
+use super::{Link, shm};
 
 /// Least memory that streams go round in, so that sizes are compared at the same distance from the cache.
 pub const AREA_BYTES: usize = 256 << 10;
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection of either kind.
-trait Socket: Read + Write + Send {
+pub trait Socket: Read + Write + Send {
     fn poll_only(&self) -> std::io::Result<()>;
     fn end(&self) -> std::io::Result<()>;
 }
@@ -57,7 +57,7 @@ pub fn serve(link: Link) -> Result<String, Box<dyn Error>> {
             });
             Ok(address)
         }
-        Link::Unix => {
+        Link::Unix | Link::Shm => {
             let path = std::env::temp_dir().join(format!("netvm-rma-raw-{}", std::process::id()));
             let listener = UnixListener::bind(&path)?;
             let address = path.display().to_string();
@@ -76,6 +76,7 @@ fn serve_one(mut socket: Box<dyn Socket>) -> std::io::Result<()> {
     socket.read_exact(&mut wish)?;
     let size = u64::from_le_bytes(wish[1..].try_into().unwrap_or_default()) as usize;
     match wish[0] {
+        shm::ECHO => shm::serve(size),
         ECHO | ECHO_POLLING => {
             if wish[0] == ECHO_POLLING {
                 socket.poll_only()?;
@@ -122,7 +123,11 @@ fn write_all(socket: &mut dyn Socket, mut bytes: &[u8]) -> std::io::Result<()> {
     Ok(())
 }
 
-fn connect(link: Link, address: &str, wish: u8, size: usize) -> Result<Box<dyn Socket>, Box<dyn Error>> {
+/// Asks the other side for something.
+///
+/// # Errors
+/// When nobody is there.
+pub fn connect(link: Link, address: &str, wish: u8, size: usize) -> Result<Box<dyn Socket>, Box<dyn Error>> {
     let mut socket: Box<dyn Socket> = match link {
         Link::Tcp => {
             let stream = TcpStream::connect(address)?;
@@ -130,7 +135,7 @@ fn connect(link: Link, address: &str, wish: u8, size: usize) -> Result<Box<dyn S
             stream.set_read_timeout(Some(TIMEOUT))?;
             Box::new(stream)
         }
-        Link::Unix => {
+        Link::Unix | Link::Shm => {
             let stream = UnixStream::connect(address)?;
             stream.set_read_timeout(Some(TIMEOUT))?;
             Box::new(stream)
