@@ -16,6 +16,7 @@ pub mod raw;
 pub mod residency;
 pub mod shared;
 pub mod signal;
+pub mod slow;
 pub mod table;
 pub mod thread;
 pub mod uffd;

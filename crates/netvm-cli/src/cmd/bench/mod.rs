@@ -9,6 +9,7 @@ mod child;
 mod fault;
 mod floors;
 mod frames;
+mod nonresident;
 mod plot;
 mod report;
 mod rma;
@@ -43,6 +44,8 @@ enum Which {
     },
     /// Measure one-sided operations between two processes, next to bare sockets
     Rma(rma::RmaArgs),
+    /// Measure what memory that is paged out costs, and what asking for it costs
+    Nonresident(nonresident::NonresidentArgs),
     #[command(hide = true)]
     RmaPartner(rma::PartnerArgs),
     #[command(hide = true)]
@@ -62,6 +65,7 @@ pub fn run(args: BenchArgs) -> Result<(), Box<dyn Error>> {
         Which::Fault(args) => fault::run(&args),
         Which::Frames { json, quick } => print(&frames::run(quick)?, json),
         Which::Rma(args) => rma::run(&args),
+        Which::Nonresident(args) => nonresident::run(&args),
         Which::RmaPartner(args) => rma::run_partner(&args),
         Which::Echo(args) => floors::serve(&args),
         Which::Worker(args) => worker::run(&args),
