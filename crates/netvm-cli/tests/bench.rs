@@ -179,3 +179,16 @@ fn bench_rma_measures_shared_memory_too() {
         assert!(rows.iter().any(|row| row["case"] == name && row["peer"] == "floor-shm"), "no floor {name}");
     }
 }
+
+#[test]
+fn bench_nonresident_measures_each_case_beside_its_floor() {
+    let Some(rows) = bench(&["nonresident", "--quick", "--json"]) else { return };
+    let cases: Vec<&str> = rows.iter().filter_map(|row| row["case"].as_str()).collect();
+    for case in ["checked-get", "checked-put", "beside-slow", "beside-swapped"] {
+        assert!(cases.contains(&case), "no {case} in {cases:?}");
+    }
+    for row in rows.iter().filter(|row| row["case"] != "beside-swapped") {
+        assert!(number(row, "median") > 0.0 && number(row, "floor") > 0.0, "{row}");
+        assert!(number(row, "ratio") > 0.0, "{row}");
+    }
+}
