@@ -264,7 +264,7 @@ impl PeerSession {
     pub(crate) fn tick(&self) -> Option<Duration> {
         let pace = Duration::from_micros(self.pace_us.load(Ordering::Relaxed).into());
         // Who holds the lock sends and receives himself.
-        let Ok(mut state) = self.state.try_lock() else { return Some(pace) };
+        let Ok(mut state) = self.state.try_lock() else { return Some(pace.max(gather::TICK)) };
         if state.session.has_output()
             && state.broken.is_none()
             && let Err(failure) = self.send_all(&mut state)
@@ -306,6 +306,10 @@ impl PeerSession {
         if !state.leased {
             state.leased = true;
             self.set_interest(state, Interest { readable: false, writable: false });
+            if !state.ticking {
+                // The first tick may find the session locked.
+                self.pace_us.store(LEASE_TICK.as_micros() as u32, Ordering::Relaxed);
+            }
             self.begin_ticks(state);
         }
     }
