@@ -70,12 +70,12 @@ impl Here {
 
     /// Takes a free lock and gives it back, as programs do: without waiting for the answer to that.
     pub fn lock(&self, time: Duration) -> Result<Sample> {
-        latency(time, 1, || Ok(drop(self.lock.lock(Some(TIMEOUT))?)))
+        latency(time, 1, || Ok(self.lock.lock(Some(TIMEOUT)).map(drop)?))
     }
 
     /// Takes a unit and gives it back in the same way.
     pub fn semaphore(&self, time: Duration) -> Result<Sample> {
-        latency(time, 1, || Ok(drop(self.semaphore.acquire(1, Some(TIMEOUT))?)))
+        latency(time, 1, || Ok(self.semaphore.acquire(1, Some(TIMEOUT)).map(drop)?))
     }
 
     /// Queues, and is woken by itself: two exchanges.
