@@ -4,6 +4,7 @@ pub(crate) mod gather;
 mod paging;
 mod posted;
 mod pulse;
+mod waiting;
 
 use std::collections::{HashMap, VecDeque};
 use std::os::fd::AsRawFd;
@@ -40,18 +41,12 @@ use posted::Targets;
 
 /// A peer that does not answer for so long has failed.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// One that lives, but does not answer this operation, has failed after so many times that.
-const ROUNDS_ALIVE: u32 = 6;
 /// Who waits for room behind somebody who waits for an answer looks again after so long.
 const PATIENCE: Duration = Duration::from_millis(1);
 /// A session that ends waits so long for its links to take what is queued.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 /// Who waits looks for so long before sleeping, when that pays: about what sleeping and being woken cost where it is dear.
 pub(crate) const LOOK_MAX: Duration = Duration::from_micros(100);
-/// A wait that begins so soon after the last one ended belongs to a series.
-const SERIES_GAP: Duration = Duration::from_micros(20);
-/// Waits of a series before the node's thread is kept out between them too.
-const SERIES_MIN: u32 = 4;
 /// Receives on one rail before the others have their turn.
 const ROUNDS_MAX: usize = 16;
 /// A wait without end: the clock has one.
@@ -706,151 +701,6 @@ impl PeerSession {
                 Ok(()) | Err(_) => state.notices.pop(),
             }
         }
-    }
-
-    fn timeout(&self, state: &mut State, what: &'static str, rounds: u32) -> Error {
-        let after_ms = TIMEOUT.as_millis() as u64 * u64::from(rounds);
-        let error = Error::Timeout { lender: self.address.clone(), what, after_ms };
-        // Its answer could still come, into memory that is in other use by then.
-        self.break_off(state, error.clone());
-        error
-    }
-
-    /// Waits for an operation.
-    pub(crate) fn wait<'a>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        token: u64,
-        what: &'static str,
-    ) -> Result<(MutexGuard<'a, State>, Answer)> {
-        self.progress(&mut state);
-        let (state, result) =
-            self.wait_until(state, what, TIMEOUT, |peer, state| match state.ended.remove(&token) {
-                Some(result) => Some(peer.outcome(state, what, result)),
-                None => state.broken.clone().map(Err),
-            });
-        result.map(|answer| (state, answer))
-    }
-
-    /// Waits until `ready` has something. The first who waits waits on the links (and so saves a change of threads), the others on
-    /// him, and on news of completions only: who waits for anything else looks himself after `patience`. When that takes too long the session is broken off and `ready` asked for the last time.
-    fn wait_until<'a, R>(
-        &'a self,
-        state: MutexGuard<'a, State>,
-        what: &'static str,
-        patience: Duration,
-        mut ready: impl FnMut(&Self, &mut State) -> Option<Result<R>>,
-    ) -> (MutexGuard<'a, State>, Result<R>) {
-        let mut state = state;
-        let mut rounds = 0;
-        loop {
-            let received = state.session.received_bytes;
-            match self.wait_for(state, TIMEOUT, patience, |state| &mut state.look, &mut ready) {
-                (state, Some(result)) => return (state, result),
-                (waited, None) => state = waited,
-            }
-            rounds += 1;
-            // The node's thread asks silent peers for a sign of life: who sends nothing at all has failed.
-            if rounds == ROUNDS_ALIVE || state.session.received_bytes == received {
-                let error = self.timeout(&mut state, what, rounds);
-                let result = ready(self, &mut state).unwrap_or(Err(error));
-                return (state, result);
-            }
-        }
-    }
-
-    /// As [`PeerSession::wait_until`]; nothing after `limit`, and the session goes on.
-    fn wait_for<'a, R>(
-        &'a self,
-        mut state: MutexGuard<'a, State>,
-        limit: Duration,
-        patience: Duration,
-        trial: fn(&mut State) -> &mut Trial,
-        ready: &mut impl FnMut(&Self, &mut State) -> Option<Result<R>>,
-    ) -> (MutexGuard<'a, State>, Option<Result<R>>) {
-        // The clock is asked only by those who must wait.
-        let mut deadline = None;
-        let mut leads = false;
-        let mut look_until = None;
-        let result = loop {
-            if let Some(result) = ready(self, &mut state) {
-                if look_until.is_some() {
-                    trial(&mut state).note(true);
-                }
-                break Some(result);
-            }
-            let now = Instant::now();
-            let left = deadline.get_or_insert(now + limit).saturating_duration_since(now);
-            if left.is_zero() {
-                break None;
-            }
-            let room = state.session.has_output();
-            if !leads && state.led {
-                // The leader may have gone to sleep before our bytes were stuck: then we look after them.
-                let patience = if room { PATIENCE } else { patience }.min(left);
-                state.followers += 1;
-                let wait = self.changed.wait_timeout(state, patience);
-                state = wait.unwrap_or_else(PoisonError::into_inner).0;
-                state.followers -= 1;
-                self.progress(&mut state);
-                continue;
-            }
-            if !leads {
-                (leads, state.led) = (true, true);
-                if !state.leased {
-                    self.set_interest(&state, Interest { readable: false, writable: false });
-                }
-                let is_series =
-                    state.waited.is_some_and(|end| now.saturating_duration_since(end) <= SERIES_GAP);
-                state.series = if is_series { state.series + 1 } else { 0 };
-                let budget = trial(&mut state).budget();
-                look_until = (!budget.is_zero()).then(|| now + budget);
-            }
-            if let Some(until) = look_until {
-                if now < until {
-                    // Others get the lock in between.
-                    drop(state);
-                    std::hint::spin_loop();
-                    state = self.lock();
-                    self.progress(&mut state);
-                    continue;
-                }
-                look_until = None;
-                trial(&mut state).note(false);
-            }
-            let stalled = state.session.is_stalled();
-            let input = if stalled { 0 } else { libc::POLLIN };
-            let events = input | if room { libc::POLLOUT } else { 0 };
-            let mut fds = [libc::pollfd { fd: -1, events, revents: 0 }; netvm_core::limits::RAILS_MAX];
-            let rails = state.session.endpoint.rails();
-            for (rail, fd) in fds.iter_mut().enumerate().take(rails) {
-                fd.fd = state.session.link(rail).wait_fd().as_raw_fd();
-            }
-            drop(state);
-            // Should the session end meanwhile, its descriptors may be closed or others': a spurious wake-up at worst.
-            // Nobody tells when there is room for what is to be received.
-            let pause = if stalled { PATIENCE } else { Duration::from_millis(100) };
-            let waited = netvm_sys::thread::poll(&mut fds[..rails], Some(left.min(pause)));
-            state = self.lock();
-            if let Err(error) = waited {
-                break Some(Err(Error::system("wait for a peer", &error)));
-            }
-            self.progress(&mut state);
-        };
-        if leads {
-            state.led = false;
-            state.waited = Some(Instant::now());
-            state.visits += 1;
-            if state.leased || state.series >= SERIES_MIN {
-                // Its interest is off as it is.
-                state.leased = true;
-                self.begin_ticks(&mut state);
-            } else {
-                self.watch_again(&mut state);
-            }
-            self.tell_followers(&state);
-        }
-        (state, result)
     }
 }
 
