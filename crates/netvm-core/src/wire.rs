@@ -569,8 +569,11 @@ impl<'a> BodyReader<'a> {
     }
     /// The next text: its length in 2 bytes, then UTF-8.
     pub fn text(&mut self) -> Option<&'a str> {
-        let len = u16_at(self.bytes(2)?, 0);
-        core::str::from_utf8(self.bytes(usize::from(len))?).ok()
+        let len = usize::from(u16_at(self.bytes(2)?, 0));
+        if len > crate::limits::NAME_BYTES_MAX {
+            return None;
+        }
+        core::str::from_utf8(self.bytes(len)?).ok()
     }
 }
 
@@ -719,5 +722,8 @@ mod tests {
         assert_eq!((reader.u32(), reader.u64(), reader.text()), (Some(7), Some(8), Some("name")));
         assert_eq!((reader.key(), reader.u32()), (Some([1; 16]), None));
         assert_eq!(BodyReader(&[9, 0, 1]).text(), None);
+        let mut long = alloc::vec![b'n'; 2 + crate::limits::NAME_BYTES_MAX + 1];
+        long[..2].copy_from_slice(&(crate::limits::NAME_BYTES_MAX as u16 + 1).to_le_bytes());
+        assert_eq!(BodyReader(&long).text(), None, "no text is longer than what a writer writes");
     }
 }
