@@ -75,11 +75,15 @@ fn check() -> bool {
 
 fn test() -> bool {
     install_programs();
-    if !check() || !step(&["build", "--quiet", "--release", "--workspace"]) {
+    if !check() || !step(&["build", "--quiet", "--profile", "tested", "--workspace"]) {
         return false;
     }
     let (mut passed, mut failed) = (0, 0);
-    let ok = run_tests(&["test", "--release", "--workspace", "--no-fail-fast"], &mut passed, &mut failed);
+    let ok = run_tests(
+        &["test", "--profile", "tested", "--workspace", "--no-fail-fast"],
+        &mut passed,
+        &mut failed,
+    );
     println!("{passed} passed, {failed} failed");
     ok && failed == 0 && passed > 0
 }

@@ -14,7 +14,7 @@ fn examples() -> &'static Path {
         let test = std::env::current_exe().unwrap();
         let profile = test.parent().and_then(Path::parent).unwrap();
         let mut cargo = Command::new(env!("CARGO"));
-        cargo.args(["build", "--quiet", "--offline", "--package", "netvm", "--examples"]);
+        cargo.args(["build", "--quiet", "--offline", "--workspace", "--examples"]);
         // What it tells tests would make it build everything again.
         let tells = |name: &str| name.starts_with("CARGO_") && name != "CARGO_HOME";
         for (name, _) in std::env::vars_os() {
@@ -23,9 +23,8 @@ fn examples() -> &'static Path {
             }
         }
         cargo.args(["--target-dir", profile.parent().unwrap().to_str().unwrap()]);
-        if profile.ends_with("release") {
-            cargo.arg("--release");
-        }
+        let name = profile.file_name().unwrap().to_str().unwrap();
+        cargo.args(["--profile", if name == "debug" { "dev" } else { name }]);
         assert!(cargo.current_dir(env!("CARGO_MANIFEST_DIR")).status().unwrap().success());
         profile.join("examples")
     })
