@@ -16,6 +16,7 @@ pub mod limits;
 pub mod notify;
 pub mod opening;
 pub mod pulse;
+pub mod ranges;
 pub mod residency;
 pub mod segment;
 pub mod sim;

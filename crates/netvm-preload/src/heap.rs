@@ -4,9 +4,9 @@
 //! costs nothing, except for a few freed blocks that are kept as they are for the next allocation of their size.
 
 use crate::backend::Far;
-use crate::range::FreeRanges;
 use crate::space::{Kind, SPACE};
 use crate::sys::{Locked, PAGE_BYTES, round_up};
+use netvm_core::ranges::FreeRanges;
 use std::collections::BTreeMap;
 
 /// Least far threshold, in bytes: what is smaller than a small block can always be small.

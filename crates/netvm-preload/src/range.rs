@@ -1,94 +1,6 @@
-//! Sets of address ranges: which are free, and what the others are.
+//! What ranges of addresses are.
 
-use std::collections::{BTreeMap, BTreeSet};
-
-/// Free addresses. Neighbouring ranges are one.
-#[derive(Debug, Default)]
-pub(crate) struct FreeRanges {
-    /// start -> end
-    by_start: BTreeMap<usize, usize>,
-    /// (bytes, start)
-    by_size: BTreeSet<(usize, usize)>,
-}
-
-impl FreeRanges {
-    pub(crate) const fn new() -> Self {
-        Self { by_start: BTreeMap::new(), by_size: BTreeSet::new() }
-    }
-
-    fn insert(&mut self, start: usize, end: usize) {
-        if start < end {
-            self.by_start.insert(start, end);
-            self.by_size.insert((end - start, start));
-        }
-    }
-
-    fn remove(&mut self, start: usize, end: usize) {
-        self.by_start.remove(&start);
-        self.by_size.remove(&(end - start, start));
-    }
-
-    /// Adds a range, none of which is free yet.
-    pub(crate) fn put(&mut self, start: usize, bytes: usize) {
-        let (mut start, mut end) = (start, start + bytes);
-        if let Some((&left, &left_end)) = self.by_start.range(..start).next_back() {
-            debug_assert!(left_end <= start, "{start:#x} is free already");
-            if left_end == start {
-                self.remove(left, left_end);
-                start = left;
-            }
-        }
-        if let Some(&right_end) = self.by_start.get(&end) {
-            self.remove(end, right_end);
-            end = right_end;
-        }
-        self.insert(start, end);
-    }
-
-    /// Takes `bytes` from the smallest range that has them at a multiple of `alignment` (a power of two).
-    pub(crate) fn take(&mut self, bytes: usize, alignment: usize) -> Option<usize> {
-        let (start, end, address) = self.by_size.range((bytes, 0)..).find_map(|&(length, start)| {
-            let end = start + length;
-            let address = start.checked_add(alignment - 1)? & !(alignment - 1);
-            (address.checked_add(bytes)? <= end).then_some((start, end, address))
-        })?;
-        self.remove(start, end);
-        self.insert(start, address);
-        self.insert(address + bytes, end);
-        Some(address)
-    }
-
-    /// Takes exactly this range, if all of it is free.
-    pub(crate) fn take_at(&mut self, start: usize, bytes: usize) -> bool {
-        let end = start + bytes;
-        let Some((&left, &left_end)) = self.by_start.range(..=start).next_back() else { return false };
-        if left_end < end {
-            return false;
-        }
-        self.remove(left, left_end);
-        self.insert(left, start);
-        self.insert(end, left_end);
-        true
-    }
-
-    /// Takes whatever is free between `start` and `end`.
-    pub(crate) fn take_any(&mut self, start: usize, end: usize) {
-        let mut overlapping = Vec::new();
-        for (&left, &left_end) in self.by_start.range(..end).rev() {
-            if left_end <= start {
-                break;
-            }
-            overlapping.push((left, left_end));
-        }
-        for (left, left_end) in overlapping {
-            self.remove(left, left_end);
-            self.insert(left, start.max(left).min(left_end));
-            if end < left_end {
-                self.insert(end, left_end);
-            }
-        }
-    }
-}
+use std::collections::BTreeMap;
 
 /// A range and what it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -193,29 +105,6 @@ impl<T: Copy + PartialEq> RangeMap<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn free_ranges_fit_and_coalesce() {
-        let mut free = FreeRanges::new();
-        free.put(0x1000, 0x1000);
-        free.put(0x10000, 0x10000);
-        assert_eq!(free.take(0x800, 16), Some(0x1000));
-        assert_eq!(free.take(0x1000, 0x8000), Some(0x10000));
-        assert_eq!(free.take(0x4000, 0x8000), Some(0x18000));
-        assert!(!free.take_at(0x17000, 0x2000));
-        assert!(free.take_at(0x12000, 0x1000));
-        free.put(0x12000, 0x1000);
-        free.put(0x10000, 0x1000);
-        free.put(0x18000, 0x4000);
-        free.put(0x1000, 0x800);
-        assert_eq!(free.by_start.iter().collect::<Vec<_>>(), [(&0x1000, &0x2000), (&0x10000, &0x20000)]);
-        assert_eq!(free.by_size.len(), 2);
-        free.take_any(0x1800, 0x11000);
-        assert_eq!(free.by_start.iter().collect::<Vec<_>>(), [(&0x1000, &0x1800), (&0x11000, &0x20000)]);
-        free.take_any(0x12000, 0x13000);
-        assert_eq!(free.by_start.len(), 3);
-        assert_eq!(free.take(0x100_0000, 1), None);
-    }
 
     #[test]
     fn range_map_cuts_and_merges() {

@@ -1,8 +1,9 @@
 //! Who has which part of the far area.
 
 use crate::backend::Far;
-use crate::range::{FreeRanges, Piece, RangeMap};
+use crate::range::{Piece, RangeMap};
 use crate::sys::{self, Locked, PAGE_BYTES};
+use netvm_core::ranges::FreeRanges;
 use std::ops::Range;
 
 /// What madvise(2) said about forks.
