@@ -25,7 +25,8 @@
  * UNITS     Lengths and offsets are in bytes, times in nanoseconds. Offsets count from the start of the segment.
  * TIME      timeout_ns: negative (NETVM_FOREVER) waits without limit, 0 does not wait. A peer that is silent for 4 s, although it has been
  *           asked for a sign of life, is given up in any case (netvm_node_keep_alive): NETVM_ERR_NO_ANSWER, NETVM_ERR_PEER_LOST.
- * LIBRARY   It must not be unloaded (dlclose does nothing). It handles no signal (but see netvm_memory_file) and never calls exit. Its symbols have the version
+ * LIBRARY   It must not be unloaded (dlclose does nothing). It handles no signal (but see netvm_memory_file) and does not end the process
+ *           (but see netvm_pager_start). Its symbols have the version
  *           NETVM_0.1; the structs with a member `size` may grow, and older programs go on to work.
  */
 #ifndef NETVM_H
@@ -109,7 +110,8 @@ enum netvm_status {
     NETVM_ERR_NOT_HELD = -27,       /* released, but not acquired through this handle */
     NETVM_ERR_KIND = -28,           /* the name belongs to an object of another kind */
     NETVM_ERR_MISMATCH = -29,       /* members of the group do different things */
-    NETVM_ERR_OTHER = -30           /* netvm_last_error() tells */
+    NETVM_ERR_OTHER = -30,          /* netvm_last_error() tells */
+    NETVM_ERR_NAME_TAKEN = -31      /* another segment or object of the node has this name */
 };
 
 /* What a status means in general. Never NULL, also for numbers that are none; static. */
@@ -124,6 +126,7 @@ NETVM_API const char *netvm_last_error(void);
 typedef struct netvm_node netvm_node;             /* netvm_node_destroy */
 typedef struct netvm_peer netvm_peer;             /* netvm_peer_close */
 typedef struct netvm_memory netvm_memory;         /* netvm_memory_free */
+typedef struct netvm_pager netvm_pager;           /* netvm_pager_close */
 typedef struct netvm_region netvm_region;         /* netvm_region_close */
 typedef struct netvm_op netvm_op;                 /* netvm_op_close */
 typedef struct netvm_counter netvm_counter;       /* netvm_counter_close */
@@ -213,8 +216,8 @@ typedef struct netvm_connect_options {
  * regions are opened again by name and key; a program that starts again exports with the key it had (netvm_export_keyed). What was
  * under way when the connection ended fails as always, and no operation is ever executed twice: when a connection has been made,
  * nothing of those before it will be executed. netvm_flush returns NETVM_ERR_OUTCOME_UNKNOWN, once, when puts were made in a
- * connection that ended without a flush: each of them may be there, in part, or not. Puts and flushes cannot be posted
- * (NETVM_ERR_UNSUPPORTED). Locks, channels and so on belong to the connection in which they were opened.
+ * connection that ended without a flush: each of them may be there, in part, or not. netvm_post_flush returns it as well, and then
+ * has posted nothing. Locks, channels and so on belong to the connection in which they were opened.
  */
 
 /* Connects to the node that listens at `address`. `options` may be NULL.
@@ -250,6 +253,29 @@ enum netvm_memory_flags {
  * NETVM_ERR_NO_MEMORY. */
 NETVM_API int netvm_memory_alloc(size_t bytes, uint32_t flags, netvm_memory **memory);
 
+/* Begin with NETVM_PAGER_OPTIONS_INIT, then set members. */
+typedef struct netvm_pager_options {
+    size_t size;
+    const char *const *lenders; /* addresses, "HOST:PORT" or "unix:/path", of programs `netvm lend`, at least one */
+    size_t lender_count;
+    uint64_t local_bytes;    /* of far memory that are in this machine at a time, 4 MiB or more; 0: 256 MiB */
+    uint64_t area_bytes;     /* of addresses, for all far memory of this pager; 0: 1 TiB */
+    const char *secret_file; /* as in netvm_node_options */
+    const uint8_t *secret;
+    uint32_t encryption;     /* enum netvm_encryption */
+    uint32_t reserved;       /* 0 */
+} netvm_pager_options;
+#define NETVM_PAGER_OPTIONS_INIT { sizeof(netvm_pager_options), NULL, 0, 0, 0, NULL, NULL, NETVM_ENCRYPT_IF_ASKED, 0 }
+
+/* Starts a pager: a thread that lends memory from others, and brings pages when they are touched. It goes on until the process ends,
+ * which it does with a message when a lender is lost: what was there is lost with it.
+ * NETVM_ERR_SYSTEM when the system does not allow userfaultfd (`netvm doctor` tells what helps), NETVM_ERR_NO_MEMORY, and as
+ * netvm_connect. */
+NETVM_API int netvm_pager_start(const netvm_pager_options *options, netvm_pager **pager);
+
+/* Lets go of the handle; memory stays until it is freed. */
+NETVM_API int netvm_pager_close(netvm_pager *pager);
+
 /* The `bytes` bytes at `address`, which are the program's own: heap, stack, static or mapped. They stay where they are, mapped and (for
  * NETVM_READ_WRITE) writable, until the handle, all ranges of it and all exports of them have gone. */
 NETVM_API int netvm_memory_register(void *address, size_t bytes, int rights, netvm_memory **memory);
@@ -258,6 +284,10 @@ NETVM_API int netvm_memory_register(void *address, size_t bytes, int rights, net
  * accesses to what is gone fail with NETVM_ERR_FAULT; for this the library handles SIGBUS, and passes on what is not its own: a
  * program sets a handler of its own before, not afterwards. NETVM_ERR_SYSTEM for an empty file or one not open for `rights`. */
 NETVM_API int netvm_memory_file(int descriptor, int rights, netvm_memory **memory);
+
+/* As netvm_memory_alloc, of far memory: what does not fit the pager's local memory is at its lenders. Peers reach it over their
+ * connections. The program uses it like any other; a child of a fork does not have it. NETVM_ERR_OTHER when no addresses are left. */
+NETVM_API int netvm_memory_far(netvm_pager *pager, size_t bytes, netvm_memory **memory);
 
 /* The `bytes` bytes from `offset` on, as memory to be exported by itself. The same bytes may be exported many times, with different
  * names, keys and rights. */
@@ -271,7 +301,7 @@ NETVM_API int netvm_memory_query(netvm_memory *memory, void **address, size_t *b
 NETVM_API int netvm_memory_free(netvm_memory *memory);
 
 /* Lets whoever has the key reach all of `memory` under `name`, which nothing else of the node has. The key is random.
- * NETVM_ERR_OTHER when the name is taken, too much is exported, or memory that cannot be written is exported for writing. */
+ * NETVM_ERR_NAME_TAKEN; NETVM_ERR_OTHER when too much is exported, or memory that cannot be written is exported for writing. */
 NETVM_API int netvm_export(netvm_node *node, const char *name, netvm_memory *memory, int rights, netvm_key *key);
 
 /* As netvm_export, with `numbers` notification numbers (0 to NETVM_NOTIFICATIONS_MAX), which peers signal and this process waits

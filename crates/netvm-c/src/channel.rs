@@ -68,8 +68,8 @@ pub extern "C" fn netvm_receiver_create(
     receiver: OutHandle<ReceiverHandle>,
 ) -> c_int {
     call(|| {
-        key.check()?;
         receiver.fill(|| {
+            key.check()?;
             let shape = if senders == 0 { Shape::Shared { bytes } } else { Shape::Rings { senders, bytes } };
             let (exported, receiver) = Receiver::new(node.get()?, segment_name(&name)?, shape)?;
             key.set(exported.to_bytes())?;

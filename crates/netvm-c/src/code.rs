@@ -4,6 +4,7 @@ use std::ffi::{CStr, c_int};
 
 use netvm::channel::ChannelError;
 use netvm::error::Error;
+use netvm::pager::PagerError;
 use netvm::sync::{Refusal, SyncError};
 use netvm_core::wire::Status;
 
@@ -111,6 +112,8 @@ codes! {
     Mismatch = -29, "NETVM_ERR_MISMATCH", c"members of the group do different things";
     /// Anything else: the message tells.
     Other = -30, "NETVM_ERR_OTHER", c"error";
+    /// Another segment or object of the node has this name.
+    NameTaken = -31, "NETVM_ERR_NAME_TAKEN", c"something else is exported under this name";
 }
 
 /// Why a function failed.
@@ -157,11 +160,23 @@ impl From<Error> for Failure {
             Error::OutcomeUnknown { .. } => Code::OutcomeUnknown,
             Error::Op { code, .. } => status(*code),
             Error::Bounds { .. } => Code::Bounds,
+            Error::NameTaken { .. } => Code::NameTaken,
+            Error::Pager(error) => pager(error),
             Error::System { errno, .. } if errno.0 == libc::ENOMEM => Code::NoMemory,
             Error::System { .. } => Code::System,
             _ => Code::Other,
         };
         Self::new(code, error.to_string())
+    }
+}
+
+fn pager(error: &PagerError) -> Code {
+    match error {
+        PagerError::Userfaultfd(_) => Code::System,
+        PagerError::Reserve { .. } | PagerError::NoLocalMemory(_) => Code::NoMemory,
+        PagerError::LocalTooSmall { .. } | PagerError::NoLender => Code::Argument,
+        PagerError::OutsideFarMemory { .. } => Code::Bounds,
+        _ => Code::Other,
     }
 }
 

@@ -119,9 +119,7 @@ pub struct OutHandle<T>(*mut *mut Handle<T>);
 impl<T: Opaque> OutHandle<T> {
     /// Makes the handle with what `make` returns; NULL when that fails.
     pub(crate) fn fill(&self, make: impl FnOnce() -> Result<T>) -> Result<()> {
-        let place = place(self.0)?;
-        // SAFETY: not NULL and aligned (`place`), so C promises room for a pointer.
-        unsafe { place.write(std::ptr::null_mut()) };
+        let place = self.clear()?;
         let process = fork::process()?;
         let handle = Handle { tag: AtomicU32::new(T::TAG), process, value: make()? };
         // SAFETY: as above.
@@ -129,8 +127,17 @@ impl<T: Opaque> OutHandle<T> {
         Ok(())
     }
 
-    pub(crate) fn is_null(&self) -> bool {
-        self.0.is_null()
+    /// NULL, as after each failure.
+    fn clear(&self) -> Result<*mut *mut Handle<T>> {
+        let place = place(self.0)?;
+        // SAFETY: not NULL and aligned (`place`), so C promises room for a pointer.
+        unsafe { place.write(std::ptr::null_mut()) };
+        Ok(place)
+    }
+
+    /// The place, if C has given one: cleared already, for what may fail before [`OutHandle::fill`].
+    pub(crate) fn wanted(&self) -> Result<Option<&Self>> {
+        if self.0.is_null() { Ok(None) } else { self.clear().map(|_| Some(self)) }
     }
 }
 
@@ -186,6 +193,10 @@ unsafe impl Plain for crate::region::Piece {}
 unsafe impl Plain for crate::posted::PostOptions {}
 // SAFETY: an integer and a transparent wrapper of a pointer.
 unsafe impl Plain for crate::channel::Buffer {}
+// SAFETY: integers and transparent wrappers of pointers.
+unsafe impl Plain for crate::pager::PagerOptions {}
+// SAFETY: a transparent wrapper of a pointer.
+unsafe impl Plain for Text {}
 // SAFETY: bytes.
 unsafe impl<const BYTES: usize> Plain for [u8; BYTES] {}
 

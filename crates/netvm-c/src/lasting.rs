@@ -5,8 +5,8 @@ use std::ops::Deref;
 use std::sync::Arc;
 
 use netvm::lasting::{LastingPeer, LastingRegion};
-use netvm::node::RemoteKey;
-use netvm::region::{Peer, Region, WriteOptions};
+use netvm::node::{RemoteKey, Rights};
+use netvm::region::{Peer, Region};
 
 use crate::code::{Code, Failure, Result};
 use crate::ffi::Opaque;
@@ -62,6 +62,7 @@ pub(crate) enum Now<'a> {
 
 impl Deref for Now<'_> {
     type Target = Region;
+    #[inline]
     fn deref(&self) -> &Region {
         match self {
             Self::Direct(region) => region,
@@ -71,6 +72,7 @@ impl Deref for Now<'_> {
 }
 
 impl RegionHandle {
+    #[inline]
     pub(crate) fn now(&self) -> Result<Now<'_>> {
         Ok(match self {
             Self::Direct(region) => Now::Direct(region),
@@ -78,38 +80,43 @@ impl RegionHandle {
         })
     }
 
-    /// For what a flush must know of, should the connection end before: none for those of one connection.
-    pub(crate) fn lasting(&self) -> Option<&LastingRegion> {
+    /// The same for a put, which the flushes of a lasting one answer for. Told at once: what the peer would refuse, of which otherwise
+    /// only the next flush would tell.
+    #[inline]
+    pub(crate) fn writing(&self, offset: u64, bytes: usize) -> Result<Now<'_>> {
+        let now = self.now()?;
+        if now.rights() != Rights::ReadWrite {
+            return Err(Failure::new(Code::Rights, "the segment is exported for reading only"));
+        }
+        inside(&now, offset, bytes)?;
         match self {
-            Self::Direct(_) => None,
-            Self::Lasting(region) => Some(region),
+            Self::Direct(_) => Ok(now),
+            Self::Lasting(region) => Ok(Now::Lasting(region.writing()?)),
         }
     }
 
-    /// The only region that can have posted writes and flushes: another connection's flush says nothing of them.
-    pub(crate) fn direct(&self) -> Result<&Region> {
+    /// The same for a flush that is posted.
+    pub(crate) fn flushing(&self) -> Result<Now<'_>> {
         match self {
-            Self::Direct(region) => Ok(region),
-            Self::Lasting(_) => {
-                let message = "puts and flushes cannot be posted to a peer that is reconnected to";
-                Err(Failure::new(Code::Unsupported, message))
-            }
+            Self::Direct(region) => Ok(Now::Direct(region)),
+            Self::Lasting(region) => Ok(Now::Lasting(region.flushing()?)),
         }
     }
 
-    pub(crate) fn write(&self, offset: u64, bytes: &[u8], options: WriteOptions) -> Result<()> {
-        match self {
-            Self::Direct(region) => region.write_with(offset, bytes, options)?,
-            Self::Lasting(region) => region.write_with(offset, bytes, options)?,
-        }
-        Ok(())
-    }
-
+    #[inline]
     pub(crate) fn flush(&self) -> Result<()> {
         match self {
             Self::Direct(region) => region.flush()?,
             Self::Lasting(region) => region.flush()?,
         }
         Ok(())
+    }
+}
+
+#[inline]
+pub(crate) fn inside(region: &Region, offset: u64, bytes: usize) -> Result<()> {
+    match offset.checked_add(bytes as u64) {
+        Some(end) if end <= region.len() => Ok(()),
+        _ => Err(netvm::Error::Bounds { offset, bytes: bytes as u64, len: region.len() }.into()),
     }
 }

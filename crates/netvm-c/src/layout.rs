@@ -6,8 +6,8 @@ use netvm_core::limits;
 
 use crate::code::Code;
 use crate::{
-    Buffer, ConnectOptions, Counts, NodeOptions, Piece, Place, PostOptions, Received, RegionInfo, Signal,
-    copy, memory, node, posted, region, sync,
+    Buffer, ConnectOptions, Counts, NodeOptions, PagerOptions, Piece, Place, PostOptions, Received,
+    RegionInfo, Signal, copy, memory, node, posted, region, sync,
 };
 
 /// Expressions of C and their values.
@@ -73,6 +73,15 @@ pub fn all() -> Vec<(String, i128)> {
         ("sizeof(netvm_buffer)", size_of::<Buffer>()),
         ("offsetof(netvm_buffer, bytes)", offset_of!(Buffer, bytes)),
         ("offsetof(netvm_buffer, length)", offset_of!(Buffer, length)),
+        ("sizeof(netvm_pager_options)", size_of::<PagerOptions>()),
+        ("offsetof(netvm_pager_options, lenders)", offset_of!(PagerOptions, lenders)),
+        ("offsetof(netvm_pager_options, lender_count)", offset_of!(PagerOptions, lender_count)),
+        ("offsetof(netvm_pager_options, local_bytes)", offset_of!(PagerOptions, local_bytes)),
+        ("offsetof(netvm_pager_options, area_bytes)", offset_of!(PagerOptions, area_bytes)),
+        ("offsetof(netvm_pager_options, secret_file)", offset_of!(PagerOptions, secret_file)),
+        ("offsetof(netvm_pager_options, secret)", offset_of!(PagerOptions, secret)),
+        ("offsetof(netvm_pager_options, encryption)", offset_of!(PagerOptions, encryption)),
+        ("offsetof(netvm_pager_options, reserved)", offset_of!(PagerOptions, reserved)),
         ("NETVM_DONT_WAIT", posted::DONT_WAIT as usize),
         ("NETVM_POST_BYTES_MAX", region::PART_BYTES),
         ("NETVM_CONFIRM", sync::CONFIRM as usize),

@@ -42,21 +42,26 @@ impl Default for NodeOptions {
 
 impl NodeOptions {
     fn security(&self) -> Result<Security> {
-        let secret = match (self.secret_file.optional("name of the secret file")?, self.secret.optional()?) {
-            (Some(_), Some(_)) => return Err(Failure::argument("give a secret or a secret file, not both")),
-            (Some(path), None) => {
-                let secret = Secret::from_file(Path::new(path));
-                Some(secret.map_err(|error| Failure::new(Code::Security, error.to_string()))?)
-            }
-            (None, secret) => secret.map(Secret::from_bytes),
-        };
-        let encryption = named(&ENCRYPTIONS, self.encryption, "kind of encryption")?;
-        if encryption == Encryption::Always && secret.is_none() {
-            return Err(Failure::argument("encryption needs a secret that both sides share"));
-        }
         let insecure = flag(self.insecure, "insecure")?;
-        Ok(Security { secret, encryption, insecure })
+        Ok(Security { insecure, ..security(self.secret_file, self.secret, self.encryption)? })
     }
+}
+
+/// What options say of secrets and encryption.
+pub(crate) fn security(file: Text, secret: In<[u8; 32]>, encryption: u32) -> Result<Security> {
+    let secret = match (file.optional("name of the secret file")?, secret.optional()?) {
+        (Some(_), Some(_)) => return Err(Failure::argument("give a secret or a secret file, not both")),
+        (Some(path), None) => {
+            let secret = Secret::from_file(Path::new(path));
+            Some(secret.map_err(|error| Failure::new(Code::Security, error.to_string()))?)
+        }
+        (None, secret) => secret.map(Secret::from_bytes),
+    };
+    let encryption = named(&ENCRYPTIONS, encryption, "kind of encryption")?;
+    if encryption == Encryption::Always && secret.is_none() {
+        return Err(Failure::argument("encryption needs a secret that both sides share"));
+    }
+    Ok(Security { secret, encryption, ..Security::default() })
 }
 
 /// Bytes of a key as text, with the zero byte.
@@ -271,8 +276,8 @@ pub extern "C" fn netvm_export_notified(
     board: OutHandle<Board>,
 ) -> c_int {
     call(|| {
-        key.check()?;
         board.fill(|| {
+            key.check()?;
             let rights = named(&RIGHTS, rights, "combination of rights")?;
             let (node, memory) = (node.get()?, memory.get()?);
             let (exported, board) = node.export_notified(segment_name(&name)?, memory, rights, numbers)?;
@@ -294,13 +299,16 @@ pub extern "C" fn netvm_export_keyed(
     board: OutHandle<Board>,
 ) -> c_int {
     call(|| {
-        let key = RemoteKey::from_bytes(key.get()?);
         let export = || {
+            let key = RemoteKey::from_bytes(key.get()?);
             let rights = named(&RIGHTS, rights, "combination of rights")?;
             let (node, memory) = (node.get()?, memory.get()?);
             Ok(Board(node.export_keyed(segment_name(&name)?, memory, rights, numbers, key)?))
         };
-        if board.is_null() { export().map(drop) } else { board.fill(export) }
+        match board.wanted()? {
+            Some(board) => board.fill(export),
+            None => export().map(drop),
+        }
     })
 }
 

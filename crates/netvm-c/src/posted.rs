@@ -3,6 +3,7 @@
 use std::ffi::c_int;
 use std::time::Duration;
 
+use netvm::atomic::Word;
 use netvm::posted::{Atomically, Counted, Counter, Op, Posting};
 use netvm::region::Region;
 use netvm_sys::shared::SharedSlice;
@@ -11,9 +12,9 @@ use crate::board::Signal;
 use crate::call::{call, call_for, timeout};
 use crate::code::{Code, Failure, Result};
 use crate::ffi::{In, Opaque, Options, Out, OutHandle, Own, Ref, Source, Target};
-use crate::lasting::RegionHandle;
+use crate::lasting::{RegionHandle, inside};
 use crate::node::named;
-use crate::region::{PART_BYTES, inside, writable, write_options};
+use crate::region::{PART_BYTES, write_options};
 
 /// Flags of posting, besides those of puts.
 pub(crate) const DONT_WAIT: u32 = 2;
@@ -78,7 +79,7 @@ impl Default for PostOptions {
 fn post<'a>(
     region: &'a Region,
     options: &'a PostOptions,
-    op: &OutHandle<Posted>,
+    op: Option<&OutHandle<Posted>>,
     counted: impl FnOnce(Counted<'_>) -> netvm::Result<()>,
     single: impl FnOnce(Posting<'a>) -> netvm::Result<Posted>,
 ) -> Result<()> {
@@ -87,9 +88,9 @@ fn post<'a>(
     }
     let posting = region.post();
     let posting = if options.flags & DONT_WAIT != 0 { posting.without_waiting() } else { posting };
-    match (options.counter.optional()?, op.is_null()) {
-        (Some(counter), true) => Ok(counted(posting.counted(counter))?),
-        (None, false) => op.fill(|| Ok(single(posting)?)),
+    match (options.counter.optional()?, op) {
+        (Some(counter), None) => Ok(counted(posting.counted(counter))?),
+        (None, Some(op)) => op.fill(|| Ok(single(posting)?)),
         _ => Err(Failure::argument("an operation needs a counter or a place for its handle, and not both")),
     }
 }
@@ -102,13 +103,7 @@ fn no_put(options: &PostOptions) -> Result<()> {
     Ok(())
 }
 
-fn posted_buffer(
-    region: &Region,
-    offset: u64,
-    bytes: usize,
-    buffer: Result<SharedSlice>,
-) -> Result<SharedSlice> {
-    inside(region, offset, bytes)?;
+fn posted_buffer(bytes: usize, buffer: Result<SharedSlice>) -> Result<SharedSlice> {
     if bytes > PART_BYTES {
         let message = format!("a posted operation moves at most {PART_BYTES} bytes, not {bytes}");
         return Err(Failure::new(Code::Bounds, message));
@@ -127,15 +122,15 @@ pub extern "C" fn netvm_post_put(
     op: OutHandle<Posted>,
 ) -> c_int {
     call(|| {
-        let handle = region.get()?;
-        writable(handle)?;
-        let (region, options) = (handle.direct()?, options.get()?);
-        let local = posted_buffer(region, offset, bytes, buffer.lasting(bytes))?;
+        let op = op.wanted()?;
+        let (handle, options) = (region.get()?, options.get()?);
+        let local = posted_buffer(bytes, buffer.lasting(bytes))?;
         let write = write_options(options.flags, DONT_WAIT, &options.signal)?;
+        let region = handle.writing(offset, bytes)?;
         post(
-            region,
+            &region,
             &options,
-            &op,
+            op,
             |posting| posting.write(offset, &[local], write),
             |posting| posting.write(offset, &[local], write).map(Posted::Plain),
         )
@@ -153,13 +148,15 @@ pub extern "C" fn netvm_post_get(
     op: OutHandle<Posted>,
 ) -> c_int {
     call(|| {
+        let op = op.wanted()?;
         let (region, options) = (region.get()?.now()?, options.get()?);
         no_put(&options)?;
-        let local = posted_buffer(&region, offset, bytes, buffer.lasting(bytes))?;
+        inside(&region, offset, bytes)?;
+        let local = posted_buffer(bytes, buffer.lasting(bytes))?;
         post(
             &region,
             &options,
-            &op,
+            op,
             |posting| posting.read(offset, &[local]),
             |posting| posting.read(offset, &[local]).map(Posted::Plain),
         )
@@ -174,9 +171,11 @@ pub extern "C" fn netvm_post_flush(
     op: OutHandle<Posted>,
 ) -> c_int {
     call(|| {
-        let (region, options) = (region.get()?.direct()?, options.get()?);
+        let op = op.wanted()?;
+        let (handle, options) = (region.get()?, options.get()?);
         no_put(&options)?;
-        post(region, &options, &op, |posting| posting.flush(), |posting| posting.flush().map(Posted::Plain))
+        let region = handle.flushing()?;
+        post(&region, &options, op, |posting| posting.flush(), |posting| posting.flush().map(Posted::Plain))
     })
 }
 
@@ -215,6 +214,28 @@ fn change<W>(operation: c_int, operand: W, expected: W) -> Result<Atomically<W>>
     })
 }
 
+fn post_atomic<W: Word>(
+    region: Ref<RegionHandle>,
+    offset: u64,
+    change: impl FnOnce() -> Result<Atomically<W>>,
+    options: Options<PostOptions>,
+    op: OutHandle<Posted>,
+    handle: fn(Op<W>) -> Posted,
+) -> c_int {
+    call(|| {
+        let op = op.wanted()?;
+        let (region, options, change) = (region.get()?.now()?, options.get()?, change()?);
+        no_put(&options)?;
+        post(
+            &region,
+            &options,
+            op,
+            |posting| posting.atomic(offset, change),
+            |posting| posting.atomic(offset, change).map(handle),
+        )
+    })
+}
+
 /// Posts an atomic on 32 bits.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_post_atomic_u32(
@@ -226,18 +247,7 @@ pub extern "C" fn netvm_post_atomic_u32(
     options: Options<PostOptions>,
     op: OutHandle<Posted>,
 ) -> c_int {
-    call(|| {
-        let (region, options) = (region.get()?.now()?, options.get()?);
-        no_put(&options)?;
-        let change = change(operation, operand, expected)?;
-        post(
-            &region,
-            &options,
-            &op,
-            |posting| posting.atomic(offset, change),
-            |posting| posting.atomic(offset, change).map(Posted::Word32),
-        )
-    })
+    post_atomic(region, offset, || change(operation, operand, expected), options, op, Posted::Word32)
 }
 
 /// Posts an atomic on 64 bits.
@@ -251,18 +261,7 @@ pub extern "C" fn netvm_post_atomic_u64(
     options: Options<PostOptions>,
     op: OutHandle<Posted>,
 ) -> c_int {
-    call(|| {
-        let (region, options) = (region.get()?.now()?, options.get()?);
-        no_put(&options)?;
-        let change = change(operation, operand, expected)?;
-        post(
-            &region,
-            &options,
-            &op,
-            |posting| posting.atomic(offset, change),
-            |posting| posting.atomic(offset, change).map(Posted::Word64),
-        )
-    })
+    post_atomic(region, offset, || change(operation, operand, expected), options, op, Posted::Word64)
 }
 
 /// Whether it has ended, and how.

@@ -2,7 +2,6 @@
 
 use std::ffi::c_int;
 
-use netvm::node::Rights;
 use netvm::notify::Notify;
 use netvm::region::{Region, WriteOptions};
 use netvm_core::limits::{COPIED_BYTES_MAX, OPS_MAX, PAYLOAD_BYTES_MAX};
@@ -10,9 +9,9 @@ use netvm_sys::shared::SharedSlice;
 
 use crate::board::Signal;
 use crate::call::{call, timeout};
-use crate::code::{Code, Failure, Result};
+use crate::code::{Failure, Result};
 use crate::ffi::{In, Out, Own, Ref, Source, Target};
-use crate::lasting::{Now, RegionHandle};
+use crate::lasting::{RegionHandle, inside};
 use crate::node::RIGHTS;
 
 /// `netvm_region_info`.
@@ -53,13 +52,6 @@ fn parts(offset: u64, buffer: SharedSlice) -> impl Iterator<Item = (u64, SharedS
     })
 }
 
-pub(crate) fn inside(region: &Region, offset: u64, bytes: usize) -> Result<()> {
-    match offset.checked_add(bytes as u64) {
-        Some(end) if end <= region.len() => Ok(()),
-        _ => Err(netvm::Error::Bounds { offset, bytes: bytes as u64, len: region.len() }.into()),
-    }
-}
-
 fn write_all(region: &Region, pieces: &mut Vec<(u64, SharedSlice)>) -> Result<()> {
     let result = region.write_vectored(pieces);
     pieces.clear();
@@ -73,11 +65,9 @@ fn put(
     bytes: usize,
     options: WriteOptions,
 ) -> Result<()> {
-    let handle = region.get()?;
-    let region = &*writable(handle)?;
-    inside(region, offset, bytes)?;
-    if bytes <= COPIED_BYTES_MAX || handle.lasting().is_some() {
-        return handle.write(offset, buffer.bytes(bytes)?, options);
+    let region = &*region.get()?.writing(offset, bytes)?;
+    if bytes <= COPIED_BYTES_MAX {
+        return Ok(region.write_with(offset, buffer.bytes(bytes)?, options)?);
     }
     let buffer = buffer.shared(bytes)?;
     let mut under_way = Vec::new();
@@ -96,15 +86,6 @@ fn put(
         }
     }
     Ok(())
-}
-
-/// Told at once: the peer would refuse it, and only the next flush would tell.
-pub(crate) fn writable(region: &RegionHandle) -> Result<Now<'_>> {
-    let region = region.now()?;
-    match region.rights() {
-        Rights::ReadWrite => Ok(region),
-        Rights::Read => Err(Failure::new(Code::Rights, "the segment is exported for reading only")),
-    }
 }
 
 fn get(region: &Ref<RegionHandle>, pieces: impl Iterator<Item = Result<(u64, SharedSlice)>>) -> Result<()> {
@@ -193,8 +174,8 @@ pub extern "C" fn netvm_enqueue(
     timeout_ns: i64,
 ) -> c_int {
     call(|| {
-        let region = writable(region.get()?)?;
         let (number, value) = Signal { number, value }.queue()?;
+        let region = region.get()?.writing(0, 0)?;
         Ok(region.enqueue(number, value, timeout(timeout_ns))?)
     })
 }
@@ -209,10 +190,10 @@ pub extern "C" fn netvm_put_flush(
 ) -> c_int {
     call(|| {
         let handle = region.get()?;
-        if bytes <= COPIED_BYTES_MAX && handle.lasting().is_none() {
-            let region = writable(handle)?;
-            inside(&region, offset, bytes)?;
-            return Ok(region.write_flush(offset, buffer.bytes(bytes)?)?);
+        // The flush of a lasting one has more to tell.
+        if let (true, RegionHandle::Direct(direct)) = (bytes <= COPIED_BYTES_MAX, handle) {
+            handle.writing(offset, bytes)?;
+            return Ok(direct.write_flush(offset, buffer.bytes(bytes)?)?);
         }
         put(&region, offset, buffer, bytes, WriteOptions::default())?;
         handle.flush()
@@ -248,13 +229,12 @@ fn pieces<'a>(region: &Region, pieces: &'a In<Piece>, count: usize) -> Result<&'
 pub extern "C" fn netvm_putv(region: Ref<RegionHandle>, iov: In<Piece>, count: usize) -> c_int {
     call(|| {
         let handle = region.get()?;
-        let region = &*writable(handle)?;
-        let pieces = pieces(region, &iov, count)?;
+        let pieces = pieces(&*handle.now()?, &iov, count)?;
+        let region = &*handle.writing(0, 0)?;
         let mut under_way = Vec::new();
         for piece in pieces {
-            if piece.bytes <= COPIED_BYTES_MAX || handle.lasting().is_some() {
-                let bytes = piece.buffer.source();
-                handle.write(piece.offset, bytes.bytes(piece.bytes)?, WriteOptions::default())?;
+            if piece.bytes <= COPIED_BYTES_MAX {
+                region.write(piece.offset, piece.buffer.source().bytes(piece.bytes)?)?;
                 continue;
             }
             for part in parts(piece.offset, piece.buffer.shared(piece.bytes)?) {

@@ -168,7 +168,12 @@ pub enum Error {
         /// Bytes there are.
         len: u64,
     },
-    /// The operation system refused something.
+    /// Something else of this node is exported under this name.
+    NameTaken {
+        /// The name.
+        name: String,
+    },
+    /// The operating system refused something.
     System {
         /// What was tried.
         what: &'static str,
@@ -199,9 +204,11 @@ impl Error {
     /// How far the damage goes.
     pub fn scope(&self) -> Scope {
         match self {
-            Self::LenderFull { .. } | Self::Op { .. } | Self::WouldBlock { .. } | Self::Bounds { .. } => {
-                Scope::Op
-            }
+            Self::LenderFull { .. }
+            | Self::Op { .. }
+            | Self::WouldBlock { .. }
+            | Self::Bounds { .. }
+            | Self::NameTaken { .. } => Scope::Op,
             Self::Address { .. }
             | Self::Connect { .. }
             | Self::NotNetvm { .. }
@@ -240,6 +247,7 @@ impl Error {
             | Self::NoEncryption { .. }
             | Self::Protocol { .. }
             | Self::Bounds { .. }
+            | Self::NameTaken { .. }
             | Self::System { .. }
             | Self::Pager(_)
             | Self::Other(_) => false,
@@ -320,6 +328,7 @@ impl fmt::Display for Error {
             Self::Bounds { offset, bytes, len } => {
                 write!(f, "{bytes} bytes at offset {offset} reach beyond the end of the memory ({len} bytes)")
             }
+            Self::NameTaken { name } => write!(f, "something named {name:?} is exported already"),
             Self::System { what, errno } => write!(f, "cannot {what}: {errno}"),
             Self::Pager(error) => error.fmt(f),
             Self::Other(text) => f.write_str(text),

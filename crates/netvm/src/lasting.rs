@@ -120,6 +120,12 @@ impl State {
         self.lost |= self.written.is_some_and(|before| before != epoch);
         self.written = Some(epoch);
     }
+
+    /// What a flush has to tell, once: whether writes of epochs before this one were never flushed.
+    fn take_lost(&mut self, epoch: u32) -> bool {
+        let before = self.written.take_if(|written| *written != epoch);
+        std::mem::take(&mut self.lost) || before.is_some()
+    }
 }
 
 impl Inner {
@@ -258,9 +264,37 @@ impl LastingRegion {
     /// # Errors
     /// See above.
     pub fn write_with(&self, offset: u64, bytes: &[u8], options: WriteOptions) -> Result<()> {
+        self.writing()?.write_with(offset, bytes, options)
+    }
+
+    /// As [`LastingRegion::current`], for a write in a way that is not offered here (posted, from shared memory) and comes next: the
+    /// flushes here answer for it too.
+    ///
+    /// # Errors
+    /// See above.
+    pub fn writing(&self) -> Result<Arc<Region>> {
         let (epoch, region) = self.open()?;
         lock(&self.inner.state).note_write(epoch);
-        region.write_with(offset, bytes, options)
+        Ok(region)
+    }
+
+    /// As [`LastingRegion::current`], for a flush that is posted next, and answers for all writes so far.
+    ///
+    /// # Errors
+    /// As [`LastingRegion::flush`]: then there is nothing to post yet, and the next call may succeed.
+    pub fn flushing(&self) -> Result<Arc<Region>> {
+        let (epoch, region) = self.open()?;
+        let mut state = lock(&self.inner.state);
+        if state.take_lost(epoch) {
+            return Err(self.unknown());
+        }
+        state.written = None;
+        Ok(region)
+    }
+
+    fn unknown(&self) -> Error {
+        let reason = "the connection ended before they were flushed".to_owned();
+        Error::OutcomeUnknown { lender: self.inner.address.clone(), what: "write", reason }
     }
 
     /// Returns when the peer's memory has all writes made so far through all lasting regions of this peer.
@@ -271,15 +305,11 @@ impl LastingRegion {
     pub fn flush(&self) -> Result<()> {
         let (epoch, region) = self.open()?;
         let mut state = lock(&self.inner.state);
-        let written = state.written.take();
-        let lost = std::mem::take(&mut state.lost) || written.is_some_and(|written| written != epoch);
+        let lost = state.take_lost(epoch);
+        state.written = None;
         drop(state);
         region.flush()?;
-        if lost {
-            let reason = "the connection ended before they were flushed".to_owned();
-            return Err(Error::OutcomeUnknown { lender: self.inner.address.clone(), what: "write", reason });
-        }
-        Ok(())
+        if lost { Err(self.unknown()) } else { Ok(()) }
     }
 
     /// As [`Region::atomic_load`].

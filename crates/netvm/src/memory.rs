@@ -27,7 +27,7 @@ use netvm_sys::memfd::Memfd;
 use netvm_sys::shared::SharedSlice;
 
 use crate::error::{Error, Result};
-use crate::pager::Pager;
+use crate::pager::{FarRange, Pager};
 use residency::Residency;
 pub(crate) use residency::now;
 #[doc(hidden)]
@@ -66,6 +66,7 @@ enum Owner {
     File { mapping: Mapping, writable: bool },
     Raw(RawRange),
     Far { _pager: Arc<Pager>, memory: SharedSlice },
+    FarRange(FarRange),
 }
 
 impl Memory {
@@ -75,10 +76,11 @@ impl Memory {
             Owner::File { mapping, .. } => mapping.shared(),
             Owner::Raw(range) => range.shared(),
             Owner::Far { memory, .. } => *memory,
+            Owner::FarRange(range) => range.shared(),
         };
         let trust_ms = match &owner {
             Owner::Mapping(mapping) if mapping.is_huge() => 0,
-            Owner::Far { .. } => TRUST_FAR_MS,
+            Owner::Far { .. } | Owner::FarRange(_) => TRUST_FAR_MS,
             _ => TRUST_MS,
         };
         let residency = Residency::new(shared, trust_ms);
@@ -159,7 +161,7 @@ impl Memory {
     /// Whether it can be written.
     pub fn is_writable(&self) -> bool {
         match &self.owner.owner {
-            Owner::Mapping(_) | Owner::Far { .. } => true,
+            Owner::Mapping(_) | Owner::Far { .. } | Owner::FarRange(_) => true,
             Owner::File { writable, .. } => *writable,
             Owner::Raw(range) => range.is_writable(),
         }
@@ -200,6 +202,12 @@ impl Memory {
 impl From<Arc<Mapping>> for Memory {
     fn from(mapping: Arc<Mapping>) -> Self {
         Self::whole(Owner::Mapping(mapping))
+    }
+}
+
+impl From<FarRange> for Memory {
+    fn from(range: FarRange) -> Self {
+        Self::whole(Owner::FarRange(range))
     }
 }
 

@@ -9,7 +9,7 @@ use netvm::error::Error;
 use netvm::memory::{HugePages, Memory, RawRange};
 use netvm::node::{Location, Node, RemoteKey, Rights};
 use netvm::notify::Notify;
-use netvm::pager::{Pager, PagerConfig};
+use netvm::pager::{Pager, PagerConfig, PagerError};
 use netvm::region::Region;
 use netvm_core::wire::Status;
 
@@ -288,6 +288,36 @@ fn far_memory_of_the_pager() {
     }
     assert!(Memory::far(&pager, start + (64 << 20), 4096).is_err());
     assert!(server.unexport("far"));
+}
+
+/// At addresses of the pager's choice: each has its own, and what has gone is given out again, as zero.
+#[test]
+fn far_memory_is_allocated_and_given_back() {
+    let Some(_alone) = common::alone() else { return };
+    let lender = common::lend(32 << 20);
+    let config = PagerConfig {
+        lenders: vec![lender.address().to_owned()],
+        local_bytes: 4 << 20,
+        area_bytes: 16 << 20,
+        ..PagerConfig::default()
+    };
+    let pager = Pager::start(config).unwrap();
+    for value in 1..20u8 {
+        let memory = Memory::from(pager.allocate((8 << 20) - 1).unwrap());
+        assert_eq!(memory.len(), 8 << 20);
+        let other = pager.allocate(8 << 20).unwrap();
+        assert!(memory.shared().to_vec().iter().all(|byte| *byte == 0));
+        memory.shared().fill(value);
+        other.shared().fill(0xEE);
+        let range = memory.range(4096, 4096).unwrap();
+        drop(memory);
+        let full = pager.allocate(4096);
+        assert!(matches!(full, Err(netvm::Error::Pager(PagerError::AreaFull { .. }))), "{full:?}");
+        assert_eq!(range.shared().to_vec(), [value; 4096]);
+    }
+    for bytes in [0, usize::MAX, (16 << 20) + 1] {
+        assert!(pager.allocate(bytes).is_err());
+    }
 }
 
 /// Traffic on two names of the same memory; one of them is taken away in the middle.

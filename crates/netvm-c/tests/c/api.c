@@ -481,75 +481,6 @@ static void channel(uint32_t senders) {
 }
 
 /* A node that goes and comes back. */
-static void reconnects(void) {
-    char folder[] = "/tmp/netvm-c-XXXXXX", where[64];
-    CHECK(mkdtemp(folder) != NULL);
-    snprintf(where, sizeof where, "unix:%s/socket", folder);
-    netvm_key key;
-    netvm_memory *kept;
-    netvm_node *server;
-    netvm_peer *lasting;
-    netvm_region *counters;
-    netvm_op *op;
-    void *address;
-    OK(netvm_key_from_text("00112233445566778899aabbccddeeff", &key));
-    OK(netvm_memory_alloc(1 << 20, 0, &kept));
-    OK(netvm_memory_query(kept, &address, NULL));
-    uint64_t *words = address, old, more = 77;
-    netvm_node_options node_options = NETVM_NODE_OPTIONS_INIT;
-    uint8_t secret[NETVM_SECRET_BYTES] = {1, 2, 3};
-    node_options.secret = secret;
-    OK(netvm_node_create(&node_options, &server));
-    OK(netvm_export_keyed(server, "counters", kept, NETVM_READ_WRITE, 0, &key, NULL));
-    OK(netvm_node_listen(server, where, NULL, 0));
-    netvm_connect_options options = NETVM_CONNECT_OPTIONS_INIT;
-    options.reconnect = 1;
-    options.link = NETVM_LINK_SOCKET;
-    options.patience_ns = NETVM_SECONDS(30);
-    OK(netvm_connect(other, where, &options, &lasting));
-    OK(netvm_import(lasting, "counters", &key, &counters));
-    for (int round = 0; round < 3; round++) {
-        OK(netvm_atomic_fetch_add_u64(counters, 0, 1, &old));
-        CHECK(old == (uint64_t)round);
-        OK(netvm_put(counters, 8, &more, sizeof more));
-        if (round == 1)
-            OK(netvm_flush(counters));
-        OK(netvm_node_destroy(server));
-        snprintf(where, sizeof where, "%s/socket", folder);
-        unlink(where);
-        snprintf(where, sizeof where, "unix:%s/socket", folder);
-        OK(netvm_node_create(&node_options, &server));
-        OK(netvm_export_keyed(server, "counters", kept, NETVM_READ_WRITE, 0, &key, NULL));
-        OK(netvm_node_listen(server, where, NULL, 0));
-        /* What was put in the connection before, and not flushed then. The flush may also be what finds its end. */
-        int status = netvm_flush(counters);
-        CHECK(status == NETVM_ERR_PEER_LOST || status == (round == 1 ? NETVM_OK : NETVM_ERR_OUTCOME_UNKNOWN));
-        OK(netvm_flush(counters));
-    }
-    OK(netvm_put_flush(counters, 16, &more, sizeof more));
-    CHECK(words[0] == 3 && words[2] == 77);
-    static char big[100000];
-    netvm_iov iov = {64, big, sizeof big};
-    memset(big, 5, sizeof big);
-    OK(netvm_putv(counters, &iov, 1));
-    OK(netvm_put(counters, 200000, big, sizeof big));
-    OK(netvm_flush(counters));
-    CHECK(memcmp((char *)address + 64, big, sizeof big) == 0 && memcmp((char *)address + 200000, big, sizeof big) == 0);
-    OK(netvm_post_get(counters, 0, &old, sizeof old, NULL, &op));
-    OK(netvm_op_wait(op, LIMIT, NULL));
-    OK(netvm_op_close(op));
-    CHECK(old == 3);
-    EXPECT(NETVM_ERR_UNSUPPORTED, netvm_post_put(counters, 0, &old, sizeof old, NULL, &op));
-    EXPECT(NETVM_ERR_UNSUPPORTED, netvm_post_flush(counters, NULL, &op));
-    OK(netvm_region_close(counters));
-    OK(netvm_peer_close(lasting));
-    OK(netvm_node_destroy(server));
-    OK(netvm_memory_free(kept));
-    snprintf(where, sizeof where, "%s/socket", folder);
-    unlink(where);
-    rmdir(folder);
-}
-
 static void copies(void) {
     netvm_key key;
     netvm_peer *self;
@@ -795,7 +726,6 @@ int main(void) {
     channel(2);
     channel(0);
     memories();
-    reconnects();
     synchronisation();
     groups();
     forks();

@@ -7,6 +7,13 @@
 #include <unistd.h>
 
 #define ARGUMENT(call) EXPECT(NETVM_ERR_ARGUMENT, call)
+/* A place for a handle becomes NULL on failure, whatever is wrong. */
+#define NULLED(place, call)                                                                                    \
+    do {                                                                                                       \
+        (place) = (void *)&key;                                                                                \
+        ARGUMENT(call);                                                                                        \
+        CHECK((place) == NULL);                                                                                \
+    } while (0)
 #define BOUNDS(call) EXPECT(NETVM_ERR_BOUNDS, call)
 
 static netvm_key key;
@@ -51,7 +58,8 @@ static void nulls(void) {
     ARGUMENT(netvm_export(node, "a", NULL, NETVM_READ, &key));
     ARGUMENT(netvm_export(node, "a", memory, NETVM_READ, NULL));
     netvm_board *board;
-    ARGUMENT(netvm_export_notified(NULL, "a", memory, NETVM_READ, 1, &key, &board));
+    NULLED(board, netvm_export_notified(NULL, "a", memory, NETVM_READ, 1, &key, &board));
+    NULLED(board, netvm_export_notified(node, "a", memory, NETVM_READ, 1, NULL, &board));
     ARGUMENT(netvm_export_notified(node, NULL, memory, NETVM_READ, 1, &key, &board));
     ARGUMENT(netvm_export_notified(node, "a", NULL, NETVM_READ, 1, &key, &board));
     ARGUMENT(netvm_export_notified(node, "a", memory, NETVM_READ, 1, NULL, &board));
@@ -60,7 +68,7 @@ static void nulls(void) {
     ARGUMENT(netvm_export_keyed(node, NULL, memory, NETVM_READ, 1, &key, &board));
     ARGUMENT(netvm_export_keyed(node, "a", NULL, NETVM_READ, 1, &key, NULL));
     ARGUMENT(netvm_export_keyed(node, "a", memory, 9, 1, &key, NULL));
-    ARGUMENT(netvm_export_keyed(node, "a", memory, NETVM_READ, 1, NULL, &board));
+    NULLED(board, netvm_export_keyed(node, "a", memory, NETVM_READ, 1, NULL, &board));
     /* None of these has exported anything. */
     EXPECT(NETVM_ERR_NO_SEGMENT, netvm_unexport(node, "a"));
     ARGUMENT(netvm_unexport(NULL, "a"));
@@ -212,11 +220,11 @@ static void posts(void) {
     ARGUMENT(netvm_op_test(NULL, NULL));
     ARGUMENT(netvm_op_wait(NULL, 0, NULL));
     OK(netvm_op_close(NULL));
-    ARGUMENT(netvm_post_put(NULL, 0, buffer, 8, NULL, &op));
-    ARGUMENT(netvm_post_get(NULL, 0, buffer, 8, NULL, &op));
-    ARGUMENT(netvm_post_flush(NULL, NULL, &op));
-    ARGUMENT(netvm_post_atomic_u32(NULL, 0, NETVM_ATOMIC_LOAD, 0, 0, NULL, &op));
-    ARGUMENT(netvm_post_atomic_u64(NULL, 0, NETVM_ATOMIC_LOAD, 0, 0, NULL, &op));
+    NULLED(op, netvm_post_put(NULL, 0, buffer, 8, NULL, &op));
+    NULLED(op, netvm_post_get(NULL, 0, buffer, 8, NULL, &op));
+    NULLED(op, netvm_post_flush(NULL, NULL, &op));
+    NULLED(op, netvm_post_atomic_u32(NULL, 0, NETVM_ATOMIC_LOAD, 0, 0, NULL, &op));
+    NULLED(op, netvm_post_atomic_u64(NULL, 0, NETVM_ATOMIC_LOAD, 0, 0, NULL, &op));
     /* Neither a counter nor a place, and both. */
     ARGUMENT(netvm_post_put(region, 0, buffer, 8, NULL, NULL));
     ARGUMENT(netvm_post_get(region, 0, buffer, 8, &options, NULL));
@@ -301,11 +309,11 @@ static void channels(void) {
     OK(netvm_node_create(NULL, &node));
     OK(netvm_node_create(NULL, &other));
     OK(netvm_connect_local(other, node, &peer));
-    ARGUMENT(netvm_receiver_create(NULL, "c", 1, 4096, &key, &receiver));
+    NULLED(receiver, netvm_receiver_create(NULL, "c", 1, 4096, &key, &receiver));
+    NULLED(receiver, netvm_receiver_create(node, "c", 1, 4096, NULL, &receiver));
     CHECK(receiver == NULL);
     ARGUMENT(netvm_receiver_create(node, NULL, 1, 4096, &key, &receiver));
     ARGUMENT(netvm_receiver_create(node, "", 1, 4096, &key, &receiver));
-    ARGUMENT(netvm_receiver_create(node, "c", 1, 4096, NULL, &receiver));
     ARGUMENT(netvm_receiver_create(node, "c", 1, 4096, &key, NULL));
     EXPECT(NETVM_ERR_OTHER, netvm_receiver_create(node, "c", NETVM_SENDERS_MAX + 1, 4096, &key, &receiver));
     EXPECT(NETVM_ERR_OTHER, netvm_receiver_create(node, "c", 1, (size_t)NETVM_CHANNEL_BYTES_MAX + 8, &key, &receiver));
@@ -390,7 +398,8 @@ static void null_objects(void) {
     EXPECT(NETVM_ERR_OTHER, netvm_export_group(node, "none", 0, &key));
     EXPECT(NETVM_ERR_OTHER, netvm_export_group(node, "many", NETVM_PARTIES_MAX + 1, &key));
     OK(netvm_export_lock(node, "o", &key));
-    EXPECT(NETVM_ERR_OTHER, netvm_export_lock(node, "o", &wrong));
+    EXPECT(NETVM_ERR_NAME_TAKEN, netvm_export_lock(node, "o", &wrong));
+    CHECK(strstr(netvm_last_error(), "\"o\"") != NULL);
     OBJECT(netvm_lock_open, netvm_lock);
     OBJECT(netvm_rwlock_open, netvm_rwlock);
     OBJECT(netvm_semaphore_open, netvm_semaphore);
@@ -575,7 +584,7 @@ static void values(void) {
     CHECK(board == NULL);
     name[NETVM_NAME_BYTES_MAX] = 0;
     OK(netvm_export(node, name, memory, NETVM_READ, &key));
-    EXPECT(NETVM_ERR_OTHER, netvm_export(node, name, memory, NETVM_READ, &key)); /* taken */
+    EXPECT(NETVM_ERR_NAME_TAKEN, netvm_export(node, name, memory, NETVM_READ, &key));
     OK(netvm_unexport(node, name));
 
     /* Rights, bounds and alignment. */

@@ -90,6 +90,27 @@ fn writes_that_no_flush_confirmed_are_told_once() {
     let mut seen = [0; 8];
     region.read(8, &mut seen).unwrap();
     assert_eq!(seen, [5; 8]);
+    // Posted ones alike: told once, before anything is posted.
+    let local = Node::memory(4096).unwrap();
+    let post = |value: u8| {
+        local.shared().fill(value);
+        let region = region.writing().unwrap();
+        region.post().write(8, &[local.shared().sub(0, 8).unwrap()], WriteOptions::default()).unwrap().wait()
+    };
+    post(6).unwrap();
+    region.flushing().unwrap().post().flush().unwrap().wait().unwrap();
+    assert_eq!(memory.shared().sub(8, 8).unwrap().to_vec(), [6; 8]);
+    cut();
+    region.flush().unwrap();
+    post(7).unwrap();
+    cut();
+    post(8).unwrap();
+    unknown(region.flushing().map(drop));
+    // What this connection has is still to be flushed.
+    assert!(lock(&peer.inner.state).written.is_some());
+    region.flushing().unwrap().post().flush().unwrap().wait().unwrap();
+    assert_eq!(memory.shared().sub(8, 8).unwrap().to_vec(), [8; 8]);
+    region.flush().unwrap();
 }
 
 #[test]

@@ -204,15 +204,13 @@ impl Node {
     ) -> Result<Notifications> {
         let len = if sync.is_some() { 0 } else { memory.len() as u64 };
         let mut exports = lock(&self.shared.exports);
-        let id = exports.table.export(name, key, rights, len, numbers).map_err(|error| {
-            Error::Other(match error {
-                ExportError::Name => "a segment's name has 1 to 255 bytes".to_owned(),
-                ExportError::Taken => format!("a segment named {name:?} is exported already"),
-                ExportError::Notifications => {
-                    format!("a segment has at most {NOTIFICATIONS_MAX} notification numbers, not {numbers}")
-                }
-                ExportError::Full => "too many segments are exported".to_owned(),
-            })
+        let id = exports.table.export(name, key, rights, len, numbers).map_err(|error| match error {
+            ExportError::Name => Error::Other("a segment's name has 1 to 255 bytes".to_owned()),
+            ExportError::Taken => Error::NameTaken { name: name.to_owned() },
+            ExportError::Notifications => Error::Other(format!(
+                "a segment has at most {NOTIFICATIONS_MAX} notification numbers, not {numbers}"
+            )),
+            ExportError::Full => Error::Other("too many segments are exported".to_owned()),
         })?;
         if exports.segments.len() <= id.index() {
             exports.segments.resize_with(id.index() + 1, || None);

@@ -43,6 +43,13 @@ pub enum PagerError {
         /// Length in bytes.
         bytes: usize,
     },
+    /// No addresses are left for so much more far memory.
+    AreaFull {
+        /// Bytes asked for.
+        bytes: usize,
+        /// Bytes of addresses that were reserved.
+        area_bytes: usize,
+    },
     /// A page came back from a lender with other contents than were written.
     PageCorrupt {
         /// Address of the lender.
@@ -92,6 +99,10 @@ impl fmt::Display for PagerError {
             Self::OutsideFarMemory { address, bytes } => {
                 write!(f, "{bytes:#x} bytes at {address:#x} are not a range of far memory")
             }
+            Self::AreaFull { bytes, area_bytes } => write!(
+                f,
+                "there is no room for {bytes} bytes in the {area_bytes} bytes of addresses reserved for far memory"
+            ),
             Self::PageCorrupt { lender } => write!(
                 f,
                 "lender {lender} returned a page that differs from what was written; do not use that machine"

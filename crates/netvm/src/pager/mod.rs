@@ -13,10 +13,12 @@ mod evict;
 mod fault;
 mod fork;
 mod placement;
+mod range;
 mod table;
 
 pub use error::PagerError;
 pub use netvm_sys::paged::FrameDesign;
+pub use range::FarRange;
 
 use crate::error::Result;
 use crate::runfile::{RunFile, Slot};
@@ -97,6 +99,7 @@ pub struct Pager {
     doorbell: Doorbell,
     config: PagerConfig,
     hold: Hold,
+    addresses: range::Addresses,
     /// Held by the thread that forks, from prepare to the end.
     forking: Mutex<Option<fork::ForkState>>,
 }
@@ -127,6 +130,7 @@ impl Pager {
             doorbell: Doorbell::new(engine.bell()),
             config,
             hold: Hold::new(),
+            addresses: range::Addresses::default(),
             forking: Mutex::new(None),
         });
         pager.spawn(engine)?;

@@ -1,0 +1,121 @@
+/* Far memory, backed by the lender at the address given. Prints "ok", or why there can be none here. */
+#include "test.h"
+
+#define LOCAL (4u << 20)
+#define BYTES (16u << 20)
+#define PAGE 4096u
+
+static netvm_pager *start(const char *lender) {
+    netvm_pager_options options = NETVM_PAGER_OPTIONS_INIT;
+    netvm_pager *pager = (netvm_pager *)&options;
+    const char *lenders[] = {lender};
+    /* As not meant. */
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(NULL, NULL));
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, NULL));
+    options.lenders = lenders;
+    options.lender_count = 1;
+    options.local_bytes = LOCAL;
+    options.area_bytes = 4 * BYTES;
+    options.reserved = 1;
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
+    CHECK(pager == NULL);
+    options.reserved = 0;
+    options.encryption = 3;
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
+    options.encryption = NETVM_ENCRYPT_ALWAYS; /* without a secret */
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
+    options.encryption = NETVM_ENCRYPT_IF_ASKED;
+    lenders[0] = NULL;
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
+    lenders[0] = lender;
+    options.local_bytes = PAGE;
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
+    options.local_bytes = LOCAL;
+    options.size = sizeof options + 1;
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start((const netvm_pager_options *)(const void *)1, &pager));
+    options.size = sizeof options;
+    int status = netvm_pager_start(&options, &pager);
+    if (status == NETVM_ERR_SYSTEM && strstr(netvm_last_error(), "userfaultfd") != NULL) {
+        printf("skipped (%s)\n", netvm_last_error());
+        exit(0);
+    }
+    OK(status);
+    netvm_pager *nobody;
+    options.lender_count = 0;
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &nobody));
+    options.lender_count = 1;
+    lenders[0] = "nowhere";
+    EXPECT(NETVM_ERR_ADDRESS, netvm_pager_start(&options, &nobody));
+    lenders[0] = "127.0.0.1:1";
+    EXPECT(NETVM_ERR_CONNECT, netvm_pager_start(&options, &nobody));
+    return pager;
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 2);
+    netvm_pager *pager = start(argv[1]);
+    netvm_memory *memory, *others[2];
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_memory_far(NULL, PAGE, &memory));
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_memory_far(pager, 0, &memory));
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_memory_far(pager, PAGE, NULL));
+    EXPECT(NETVM_ERR_OTHER, netvm_memory_far(pager, 5 * BYTES, &memory));
+    EXPECT(NETVM_ERR_OTHER, netvm_memory_far(pager, SIZE_MAX, &memory));
+    CHECK(memory == NULL);
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_memory_free((netvm_memory *)(void *)pager));
+    /* Four times what may be local, and exported. */
+    OK(netvm_memory_far(pager, BYTES - 1, &memory));
+    size_t length;
+    void *address;
+    OK(netvm_memory_query(memory, &address, &length));
+    CHECK(length == BYTES && (uintptr_t)address % PAGE == 0);
+    netvm_node *node, *other;
+    netvm_peer *peer;
+    netvm_region *region;
+    netvm_key key;
+    OK(netvm_node_create(NULL, &node));
+    OK(netvm_node_create(NULL, &other));
+    OK(netvm_export(node, "far", memory, NETVM_READ_WRITE, &key));
+    OK(netvm_connect_local(other, node, &peer));
+    OK(netvm_import(peer, "far", &key, &region));
+    uint32_t *words = address;
+    for (uint32_t page = 0; page < BYTES / PAGE; page++)
+        words[page * (PAGE / 4) + 7] = page + 1;
+    for (uint64_t page = 0; page < BYTES / PAGE; page++) {
+        uint32_t word, more = (uint32_t)page + 5;
+        OK(netvm_get(region, page * PAGE + 28, &word, sizeof word));
+        CHECK(word == page + 1);
+        OK(netvm_put(region, page * PAGE + 32, &more, sizeof more));
+        OK(netvm_atomic_fetch_add_u32(region, page * PAGE + 28, 1, &word));
+        CHECK(word == page + 1);
+    }
+    OK(netvm_flush(region));
+    for (uint32_t page = 0; page < BYTES / PAGE; page++)
+        CHECK(words[page * (PAGE / 4) + 7] == page + 2 && words[page * (PAGE / 4) + 8] == page + 5);
+    /* A range of it, which is the same bytes. */
+    OK(netvm_memory_range(memory, PAGE, PAGE, &others[0]));
+    OK(netvm_memory_query(others[0], &address, NULL));
+    CHECK((unsigned char *)address == (unsigned char *)words + PAGE);
+    OK(netvm_memory_free(others[0]));
+    /* Memory that is freed while it is exported stays so long; then its addresses are used again, as zero. */
+    OK(netvm_memory_far(pager, BYTES, &others[0]));
+    OK(netvm_memory_far(pager, 2 * BYTES, &others[1]));
+    netvm_memory *none;
+    EXPECT(NETVM_ERR_OTHER, netvm_memory_far(pager, PAGE, &none));
+    OK(netvm_memory_free(memory));
+    EXPECT(NETVM_ERR_OTHER, netvm_memory_far(pager, PAGE, &none));
+    uint32_t word;
+    OK(netvm_get(region, 28, &word, sizeof word));
+    CHECK(word == 2);
+    OK(netvm_unexport(node, "far"));
+    EXPECT(NETVM_ERR_GONE, netvm_get(region, 28, &word, sizeof word));
+    OK(netvm_pager_close(pager));
+    OK(netvm_memory_free(others[0]));
+    OK(netvm_memory_free(others[1]));
+    OK(netvm_region_close(region));
+    OK(netvm_peer_close(peer));
+    OK(netvm_node_destroy(other));
+    OK(netvm_node_destroy(node));
+    OK(netvm_pager_close(NULL));
+    puts("ok");
+    return 0;
+}
