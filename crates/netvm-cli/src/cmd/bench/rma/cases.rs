@@ -91,8 +91,10 @@ impl Pair {
         if self.meet.is_none() {
             let (key, receiver) = meet::receiver(&self.here.node)?;
             let peer = self.here.node.connect(&self.address)?;
+            self.here.choose(&peer);
             self.partner.tell(&format!("meet {key}"))?;
-            self.meet = Some(Here::open(&peer, &self.partner.line()?, receiver)?);
+            let told = self.partner.line()?;
+            self.meet = Some(Here::open(&self.here.node, &self.address, &peer, &told, receiver)?);
         }
         self.meet.as_mut().ok_or_else(|| "nobody to meet".into())
     }
@@ -116,6 +118,19 @@ impl Pair {
         let sample = if name == "barrier" { meet.barrier(rounds) } else { meet.channel(size, rounds) };
         self.partner.line()?;
         sample
+    }
+
+    /// Messages of a channel that follow each other: millions in a second, until all have been received.
+    pub fn messages(&mut self, name: &str, size: usize, time: Duration) -> Result<Sample> {
+        self.meet()?;
+        self.partner.tell(&format!("{name} 0"))?;
+        let Self { meet, partner, .. } = self;
+        let meet = meet.as_mut().ok_or("nobody to meet")?;
+        meet.rate(name == "shared-rate", size, time, || {
+            let line = partner.line()?;
+            Ok(line.strip_prefix("count ").ok_or("no count")?.parse()?)
+        })
+        .and_then(|sample| partner.line().map(|_| sample))
     }
 
     /// While the other side's program computes and calls nothing.

@@ -1,10 +1,11 @@
 //! Cases of channels, locks, semaphores, wait queues and barriers: their homes are at the partner, as are the other ends.
 
+use std::collections::HashMap;
 use std::error::Error;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
-use netvm::channel::{Receiver, Sender, Shape};
-use netvm::node::{Node, RemoteKey};
+use netvm::channel::{ChannelError, Receiver, Sender, Shape};
+use netvm::node::{LinkChoice, Node, RemoteKey};
 use netvm::region::Peer;
 use netvm::sync::{Group, Kind, Lock, Semaphore, WaitQueue};
 
@@ -21,6 +22,14 @@ const LOCK: &str = "rma-lock";
 const SEMAPHORE: &str = "rma-semaphore";
 const QUEUE: &str = "rma-queue";
 const GROUP: &str = "rma-group";
+const STREAM: &str = "rma-channel-stream";
+const SHARED: &str = "rma-channel-shared";
+/// Of the channels whose messages are counted.
+const RATE_BYTES: usize = 256 << 10;
+/// Senders of the shared one, each with a connection of its own.
+const SENDERS: usize = 4;
+/// Instead of a message's number: the last of its sender.
+const LAST: u64 = u64::MAX;
 
 fn hex(key: &RemoteKey) -> String {
     key.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect()
@@ -39,6 +48,8 @@ pub struct Here {
     group: Group,
     sender: Sender,
     receiver: Receiver,
+    stream: Vec<Sender>,
+    shared: Vec<Sender>,
 }
 
 /// A channel to receive from, whose key goes into [`There::new`].
@@ -55,7 +66,7 @@ impl Here {
     ///
     /// # Errors
     /// When something is not there.
-    pub fn open(peer: &Peer, told: &str, receiver: Receiver) -> Result<Self> {
+    pub fn open(node: &Node, address: &str, peer: &Peer, told: &str, receiver: Receiver) -> Result<Self> {
         let mut keys = told.split(' ');
         let mut next = || key(keys.next());
         Ok(Self {
@@ -65,6 +76,8 @@ impl Here {
             group: Group::join(peer, GROUP, &next()?)?,
             sender: Sender::open(peer, THERE, &next()?)?,
             receiver,
+            stream: senders(node, address, STREAM, &next()?, 1)?,
+            shared: senders(node, address, SHARED, &next()?, SENDERS)?,
         })
     }
 
@@ -108,6 +121,58 @@ impl Here {
             if back.to_vec() == bytes { Ok(()) } else { Err("another message came back".into()) }
         })
     }
+
+    /// Has all senders of the one or the other channel send for so long; `received` waits for the partner's count.
+    pub fn rate(
+        &mut self,
+        shared: bool,
+        size: usize,
+        time: Duration,
+        received: impl FnOnce() -> Result<u64>,
+    ) -> Result<Sample> {
+        let senders = if shared { &mut self.shared } else { &mut self.stream };
+        let start = Instant::now();
+        let sent: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                senders.iter_mut().map(|sender| scope.spawn(move || stream(sender, size, time))).collect();
+            threads.into_iter().map(|thread| thread.join()).collect()
+        });
+        let received = received()?;
+        let elapsed = start.elapsed();
+        let mut all = 0;
+        for count in sent {
+            all += count.map_err(|_| "a sender panicked")??;
+        }
+        match received == all {
+            true => Ok(Sample::of_rate(all, size, elapsed).in_millions()),
+            false => Err(format!("{all} messages were sent, {received} received").into()),
+        }
+    }
+}
+
+fn senders(node: &Node, address: &str, name: &str, key: &RemoteKey, count: usize) -> Result<Vec<Sender>> {
+    let open = || {
+        let peer = node.connect(address)?;
+        peer.choose(LinkChoice::Socket);
+        Ok(Sender::open(&peer, name, key)?)
+    };
+    (0..count).map(|_| open()).collect()
+}
+
+/// Sends numbered messages until time is over, and one that says so; how many with that one.
+fn stream(sender: &mut Sender, size: usize, time: Duration) -> std::result::Result<u64, ChannelError> {
+    let mut bytes = vec![5; size];
+    let (start, mut count) = (Instant::now(), 0u64);
+    while start.elapsed() < time {
+        for _ in 0..64 {
+            bytes[..8].copy_from_slice(&count.to_le_bytes());
+            sender.send(&bytes, Some(TIMEOUT))?;
+            count += 1;
+        }
+    }
+    bytes[..8].copy_from_slice(&LAST.to_le_bytes());
+    sender.send(&bytes, Some(TIMEOUT))?;
+    Ok(count + 1)
 }
 
 /// The partner's ends.
@@ -115,6 +180,8 @@ pub struct There {
     group: Group,
     sender: Sender,
     receiver: Receiver,
+    stream: Receiver,
+    shared: Receiver,
 }
 
 impl There {
@@ -124,6 +191,9 @@ impl There {
     /// When something cannot be had.
     pub fn new(node: &Node, peer: &Peer, told: &str) -> Result<(String, Self)> {
         let (channel, receiver) = Receiver::new(node, THERE, RING)?;
+        let shape = Shape::Rings { senders: 1, bytes: RATE_BYTES };
+        let (stream_key, stream) = Receiver::new(node, STREAM, shape)?;
+        let (shared_key, shared) = Receiver::new(node, SHARED, Shape::Shared { bytes: RATE_BYTES })?;
         let group = node.export_sync(GROUP, Kind::Group { parties: 2 })?;
         let keys = [
             node.export_sync(LOCK, Kind::LOCK)?,
@@ -131,10 +201,12 @@ impl There {
             node.export_sync(QUEUE, Kind::WaitQueue)?,
             group,
             channel,
+            stream_key,
+            shared_key,
         ];
         let sender = Sender::open(peer, HERE, &key(Some(told))?)?;
         let group = Group::join(&node.connect_local(node)?, GROUP, &group)?;
-        Ok((keys.map(|key| hex(&key)).join(" "), Self { group, sender, receiver }))
+        Ok((keys.map(|key| hex(&key)).join(" "), Self { group, sender, receiver, stream, shared }))
     }
 
     /// Answers so many messages.
@@ -147,6 +219,29 @@ impl There {
             self.sender.send(&message, Some(TIMEOUT))?;
         }
         Ok(())
+    }
+
+    /// Receives until each sender of the one or the other channel has sent its last; how many messages they were.
+    ///
+    /// # Errors
+    /// When one does not come, or out of turn.
+    pub fn count(&mut self, shared: bool) -> Result<u64> {
+        let (receiver, senders) = if shared { (&mut self.shared, SENDERS) } else { (&mut self.stream, 1) };
+        let mut next: HashMap<u32, u64> = HashMap::new();
+        let (mut count, mut ended) = (0, 0);
+        while ended < senders {
+            let message = receiver.receive(Some(TIMEOUT))?;
+            let mut number = [0; 8];
+            message.read(0, &mut number).ok_or("a message is too short")?;
+            let expected = next.entry(message.sender()).or_default();
+            match u64::from_le_bytes(number) {
+                LAST => ended += 1,
+                number if number == *expected => *expected += 1,
+                number => return Err(format!("message {number} came instead of {expected}").into()),
+            }
+            count += 1;
+        }
+        Ok(count)
     }
 
     /// Is at so many meetings.

@@ -45,7 +45,8 @@ and barrier, where it does the same. In *-passive it computes all the time, on t
   put, notify-*, channel      one way: half of a ping-pong; floor: half of one with bare sockets
   others in us                from the call to the answer; floor: a round trip of bare sockets with the same bytes
                               (waitq has two: to queue, and to be woken)
-  put-bw, get-bw, put-rate    floor: a bare stream in sends of that size
+  put-bw, get-bw, *-rate      floor: a bare stream in sends of that size (channel-rate: messages of one sender;
+                              shared-rate: of four, into one ring)
   with --link shm             floors: a ping-pong of plain stores, copies and an atomic within one process
   memory_per_idle_peer_bytes  growth of a process for each peer that has been served; floor: the limit of 256 KiB
 
@@ -189,7 +190,7 @@ impl Case {
     fn unit(&self) -> &'static str {
         match self.name {
             "put-bw" | "get-bw" | "put-bw-misaligned" | "get-bw-misaligned" | STREAM => "GB/s",
-            "put-rate" => "M/s",
+            "put-rate" | "channel-rate" | "shared-rate" => "M/s",
             _ => "us",
         }
     }
@@ -240,7 +241,9 @@ fn all_cases(link: Link, quick: bool) -> Vec<Case> {
         all.extend([case(name, 8), case(name, 4 << 10)]);
     }
     all.push(case("fetch-add-passive", 8));
-    all.extend([case("put-rate", 8), case("put-rate", 64)]);
+    for name in ["put-rate", "channel-rate", "shared-rate"] {
+        all.extend([case(name, 8), case(name, 64)]);
+    }
     for name in ["put-bw", "get-bw"] {
         all.extend(sizes.iter().map(|&size| case(name, size)));
     }
@@ -316,6 +319,7 @@ impl Setup {
             "fetch-add-passive" => pair.passive(|pair| pair.fetch_add(time)),
             "lock" | "sem" | "waitq" => pair.turns(case.name, time),
             "channel" | "barrier" => pair.together(case.name, size, time),
+            "channel-rate" | "shared-rate" => pair.messages(case.name, size, time),
             "put-rate" => pair.put_bandwidth(size, 0, time).map(Sample::in_millions),
             "put-bw" | "put-bw-misaligned" => pair.put_bandwidth(size, shift, time),
             _ => pair.get_bandwidth(size, shift, time),

@@ -98,8 +98,13 @@ impl Side {
         self.open(&self.node.accept(TIMEOUT).ok_or("the other side has not connected")?, ticket)
     }
 
-    fn open(&self, peer: &Peer, ticket: &str) -> Result<Region, Box<dyn Error>> {
+    /// What is measured carries what is opened through the peer.
+    pub fn choose(&self, peer: &Peer) {
         peer.choose(if self.link == Link::Shm { LinkChoice::Shm } else { LinkChoice::Socket });
+    }
+
+    fn open(&self, peer: &Peer, ticket: &str) -> Result<Region, Box<dyn Error>> {
+        self.choose(peer);
         let (_, key) = ticket.split_once(' ').ok_or("no key in the ticket")?;
         let bytes: Result<Vec<u8>, ParseIntError> =
             (0..key.len() / 2).map(|index| u8::from_str_radix(&key[2 * index..2 * index + 2], 16)).collect();
@@ -209,6 +214,7 @@ pub fn run(args: &PartnerArgs) -> Result<(), Box<dyn Error>> {
         let line = line?;
         if let Some(key) = line.strip_prefix("meet ") {
             let peer = side.node.accept(TIMEOUT).ok_or("the other side has not connected")?;
+            side.choose(&peer);
             let (told, there) = There::new(&side.node, &peer, key)?;
             println!("{told}");
             meet = Some((there, peer));
@@ -239,6 +245,10 @@ pub fn run(args: &PartnerArgs) -> Result<(), Box<dyn Error>> {
                 let rounds = number()?;
                 let (there, _) = meet.as_mut().ok_or("nobody has met")?;
                 if what == "channel" { there.channel(rounds)? } else { there.barrier(rounds)? }
+            }
+            "channel-rate" | "shared-rate" => {
+                let (there, _) = meet.as_mut().ok_or("nobody has met")?;
+                println!("count {}", there.count(what == "shared-rate")?);
             }
             "compute" => {
                 let on = number()? == 1;
