@@ -285,6 +285,15 @@ impl Region {
     /// # Errors
     /// As [`Region::write`].
     pub fn write_with(&self, offset: u64, bytes: &[u8], options: WriteOptions) -> Result<()> {
+        self.write_told(offset, bytes, options, options.notify.is_some())
+    }
+
+    /// As [`Region::write_notify`], but as soon as a write without a notification would be sent: with others that follow it closely.
+    pub(crate) fn write_message(&self, offset: u64, bytes: &[u8], notify: Notify) -> Result<()> {
+        self.write_told(offset, bytes, WriteOptions { fence: false, notify: Some(notify) }, false)
+    }
+
+    fn write_told(&self, offset: u64, bytes: &[u8], options: WriteOptions, at_once: bool) -> Result<()> {
         self.check(offset, bytes.len())?;
         self.check_notify(options)?;
         if self
@@ -299,7 +308,7 @@ impl Region {
             };
             let peer = &self.connection.session;
             let (state, _) = peer.post(peer.lock(), post)?;
-            return peer.push(state, options.notify.is_some());
+            return peer.push(state, at_once);
         }
         let mut offset = offset;
         let mut parts = bytes.chunks(BOUNCE_BYTES).peekable();

@@ -150,7 +150,7 @@ impl Sender {
             self.buffer.clear();
             self.buffer.extend_from_slice(&header);
             self.buffer.extend_from_slice(bytes);
-            self.region.write_notify(offset, &self.buffer, notify)?;
+            self.region.write_message(offset, &self.buffer, notify)?;
         } else {
             self.region.write(offset + MESSAGE_HEADER_BYTES, bytes)?;
             self.region.write_notify(offset, &header, notify)?;
