@@ -255,6 +255,23 @@ impl Home {
         self.signals.pop_front()
     }
 
+    /// Takes at most `most` of the signals for one session out of turn: they go with what it is answered.
+    pub fn signals_for(&mut self, session: SessionId, most: usize) -> Vec<Signalled> {
+        let is_its = |signalled: &Signalled| signalled.session == session;
+        if most == 0 || !self.signals.iter().any(is_its) {
+            return Vec::new();
+        }
+        let mut its = Vec::new();
+        self.signals.retain(|signalled| {
+            let taken = is_its(signalled) && its.len() < most;
+            if taken {
+                its.push(*signalled);
+            }
+            !taken
+        });
+        its
+    }
+
     /// Whether there is one.
     pub fn has_signals(&self) -> bool {
         !self.signals.is_empty()

@@ -4,9 +4,10 @@ pub(crate) mod gather;
 mod paging;
 mod posted;
 mod pulse;
+mod ride;
 mod waiting;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak, mpsc};
@@ -38,6 +39,7 @@ use crate::shm::mapped::Beside;
 use crate::sync::SYNC_HANDLE;
 use gather::{Gather, Step};
 use posted::Targets;
+use ride::Ride;
 
 /// A peer that does not answer for so long has failed.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -110,6 +112,7 @@ pub(crate) struct State {
     /// What they hold, as the node knows it, in bytes.
     bounced: usize,
     gather: Gather,
+    ride: Ride,
     look: Trial,
     /// The same for turns: these waits may be long where answers are quick.
     look_for_turn: Trial,
@@ -127,9 +130,7 @@ pub(crate) struct State {
     pub(crate) inbox: Inbox,
     sharing: Sharing,
     pulse: pulse::Seen,
-    /// Signals to the peer's waiters for which the window had no room.
-    signals: VecDeque<Notify>,
-    /// The same for its senders.
+    /// What is to be told to the peer's senders, until the window has room.
     notices: Notices,
     /// Who copies to and from third nodes for the peer.
     pub(crate) copier: Option<mpsc::Sender<copier::Job>>,
@@ -157,6 +158,7 @@ impl PeerSession {
             watches_no_input: false,
             bounced: 0,
             gather: Gather::default(),
+            ride: Ride::default(),
             look: Trial::new(LOOK_MAX),
             look_for_turn: Trial::new(LOOK_MAX),
             leased: false,
@@ -169,7 +171,6 @@ impl PeerSession {
             inbox: Inbox::default(),
             sharing: Sharing::default(),
             pulse: pulse::Seen::default(),
-            signals: VecDeque::new(),
             notices: Notices::default(),
             copier: None,
         };
@@ -268,6 +269,7 @@ impl PeerSession {
         }
         let sent_all = !state.session.has_output();
         let gathers = state.gather.tick(sent_all);
+        state.ride.tick(Instant::now);
         let mut busy = false;
         if state.leased && !state.led {
             // Who came by since the last tick received what there was.
@@ -280,8 +282,9 @@ impl PeerSession {
         // Whoever leads may be asleep without watching for room.
         let stuck = state.led && !sent_all;
         let lease = (state.leased || stuck).then(|| match busy {
-            true => (pace * 2).clamp(LEASE_TICK, LEASE_TICK_MAX),
-            false => LEASE_TICK,
+            // What is left for the next request must not wait for long.
+            true if !state.ride.is_on() => (pace * 2).clamp(LEASE_TICK, LEASE_TICK_MAX),
+            _ => LEASE_TICK,
         });
         let next = gathers.or(lease).filter(|_| state.broken.is_none());
         match next {
@@ -443,6 +446,8 @@ impl PeerSession {
         }
         self.hand_out(state)?;
         self.collect(state);
+        // Who has woken itself is told with the answer.
+        self.post_signals(state);
         // Answers may go out on any rail: a write that arrived on one lets a read of another be served.
         let rails = if state.broken.is_none() { state.session.endpoint.rails() } else { 0 };
         for rail in 0..rails {
@@ -566,7 +571,8 @@ impl PeerSession {
     /// Calls the peer.
     pub(crate) fn call(&self, method: u32, body: &[u8]) -> Result<Vec<u8>> {
         let post = |state: &mut State, token| state.session.endpoint.post_call(token, method, body.to_vec());
-        let (state, token) = self.post(self.lock(), post)?;
+        let (mut state, token) = self.post(self.lock(), post)?;
+        state.ride.asked(Instant::now);
         match self.wait(state, token, "call")? {
             (_, Answer::Reply(body)) => Ok(body),
             _ => Err(Error::Other("a call was answered with something else".to_owned())),
@@ -611,6 +617,23 @@ impl PeerSession {
         self.push(state, true)
     }
 
+    /// As [`PeerSession::tell`], when a turn is over: with the next request, if that is about to come.
+    pub(crate) fn tell_released(&self, notify: Notify) -> Result<()> {
+        let options = WriteOptions { notify: Some(notify), ..WriteOptions::default() };
+        let post =
+            |state: &mut State, _| state.session.endpoint.post_write_copied(SYNC_HANDLE, 0, &[], options);
+        let (mut state, _) = self.post(self.lock(), post)?;
+        // Only where the node's thread comes by anyway: to tell it costs as much as to send.
+        if !(state.ride.is_on() && state.ticking) {
+            if let Err(failure) = self.send_all(&mut state) {
+                self.fail(&mut state, &failure);
+            }
+            self.leave_rest(&mut state);
+        }
+        state.ride.released(Instant::now());
+        Ok(())
+    }
+
     /// Waits for the signal of a ticket. `None` after `limit`.
     pub(crate) fn wait_signal(&self, ticket: Ticket, limit: Option<Duration>) -> Result<Option<Signal>> {
         let mut ready = |_: &Self, state: &mut State| match state.inbox.waiters.signal(ticket) {
@@ -627,11 +650,11 @@ impl PeerSession {
     pub(crate) fn signal(&self, ticket: Ticket, signal: Signal) {
         let mut state = self.lock();
         // A ticket is used again only when its signal has arrived, so no peer that keeps to this makes the queue longer.
-        if state.signals.len() >= TICKETS_MAX {
+        if state.inbox.signals.len() >= TICKETS_MAX {
             let reason = "it uses tickets again whose signals it has not received".to_owned();
             return self.break_off(&mut state, Error::Protocol { lender: self.address.clone(), reason });
         }
-        state.signals.extend(signal.notify(ticket));
+        state.inbox.signals.extend(signal.notify(ticket));
         self.send_signals(&mut state);
     }
 
@@ -687,11 +710,11 @@ impl PeerSession {
     }
 
     fn post_signals(&self, state: &mut State) {
-        while let Some(notify) = state.signals.front() {
+        while let Some(notify) = state.inbox.signals.front() {
             let options = WriteOptions { notify: Some(*notify), ..WriteOptions::default() };
             match state.session.endpoint.post_write_copied(SYNC_HANDLE, 0, &[], options) {
                 Err(PostError::Full) => break,
-                Ok(()) | Err(_) => state.signals.pop_front(),
+                Ok(()) | Err(_) => state.inbox.signals.pop_front(),
             };
         }
         while let Some(notify) = state.notices.first() {

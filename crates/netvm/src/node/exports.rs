@@ -1,6 +1,6 @@
 //! What a node exports, and what of it one peer may reach.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, MutexGuard};
 
 use netvm_core::atomic::Atomic;
@@ -133,6 +133,14 @@ impl View<'_> {
         Ok(accounts[&handle].room().to_le_bytes().to_vec())
     }
 
+    /// The peer asks for its turn, or ends another's wait.
+    fn turn(&mut self, body: &[u8]) -> Result<Vec<u8>, Status> {
+        let room = TICKETS_MAX.saturating_sub(self.inbox.signals.len());
+        let (answer, own) = self.shared.answer(self.session, self.imports, body, room)?;
+        self.inbox.signals.extend(own.into_iter().filter_map(|own| own.signal.notify(own.ticket)));
+        Ok(answer)
+    }
+
     /// Copies between two segments that the peer has opened.
     fn copy(&mut self, request: &copy::Request<'_>, to: u32) -> Result<Vec<u8>, Status> {
         use netvm_core::endpoint::Exports;
@@ -147,9 +155,11 @@ impl View<'_> {
     }
 }
 
-/// Signals from the peer, for our processes that wait for their turn there.
+/// Signals from the peer, for our processes that wait for their turn there, and what else is to be told.
 #[derive(Default)]
 pub(crate) struct Inbox {
+    /// Signals to the peer's waiters, until the window has room.
+    pub(crate) signals: VecDeque<Notify>,
     pub(crate) waiters: Waiters,
     pub(crate) outlets: Outlets,
     pub(crate) news: bool,
@@ -213,7 +223,7 @@ impl netvm_core::endpoint::Exports for View<'_> {
 
     fn call(&mut self, method: u32, body: &[u8]) -> Option<Result<Vec<u8>, Status>> {
         match method {
-            SYNC_METHOD => Some(self.shared.answer(self.session, self.imports, body)),
+            SYNC_METHOD => Some(self.turn(body)),
             CHANNEL_METHOD => Some(self.shared.asked(self.session, self.imports, body)),
             // To and from third nodes takes longer.
             copy::METHOD => {

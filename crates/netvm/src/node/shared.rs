@@ -11,7 +11,7 @@ use netvm_core::epoch::{Incarnation, Order};
 use netvm_core::limits::{OPS_MAX, WINDOW};
 use netvm_core::pulse::KeepAlive;
 use netvm_core::segment::ImportTable;
-use netvm_core::sync::{Home, Request, SessionId, Ticket};
+use netvm_core::sync::{Home, Request, SessionId, Signalled, Ticket};
 use netvm_core::wire::{Hello, Role, Status};
 use netvm_sys::epoll::{Epoll, EventFd, Interest};
 use netvm_sys::net::Listener;
@@ -162,13 +162,14 @@ impl Shared {
         lock(&self.peers).get((id / 256) as usize).cloned().flatten()
     }
 
-    /// Answers a peer that asks for its turn.
+    /// Answers a peer that asks for its turn. Signals for itself, `most` of them, go with the answer.
     pub(crate) fn answer(
         &self,
         session: SessionId,
         imports: &ImportTable,
         body: &[u8],
-    ) -> Result<Vec<u8>, Status> {
+        most: usize,
+    ) -> Result<(Vec<u8>, Vec<Signalled>), Status> {
         let request = Request::decode(body).ok_or(Status::BadRequest)?;
         let exports = lock(&self.exports);
         let (segment, _) = imports.notifications(&exports.table, request.object).ok_or(Status::NoHandle)?;
@@ -176,12 +177,13 @@ impl Shared {
         drop(exports);
         let mut home = lock(&self.home);
         let reply = home.handle(session, object.ok_or(Status::Unsupported)?, request);
+        let own = home.signals_for(session, most);
         let news = home.has_signals();
         drop(home);
         if news {
             self.ring();
         }
-        Ok(reply.encode())
+        Ok((reply.encode(), own))
     }
 
     /// A peer's turn is over.

@@ -181,7 +181,7 @@ impl Object {
     /// ticket's next use does not overtake it: no request overtakes a notification.
     fn give_up(&self, ticket: Ticket) {
         if let Some(notify) = ticket.release() {
-            let _ = self.region.peer().tell(SYNC_HANDLE, notify);
+            let _ = self.region.peer().tell_released(notify);
         }
     }
 
