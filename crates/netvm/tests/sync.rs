@@ -1,18 +1,13 @@
 //! Locks and the like between processes: what they promise, and that they keep it when processes are killed.
 
-use std::process::{Child, Command};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use netvm::node::{Node, RemoteKey, Rights};
-use netvm::region::{Peer, Region};
+use netvm::node::{Node, Rights};
+use netvm::region::Peer;
 use netvm::sync::{
     Combine, Group, Kind, Lock, Monitor, ReadWriteLock, Refusal, Semaphore, SyncError, WaitQueue,
 };
-
-mod common;
-use common::Random;
 
 const SECOND: Option<Duration> = Some(Duration::from_secs(10));
 const SHORT: Option<Duration> = Some(Duration::from_millis(30));
@@ -280,237 +275,14 @@ fn turns_over_several_rails() {
                 let region = peer.import("memory", &memory_key).unwrap();
                 for _ in 0..200 {
                     let guard = lock.lock(SECOND).unwrap();
-                    let [number] = words(&region, 0);
-                    put(&region, 0, &[number + 1]);
+                    let mut number = [0; 8];
+                    region.read(0, &mut number).unwrap();
+                    region.write(0, &(u64::from_le_bytes(number) + 1).to_le_bytes()).unwrap();
                     drop(guard);
                 }
             });
         }
     });
     let (_node, peer) = home.guest();
-    assert_eq!(words(&peer.import("memory", &memory_key).unwrap(), 0), [600]);
-}
-
-// ---- killed processes ----
-
-const WORKERS: usize = 4;
-const PERMITS: usize = 2;
-/// Each lock has a record in the memory that the processes share. A section changes it in two steps, so that one who is killed in
-/// between leaves it half done: first counter and owner, then owner and checksum.
-const LOCKS: u64 = 2;
-const RECORD: u64 = 64;
-const COUNTER: u64 = 0;
-const OWNER: u64 = 8;
-const CHECKSUM: u64 = 16;
-/// How often a section was found abandoned, and how often half done.
-const ABANDONED: u64 = 24;
-const REPAIRED: u64 = 32;
-/// Behind the records: sections to do; one word per worker: sections finished; its incarnation while it has a permit; its incarnation
-/// while nobody kills it.
-const TARGET: u64 = LOCKS * RECORD;
-const DONE: u64 = 256;
-const CLAIMS: u64 = 320;
-const ALIVE: u64 = 352;
-
-fn words<const N: usize>(region: &Region, offset: u64) -> [u64; N] {
-    let mut bytes = vec![0; 8 * N];
-    region.read(offset, &mut bytes).unwrap();
-    std::array::from_fn(|word| u64::from_le_bytes(bytes[8 * word..][..8].try_into().unwrap()))
-}
-
-fn put(region: &Region, offset: u64, words: &[u64]) {
-    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    region.write(offset, &bytes).unwrap();
-}
-
-fn checksum(counter: u64) -> u64 {
-    Random::new(counter).next()
-}
-
-fn hex(key: RemoteKey) -> String {
-    format!("{:032x}", u128::from_be_bytes(key.to_bytes()))
-}
-
-struct Worker<'a> {
-    number: u64,
-    incarnation: u64,
-    region: &'a Region,
-    random: Random,
-}
-
-impl Worker<'_> {
-    /// One section under a lock; false when there are enough.
-    fn section(&mut self, lock: &Lock, record: u64, target: u64) -> bool {
-        // Sometimes time is over first: the queue must stay sound.
-        let impatient = self.random.next().is_multiple_of(16);
-        let timeout = if impatient { self.random.next() % 300 } else { 60_000_000 };
-        let (guard, abandoned) = match lock.lock(Some(Duration::from_micros(timeout))) {
-            Ok(guard) => (guard, false),
-            Err(SyncError::Abandoned(guard)) => (guard, true),
-            Err(SyncError::TimedOut) if impatient => return true,
-            Err(error) => panic!("no lock: {error}"),
-        };
-        let number = self.number;
-        let [counter, owner, sum, deaths, repairs] = words(self.region, record);
-        let half_done = owner != 0 || sum != checksum(counter);
-        assert!(abandoned || !half_done, "{number} found a section half done that nobody abandoned");
-        if abandoned {
-            put(self.region, record + ABANDONED, &[deaths + 1, repairs + u64::from(half_done)]);
-            put(self.region, record + OWNER, &[0, checksum(counter)]);
-        }
-        if counter >= target {
-            guard.release().unwrap();
-            return false;
-        }
-        if self.random.next().is_multiple_of(4) {
-            put(self.region, record + COUNTER, &[counter + 1, number + 1]);
-            if self.random.next().is_multiple_of(64) {
-                std::thread::sleep(Duration::from_micros(200));
-            }
-            put(self.region, record + OWNER, &[0, checksum(counter + 1)]);
-        } else {
-            put(self.region, record, &[counter + 1, 0, checksum(counter + 1)]);
-        }
-        drop(guard);
-        true
-    }
-
-    /// Never more with a permit than there are permits.
-    fn permit(&self, semaphore: &Semaphore) {
-        let permit = semaphore.acquire(1, Some(Duration::from_secs(60))).or_else(SyncError::recover).unwrap();
-        let claim = CLAIMS + 8 * self.number;
-        put(self.region, claim, &[self.incarnation]);
-        let both: [u64; 2 * WORKERS] = words(self.region, CLAIMS);
-        let inside = (0..WORKERS).filter(|&w| both[w] != 0 && both[w] == both[WORKERS + w]).count();
-        assert!(inside <= PERMITS, "{inside} have one of {PERMITS} permits: {both:?}");
-        put(self.region, claim, &[0]);
-        drop(permit);
-    }
-}
-
-/// What a worker process does; started by [`torture`].
-#[test]
-#[ignore = "started by other tests"]
-fn worker() {
-    let Ok(job) = std::env::var("NETVM_TEST_WORKER") else { return };
-    let job: Vec<&str> = job.split(' ').collect();
-    let key = |at: usize| RemoteKey::from_bytes(u128::from_str_radix(job[at], 16).unwrap().to_be_bytes());
-    let node = Node::new().unwrap();
-    let peer = node.connect(job[0]).unwrap();
-    let region = peer.import("memory", &key(3)).unwrap();
-    let semaphore = Semaphore::open(&peer, "semaphore", &key(4)).unwrap();
-    let locks: Vec<Lock> = (0..LOCKS)
-        .map(|lock| Lock::open(&peer, &format!("lock {lock}"), &key(5 + lock as usize)).unwrap())
-        .collect();
-    let [target] = words(&region, TARGET);
-    let (number, incarnation) = (job[1].parse::<u64>().unwrap(), job[2].parse::<u64>().unwrap());
-    let mut worker = Worker { number, incarnation, region: &region, random: Random::new(incarnation) };
-    let [mut done] = words(&region, DONE + 8 * number);
-    let mut left: Vec<u64> = (0..LOCKS).collect();
-    while !left.is_empty() {
-        let at = (worker.random.next() % left.len() as u64) as usize;
-        if !worker.section(&locks[left[at] as usize], left[at] * RECORD, target) {
-            left.swap_remove(at);
-        }
-        done += 1;
-        if done.is_multiple_of(16) {
-            put(&region, DONE + 8 * number, &[done]);
-            worker.permit(&semaphore);
-        }
-    }
-}
-
-/// Kills a worker from time to time and starts another one in its place, until `sections` have been done.
-fn torture(sections: u64, kill_every: Duration) {
-    let home = Home::new();
-    let folder = std::env::temp_dir().join(format!("netvm-sync-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).unwrap();
-    let unix = home.node.listen(&format!("unix:{}", folder.join("home").display())).unwrap();
-    let memory = Node::memory(4096).unwrap();
-    let word = |offset: u64| {
-        let memory = Arc::clone(&memory);
-        move |value: Option<u64>| {
-            let access = |word: &AtomicU64| match value {
-                Some(value) => word.swap(value, Ordering::SeqCst),
-                None => word.load(Ordering::SeqCst),
-            };
-            memory.shared().with_u64(offset as usize, access).unwrap()
-        }
-    };
-    let sum = |offset: u64| (0..LOCKS).map(|lock| word(lock * RECORD + offset)(None)).sum::<u64>();
-    let target = sections.div_ceil(LOCKS);
-    word(TARGET)(Some(target));
-    let mut keys = vec![
-        home.node.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap(),
-        home.node.export_sync("semaphore", Kind::Semaphore { permits: PERMITS as u32 }).unwrap(),
-    ];
-    for lock in 0..LOCKS {
-        word(lock * RECORD + CHECKSUM)(Some(checksum(0)));
-        keys.push(home.node.export_sync(&format!("lock {lock}"), Kind::LOCK).unwrap());
-    }
-    let mut incarnations = 0;
-    let mut start = |worker: usize| {
-        incarnations += 1;
-        word(CLAIMS + 8 * worker as u64)(Some(0));
-        word(ALIVE + 8 * worker as u64)(Some(incarnations));
-        let address = if worker.is_multiple_of(2) { &unix } else { &home.address };
-        let keys: Vec<String> = keys.iter().copied().map(hex).collect();
-        Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "worker", "--ignored", "--nocapture"])
-            .env("NETVM_TEST_WORKER", format!("{address} {worker} {incarnations} {}", keys.join(" ")))
-            // Some have the memory mapped, the others' writes go over their sockets.
-            .env("NETVM_LINK", if worker < 2 { "auto" } else { "socket" })
-            .stdout(std::process::Stdio::null())
-            .spawn()
-            .unwrap()
-    };
-    let begin = Instant::now();
-    let mut workers: Vec<Child> = (0..WORKERS).map(&mut start).collect();
-    let (mut random, mut kills, mut last, mut last_counter) = (Random::new(7), 0, Instant::now(), 0);
-    while sum(COUNTER) < LOCKS * target {
-        std::thread::sleep(kill_every);
-        for worker in &mut workers {
-            let ended = worker.try_wait().unwrap();
-            assert!(ended.is_none_or(|status| status.success()), "a worker failed");
-        }
-        let counter = sum(COUNTER);
-        if counter > last_counter {
-            (last, last_counter) = (Instant::now(), counter);
-        }
-        assert!(last.elapsed() < Duration::from_secs(60), "stuck after {counter} sections, {kills} kills");
-        let victim = (random.next() % WORKERS as u64) as usize;
-        word(ALIVE + 8 * victim as u64)(Some(0));
-        workers[victim].kill().unwrap();
-        workers[victim].wait().unwrap();
-        kills += 1;
-        workers[victim] = start(victim);
-    }
-    for mut worker in workers {
-        assert!(worker.wait().unwrap().success(), "a worker failed");
-    }
-    let elapsed = begin.elapsed();
-    let (counter, abandoned, repaired) = (sum(COUNTER), sum(ABANDONED), sum(REPAIRED));
-    println!(
-        "{counter} sections, {kills} kills, {abandoned} abandoned, {repaired} of them half done, {:.1} µs per section",
-        elapsed.as_micros() as f64 / counter as f64
-    );
-    assert_eq!(counter, LOCKS * target);
-    assert!(abandoned <= kills, "{abandoned} abandoned, {kills} kills");
-    let (_node, peer) = home.guest();
-    for lock in 0..LOCKS {
-        assert_eq!(word(lock * RECORD + CHECKSUM)(None), checksum(target));
-        let lock = Lock::open(&peer, &format!("lock {lock}"), &keys[2 + lock as usize]).unwrap();
-        drop(lock.lock(SECOND).or_else(SyncError::recover).unwrap());
-    }
-    let semaphore = Semaphore::open(&peer, "semaphore", &keys[1]).unwrap();
-    let _all = semaphore.acquire(PERMITS as u32, SECOND).or_else(SyncError::recover).unwrap();
-    assert!(matches!(semaphore.try_acquire(1), Err(SyncError::Busy)), "permits came out of nowhere");
-    let _ = std::fs::remove_dir_all(folder);
-}
-
-/// `NETVM_TEST_SECTIONS` sets how many critical sections there are.
-#[test]
-fn killed_processes_break_nothing() {
-    let sections = std::env::var("NETVM_TEST_SECTIONS").ok().and_then(|sections| sections.parse().ok());
-    torture(sections.unwrap_or(50_000), Duration::from_millis(100));
+    assert_eq!(peer.import("memory", &memory_key).unwrap().atomic_load::<u64>(0).unwrap(), 600);
 }
