@@ -341,7 +341,7 @@ typedef struct netvm_region_info {
     uint64_t bytes;
     int rights;             /* enum netvm_rights */
     uint32_t notifications; /* numbers, from 0 on */
-    char link[16];          /* what carries the operations: "tcp", "shm", ... */
+    char link[16];          /* what carries the operations: "tcp", "shm", "cma", ... */
 } netvm_region_info;
 
 NETVM_API int netvm_region_query(netvm_region *region, netvm_region_info *info);

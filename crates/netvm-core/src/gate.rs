@@ -5,24 +5,34 @@
 //! owner sets the flag and then looks at the words. Between the two steps each needs a full fence: the owner's is membarrier(2),
 //! which executes one on behalf of all the other process's threads, so theirs need only keep the compiler from reordering.
 //!
+//! Memory that is not mapped by the other process but copied by the kernel (process_vm_writev) is taken back in the same way, and more: each
+//! thread has its kernel read from its words what to copy ([`aim`]), so that the owner can [`Inside::cut`] a thread short that was stopped
+//! between going in and copying, however much later it goes on.
+//!
 //! The words are in memory that the other process may write as it likes. It can delay the owner, who waits with a limit; no more.
 
 use crate::words::Words;
 
 #[cfg(not(test))]
-use core::sync::atomic::Ordering;
+use core::sync::atomic::{AtomicU64, Ordering};
 #[cfg(test)]
-use loom::sync::atomic::Ordering;
+use loom::sync::atomic::{AtomicU64, Ordering};
 
 /// Threads of one process with a word each. Number 0 is for all others, one at a time.
 pub const THREADS: usize = if cfg!(test) { 4 } else { 64 };
 /// Most shares of one gate.
 pub const SHARES: usize = if cfg!(test) { 2 } else { 256 };
 /// Words that a gate takes.
-pub const GATE_WORDS: usize = THREADS * STRIDE + SHARES;
+pub const GATE_WORDS: usize = THREADS * STRIDE + SHARES + TOKEN_WORDS;
+/// Words of the token, by which the owner's memory is known again.
+pub const TOKEN_WORDS: usize = 2;
+/// Where they begin.
+pub const TOKEN: usize = THREADS * STRIDE + SHARES;
 
 /// Words of different threads do not share a cache line.
-const STRIDE: usize = if cfg!(test) { 1 } else { 8 };
+const STRIDE: usize = if cfg!(test) { 4 } else { 8 };
+/// Behind a thread's word: where it copies from or to, and how many bytes.
+const AIM: usize = 2;
 const FLAGS: usize = THREADS * STRIDE;
 
 /// Thread number `thread` goes in; false (and it is not in) when the share has been taken back. `fence`, between the two steps, is
@@ -46,6 +56,20 @@ pub fn enter(gate: &impl Words, thread: usize, share: usize, fence: impl FnOnce(
         leave(gate, thread);
     }
     open
+}
+
+/// What thread number `thread` copies next. Before it goes in: what the owner does about it comes later.
+#[inline]
+pub fn aim(words: &impl Words, thread: usize, address: u64, bytes: u64) -> &[AtomicU64; 2] {
+    let aim = aimed(words, thread);
+    aim[0].store(address, Ordering::Relaxed);
+    aim[1].store(bytes, Ordering::Relaxed);
+    aim
+}
+
+#[inline]
+fn aimed(words: &impl Words, thread: usize) -> &[AtomicU64; 2] {
+    words.words()[thread * STRIDE + AIM..].first_chunk().expect("a gate of GATE_WORDS words")
 }
 
 /// Thread number `thread` comes out. Release: the memory was touched before.
@@ -86,6 +110,13 @@ impl Inside {
         Self { seen }
     }
 
+    /// Has all of them copy nothing if they have not begun to.
+    pub fn cut(&self, words: &impl Words) {
+        for thread in (0..THREADS).filter(|&thread| self.seen[thread] % 2 == 1) {
+            aimed(words, thread)[1].store(0, Ordering::Release);
+        }
+    }
+
     /// Whether all of them have come out, perhaps to go in again.
     pub fn is_over(&mut self, words: &impl Words) -> bool {
         let mut over = true;
@@ -107,7 +138,7 @@ mod tests {
     use super::*;
     use crate::words::PrivateWords;
     use loom::sync::Arc;
-    use loom::sync::atomic::{AtomicBool, AtomicU64, fence};
+    use loom::sync::atomic::{AtomicBool, fence};
     use loom::thread;
 
     /// A gate, and memory that belongs to the owner alone once it is taken back.
@@ -213,6 +244,37 @@ mod tests {
             let seen = shared.memory.load(Ordering::Relaxed);
             thread.join().unwrap();
             assert_eq!(seen == 3, entered.load(Ordering::Relaxed));
+        });
+    }
+
+    #[test]
+    fn who_was_stopped_inside_copies_nothing_when_it_goes_on() {
+        model(|| {
+            let shared = shared();
+            let over = Arc::new(AtomicBool::new(false));
+            let (guest, may_go_on) = (shared.clone(), over.clone());
+            let thread = thread::spawn(move || {
+                let target = aim(&guest.gate, 1, 64, 8);
+                if enter(&guest.gate, 1, 0, full) {
+                    // Stopped here for longer than the owner waits.
+                    while !may_go_on.load(Ordering::Relaxed) {
+                        thread::yield_now();
+                    }
+                    full();
+                    if target[1].load(Ordering::Relaxed) > 0 {
+                        guest.memory.store(1, Ordering::Relaxed);
+                    }
+                    leave(&guest.gate, 1);
+                }
+            });
+            revoke(&shared.gate, 0);
+            full();
+            Inside::new(&shared.gate).cut(&shared.gate);
+            shared.memory.store(100, Ordering::Relaxed);
+            full();
+            over.store(true, Ordering::Relaxed);
+            thread.join().unwrap();
+            assert_eq!(shared.memory.load(Ordering::Relaxed), 100);
         });
     }
 

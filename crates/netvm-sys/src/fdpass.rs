@@ -2,7 +2,7 @@
 
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 /// Most descriptors in one message.
 pub const FDS_MAX: usize = 4;
@@ -101,6 +101,21 @@ impl FdSocket {
         Ok(Self { fd })
     }
 
+    /// The number of the process that has connected: the kernel's word. 0 for one that this process cannot name.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn peer_id(&self) -> io::Result<i32> {
+        let mut credentials = libc::ucred { pid: 0, uid: 0, gid: 0 };
+        let mut len = size_of::<libc::ucred>() as libc::socklen_t;
+        let (level, name) = (libc::SOL_SOCKET, libc::SO_PEERCRED);
+        // SAFETY: the kernel writes into the local, no more than `len` bytes.
+        let got = unsafe {
+            libc::getsockopt(self.fd.as_raw_fd(), level, name, (&raw mut credentials).cast(), &raw mut len)
+        };
+        if got < 0 { Err(io::Error::last_os_error()) } else { Ok(credentials.pid) }
+    }
+
     /// Sends a message with copies of `fds`.
     ///
     /// # Errors
@@ -189,6 +204,12 @@ impl FdSocket {
     }
 }
 
+impl AsRawFd for FdSocket {
+    fn as_raw_fd(&self) -> RawFd {
+        self.fd.as_raw_fd()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -221,6 +242,7 @@ mod tests {
             matches!(there.receive(&mut bytes[..2]), Err(error) if error.kind() == io::ErrorKind::InvalidData)
         );
         assert!(!there.has_ended());
+        assert_eq!(there.peer_id().unwrap(), std::process::id() as i32);
         here.send(b"last", &[]).unwrap();
         drop(here);
         assert!(there.has_ended());

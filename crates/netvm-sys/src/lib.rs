@@ -12,6 +12,7 @@ pub mod membarrier;
 pub mod memfd;
 pub mod net;
 pub mod paged;
+pub mod process;
 pub mod raw;
 pub mod residency;
 pub mod shared;

@@ -192,6 +192,15 @@ impl Memory {
         mapping.file().filter(|_| self.shared == mapping.shared())
     }
 
+    /// This memory, where processes of this host that the kernel lets do so may have it copied. A page of far memory may take as long to come
+    /// in as its lender likes, and who copies could not give up: peers ask for that.
+    pub(crate) fn copied_by_others(&self) -> Option<SharedSlice> {
+        match &self.owner.owner {
+            Owner::Mapping(_) | Owner::File { .. } | Owner::Raw(_) => Some(self.shared),
+            Owner::Far { .. } | Owner::FarRange(_) => None,
+        }
+    }
+
     /// Where in this memory the byte at `address` of this process is.
     pub(crate) fn find(&self, address: u64) -> Option<u64> {
         let offset = address.checked_sub(self.shared.as_ptr().addr() as u64)?;

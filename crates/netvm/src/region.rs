@@ -81,7 +81,7 @@ impl Peer {
                     places: Mutex::new(0),
                 };
                 if choice != LinkChoice::Socket {
-                    match peer.neighbour.map(peer, handle, len, rights, notifications) {
+                    match peer.neighbour.map(peer, choice, handle, len, rights, notifications) {
                         Ok(mapped) => region.mapped = Some(mapped),
                         Err(reason) if choice == LinkChoice::Shm => {
                             return Err(Error::Other(format!("no shared memory for {name:?}: {reason}")));
@@ -167,9 +167,11 @@ impl Region {
         self.mapped.as_ref().is_some_and(|mapped| peer.beside.is_flushed() && mapped.flush(peer))
     }
 
-    /// What carries its operations: `shm`, or the connection's link as [`Peer::link`].
+    /// What carries its operations: `shm` (mapped), `cma` (read and written by copies that the kernel makes between the processes; the rest goes
+    /// over the connection), or the connection's link as [`Peer::link`].
     pub fn link(&self) -> &'static str {
-        match self.mapped {
+        match &self.mapped {
+            Some(mapped) if mapped.is_apart() => "cma",
             Some(_) => "shm",
             None => self.connection.session.lock().session.link(0).caps().name,
         }

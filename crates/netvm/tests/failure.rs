@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use netvm::Error;
 use netvm::copy::{Copied, Copies};
-use netvm::node::{KeepAlive, Node, Rights};
+use netvm::node::{KeepAlive, LinkChoice, Node, Rights};
 use netvm::posted::{Atomically, Counter};
 use netvm::region::{Peer, Region};
 use netvm::sync::{Kind, Lock, SyncError};
@@ -20,6 +20,8 @@ const FOUND: Duration = Duration::from_secs(15);
 
 fn open(server: &Process, node: &Node) -> (Peer, Region) {
     let peer = node.connect(&server.said[0]).unwrap();
+    // It needs the other process.
+    peer.choose(LinkChoice::Socket);
     let region = peer.import("memory", &server.key(1)).unwrap();
     (peer, region)
 }

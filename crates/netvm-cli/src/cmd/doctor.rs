@@ -16,6 +16,9 @@ pub struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+    /// Only read a byte of that process, at that address: what another process does to find out whether it may
+    #[arg(long, hide = true, num_args = 2, value_names = ["PROCESS", "ADDRESS"])]
+    reach: Option<Vec<u64>>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -43,6 +46,11 @@ fn finding(what: &'static str, verdict: Verdict, found: impl Into<String>, fix: 
 }
 
 pub fn run(args: &DoctorArgs) -> Outcome {
+    if let Some([process, address]) = args.reach.as_deref() {
+        let reached = netvm_sys::process::probe(*process as u32, *address, &mut [0]);
+        println!("{}", reached.map_or_else(|error| error.to_string(), |()| REACHED.to_owned()));
+        return Ok(ExitCode::SUCCESS);
+    }
     let findings: Vec<Finding> = [kernel(), glibc()]
         .into_iter()
         .chain(userfaultfd())
@@ -266,7 +274,42 @@ fn links() -> Vec<Finding> {
             Some("the connection is used instead; a container needs the peer's network name space"),
         ),
     };
-    vec![tcp, unix, shm]
+    vec![tcp, unix, shm, private_memory()]
+}
+
+const REACHED: &str = "reached";
+
+/// Whether another process of this user can copy from and to this one, and what keeps it from that.
+fn private_memory() -> Finding {
+    const WHAT: &str = "  private memory";
+    let byte = 1u8;
+    let address = (&raw const byte).addr().to_string();
+    let asked = std::env::current_exe().and_then(|program| {
+        let process = std::process::id().to_string();
+        std::process::Command::new(program).args(["doctor", "--reach", &process, &address]).output()
+    });
+    let said = match asked {
+        Ok(output) => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
+        Err(error) => error.to_string(),
+    };
+    let scope = read("/proc/sys/kernel/yama/ptrace_scope");
+    if said == REACHED {
+        let text = "copied between processes of one user (process_vm_readv, process_vm_writev)";
+        return finding(WHAT, Verdict::Ok, text, None);
+    }
+    let fix = match scope.as_deref() {
+        Some("1") => {
+            "kernel.yama.ptrace_scope is 1: sysctl kernel.yama.ptrace_scope=0, or the exporter names the importer with prctl(PR_SET_PTRACER), or CAP_SYS_PTRACE"
+        }
+        Some("2") => {
+            "kernel.yama.ptrace_scope is 2: only with CAP_SYS_PTRACE; or sysctl kernel.yama.ptrace_scope=0"
+        }
+        Some("3") => "kernel.yama.ptrace_scope is 3, until the next boot: use Node::memory",
+        _ => {
+            "a filter of system calls, a security module or a process that is not dumpable; Node::memory needs none of it"
+        }
+    };
+    finding(WHAT, Verdict::Without, format!("goes over the connection ({said})"), Some(fix))
 }
 
 /// Kernel interfaces that other views of lent memory use.

@@ -12,7 +12,6 @@ use netvm_core::limits::{OUTLETS_MAX, QUEUES_MAX, TICKETS_MAX};
 use netvm_core::segment::{ExportTable, ImportTable, SegmentId};
 use netvm_core::sync::{ObjectId, SessionId, Ticket, Waiters};
 use netvm_core::wire::Status;
-use netvm_sys::memfd::Memfd;
 use netvm_sys::shared::SharedSlice;
 
 use super::locate::{self, LOCATE_METHOD};
@@ -24,7 +23,7 @@ use crate::memory::{Memory as SegmentMemory, now};
 use crate::notify::queue::{self, Account};
 use crate::notify::{Notifications, Notify};
 use crate::shm::SHM_METHOD;
-use crate::shm::export::{Shared1, Sharing};
+use crate::shm::export::{Near, Shared1, Sharing};
 use crate::sync::{SYNC_HANDLE, SYNC_METHOD};
 
 /// What a node exports.
@@ -47,9 +46,13 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// The file of all of its memory, if other processes may map it.
-    pub(crate) fn file(&self) -> Option<&Memfd> {
-        self.memory.sharable_file().filter(|_| self.sync.is_none())
+    /// How other processes may reach its memory by themselves; `apart` where that need not be mapped.
+    pub(crate) fn near(&self, apart: bool) -> Option<Near<'_>> {
+        if self.sync.is_some() {
+            return None;
+        }
+        let file = self.memory.sharable_file().map(Near::File);
+        file.or_else(|| self.memory.copied_by_others().filter(|_| apart).map(Near::Apart))
     }
 }
 

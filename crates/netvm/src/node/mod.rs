@@ -122,7 +122,8 @@ impl Node {
         }
     }
 
-    /// `bytes` of zero memory that can be exported and that no other process ever maps: importers reach it through this node only.
+    /// `bytes` of zero memory that can be exported and that no other process ever maps: importers reach it through this node, or by copies that
+    /// the kernel makes for those who may do so to any memory of this process (docs/security.md).
     ///
     /// # Errors
     /// As [`Node::memory`].
@@ -376,5 +377,7 @@ impl Drop for Node {
             peer.close("the node has gone");
         }
         self.shared.pagers.stop();
+        // The sessions have ended for those who are in our memory by themselves too; what they had begun they finish.
+        self.shared.take_all_back();
     }
 }

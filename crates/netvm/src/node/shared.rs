@@ -252,6 +252,15 @@ impl Shared {
         true
     }
 
+    /// As [`take_back`], for everything that is exported. The sessions have ended.
+    pub(super) fn take_all_back(&self) {
+        let mut exports = lock(&self.exports);
+        let segments = exports.segments.iter_mut().flatten();
+        let shares: Vec<_> = segments.flat_map(|segment| std::mem::take(&mut segment.shares)).collect();
+        drop(exports);
+        take_back(&shares);
+    }
+
     /// What an exported segment is besides memory.
     pub(crate) fn set_inlet(&self, name: &str, inlet: &Arc<Inlet>) {
         let mut exports = lock(&self.exports);

@@ -1,7 +1,7 @@
 //! The exporter's side: passes descriptors to whoever it has met, and takes memory back.
 
 use std::collections::HashMap;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -11,13 +11,23 @@ use netvm_core::segment::{ImportTable, SegmentId};
 use netvm_core::wire::Status;
 use netvm_sys::fdpass::FdSocket;
 use netvm_sys::membarrier;
+use netvm_sys::memfd::Memfd;
+use netvm_sys::shared::SharedSlice;
 use netvm_sys::words::SharedWords;
 
-use super::{LinkChoice, PeerWords, Request, Secret, Share, meeting_name};
+use super::{LinkChoice, PeerWords, Place, Request, Secret, Share, meeting_name};
 use crate::node::{Shared, lock};
 
 /// Whoever is inside for so long has been stopped: it has failed, like anybody who does not answer.
 const TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Memory that a process of this host can reach by itself.
+pub(crate) enum Near<'a> {
+    /// By mapping it.
+    File(&'a Memfd),
+    /// By having the kernel copy.
+    Apart(SharedSlice),
+}
 
 /// A process that has memory of ours mapped.
 #[derive(Debug)]
@@ -59,7 +69,7 @@ impl Sharing {
                 Err(Status::Unsupported)
             }
             Request::Meet { name, hello, proof } => self.meet(&name, &hello, proof),
-            Request::Share { handle, light } => self.share(shared, imports, handle, light),
+            Request::Share { handle, light, apart } => self.share(shared, imports, handle, light, apart),
             Request::Ring { handle } => {
                 let exports = lock(&shared.exports);
                 let (id, _) = imports.notifications(&exports.table, handle).ok_or(Status::NoHandle)?;
@@ -90,6 +100,7 @@ impl Sharing {
         imports: &ImportTable,
         handle: u32,
         light: bool,
+        apart: bool,
     ) -> Result<Vec<u8>, Status> {
         if self.shares.contains_key(&handle) {
             return Err(Status::BadRequest);
@@ -99,7 +110,7 @@ impl Sharing {
         let id = imports.check(&exports.table, handle, 0, 0, Access::Read)?;
         let writable = imports.check(&exports.table, handle, 0, 0, Access::Write).is_ok();
         let segment = exports.segment_mut(id).ok_or(Status::NoHandle)?;
-        let file = segment.file().ok_or(Status::Unsupported)?;
+        let memory = segment.near(apart).ok_or(Status::Unsupported)?;
         let number = (0..SHARES).find(|number| self.shares.values().all(|(_, used)| used != number));
         let number = number.ok_or(Status::Full)?;
         let board = match segment.notifications.file() {
@@ -108,14 +119,6 @@ impl Sharing {
             None if writable && segment.notifications.numbers() > 0 => return Err(Status::Unsupported),
             _ => None,
         };
-        let read_only;
-        let memory: BorrowedFd<'_> = if writable {
-            file.as_fd()
-        } else {
-            read_only = file.read_only().map_err(|_| Status::Unsupported)?;
-            read_only.as_fd()
-        };
-        let mut fds = vec![memory];
         let (guest, is_new) = match &self.guest {
             Some(guest) => {
                 // It has taken what we sent last.
@@ -124,19 +127,36 @@ impl Sharing {
             }
             None => (Arc::new(self.accept()?), true),
         };
+        let mut message = handle.to_le_bytes().to_vec();
+        let read_only;
+        let mut fds = Vec::new();
+        let bytes = match memory {
+            Near::File(file) => {
+                fds.push(if writable {
+                    file.as_fd()
+                } else {
+                    read_only = file.read_only().map_err(|_| Status::Unsupported)?;
+                    read_only.as_fd()
+                });
+                file.len()
+            }
+            Near::Apart(memory) => {
+                let (address, bytes) = (memory.as_ptr().addr() as u64, memory.len() as u64);
+                let gate = guest.gate.0.words().as_ptr().addr() as u64;
+                message.extend(Place { address, bytes, writable, gate }.encode());
+                bytes
+            }
+        };
+        let apart = matches!(memory, Near::Apart(_));
         if is_new {
             fds.extend(guest.gate.0.file().map(AsFd::as_fd));
         }
         fds.extend(board.map(AsFd::as_fd));
         gate::open(&guest.gate, number);
-        guest.channel.send(&handle.to_le_bytes(), &fds).map_err(|_| Status::Unsupported)?;
-        let answer = Share {
-            number: number as u32,
-            bytes: file.len(),
-            gate: is_new,
-            board: board.is_some(),
-            light: light && membarrier::is_available(),
-        };
+        guest.channel.send(&message, &fds).map_err(|_| Status::Unsupported)?;
+        let light = light && membarrier::is_available();
+        let (number_told, board) = (number as u32, board.is_some());
+        let answer = Share { number: number_told, bytes, gate: is_new, board, light, apart };
         // Those who died cannot come back.
         segment.shares.retain(|share| !share.guest.channel.has_ended());
         segment.shares.push(Shared1 { guest: Arc::clone(&guest), number });
@@ -189,6 +209,7 @@ pub(crate) fn take_back(shares: &[Shared1]) {
         std::thread::sleep(Duration::from_millis(10));
     }
     let mut inside: Vec<_> = shares.iter().map(|share| (share, Inside::new(&share.guest.gate))).collect();
+    inside.iter().for_each(|(share, inside)| inside.cut(&share.guest.gate));
     let start = Instant::now();
     for round in 0u32.. {
         inside.retain_mut(|(share, inside)| !inside.is_over(&share.guest.gate));

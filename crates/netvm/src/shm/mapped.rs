@@ -1,6 +1,7 @@
-//! Operations on a peer's memory that is mapped here.
+//! Operations on a peer's memory that is mapped here, or copied by the kernel.
 
 use std::cell::Cell;
+use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, compiler_fence, fence};
 use std::sync::{Arc, Mutex};
 
@@ -11,6 +12,7 @@ use netvm_core::key::Rights;
 use netvm_core::notify::{Board, Notify};
 use netvm_sys::fdpass::FdSocket;
 use netvm_sys::mapping::Mapping;
+use netvm_sys::process::{Process, Target};
 use netvm_sys::shared::SharedSlice;
 use netvm_sys::thread::futex_wake_shared;
 
@@ -24,7 +26,7 @@ const VISIT_BYTES: usize = 1 << 20;
 /// A peer's segment.
 #[derive(Debug)]
 pub(crate) struct Mapped {
-    pub(super) memory: Mapping,
+    pub(super) memory: Memory,
     pub(super) rights: Rights,
     pub(super) gate: Arc<PeerWords>,
     /// Its number in the gate.
@@ -34,6 +36,38 @@ pub(crate) struct Mapped {
     pub(super) board: Option<Board<PeerWords>>,
     /// Tells the exporter that we live.
     pub(super) _channel: Arc<FdSocket>,
+}
+
+/// How its memory is reached.
+#[derive(Debug)]
+pub(super) enum Memory {
+    Mapped(Mapping),
+    Apart(Apart),
+}
+
+/// Memory of another process that is not mapped here.
+#[derive(Debug)]
+pub(super) struct Apart {
+    pub(super) process: Arc<Process>,
+    pub(super) address: u64,
+    /// The kernel does not let us any more, or the process has gone.
+    pub(super) refused: AtomicBool,
+}
+
+impl Apart {
+    /// How a copy has ended; `None` when the links have to do it.
+    fn ended(&self, copied: io::Result<()>) -> Option<()> {
+        match copied {
+            Ok(()) => Some(()),
+            Err(error) => {
+                // A page that is not there may be there the next time.
+                if error.raw_os_error() != Some(libc::EFAULT) {
+                    self.refused.store(true, Ordering::Relaxed);
+                }
+                None
+            }
+        }
+    }
 }
 
 /// What mapped regions of one session have to know of what goes over its links.
@@ -122,10 +156,27 @@ fn claim_number() -> usize {
 }
 
 impl Mapped {
+    /// Whether its memory is copied by the kernel.
+    pub(crate) fn is_apart(&self) -> bool {
+        matches!(self.memory, Memory::Apart(_))
+    }
+
     /// Does `f` where the exporter waits for it; `None` when the exporter has taken the memory back, or the session has ended: its
     /// links tell which. `full`: a full fence comes first.
     #[inline]
     fn visit<R>(&self, peer: &PeerSession, full: bool, f: impl FnOnce() -> R) -> Option<R> {
+        self.visit_aimed(peer, full, |_| (), |()| f())
+    }
+
+    /// As `visit`; `aim` comes before, with the thread's number.
+    #[inline]
+    fn visit_aimed<A, R>(
+        &self,
+        peer: &PeerSession,
+        full: bool,
+        aim: impl FnOnce(usize) -> A,
+        f: impl FnOnce(A) -> R,
+    ) -> Option<R> {
         if peer.beside.ended.load(Ordering::Relaxed) {
             return None;
         }
@@ -134,6 +185,7 @@ impl Mapped {
             number = claim_number();
         }
         let _turn = if number == 0 { Some(lock(&CROWD)) } else { None };
+        let aimed = aim(number);
         let between = || {
             if full || !self.light {
                 self.fence(number);
@@ -145,9 +197,30 @@ impl Mapped {
         if !gate::enter(&*self.gate, number, self.share, between) {
             return None;
         }
-        let result = f();
+        let result = f(aimed);
         gate::leave(&*self.gate, number);
         Some(result)
+    }
+
+    /// Has the kernel copy `bytes` bytes from or to `at` of the segment. `full` as in `visit`.
+    fn copy_apart(
+        &self,
+        peer: &PeerSession,
+        full: bool,
+        apart: &Apart,
+        at: usize,
+        bytes: usize,
+        copy: impl FnOnce(&Target) -> io::Result<()>,
+    ) -> bool {
+        if bytes == 0 {
+            return true;
+        }
+        if apart.refused.load(Ordering::Relaxed) {
+            return false;
+        }
+        let aim = |number| gate::aim(&*self.gate, number, apart.address + at as u64, bytes as u64);
+        let copied = self.visit_aimed(peer, full, aim, copy);
+        copied.and_then(|copied| apart.ended(copied)).is_some()
     }
 
     /// A full fence of the thread with this number.
@@ -174,9 +247,18 @@ impl Mapped {
         let mut at = offset as usize;
         let done = self.begin_write(options)
             && bytes.chunks(VISIT_BYTES).all(|part| {
-                let copied = self.visit(peer, false, || self.memory.shared().write_from(at, part));
+                let done = match &self.memory {
+                    Memory::Mapped(memory) => {
+                        let copied = self.visit(peer, false, || memory.shared().write_from(at, part));
+                        copied.flatten().is_some()
+                    }
+                    Memory::Apart(apart) => {
+                        let copy = |target: &Target| apart.process.write_from(target, part);
+                        self.copy_apart(peer, false, apart, at, part.len(), copy)
+                    }
+                };
                 at += part.len();
-                copied.flatten().is_some()
+                done
             });
         done && self.notify(peer, handle, options)
     }
@@ -192,11 +274,19 @@ impl Mapped {
     ) -> bool {
         let mut at = offset as usize;
         let done = self.begin_write(options)
-            && locals.iter().all(|local| {
-                let copy = || self.memory.shared().sub(at, local.len())?.copy_from(local);
-                let copied = self.visit(peer, false, copy);
+            && locals.iter().all(|&local| {
+                let done = match &self.memory {
+                    Memory::Mapped(memory) => {
+                        let copy = || memory.shared().sub(at, local.len())?.copy_from(&local);
+                        self.visit(peer, false, copy).flatten().is_some()
+                    }
+                    Memory::Apart(apart) => {
+                        let copy = |target: &Target| apart.process.write(target, local);
+                        self.copy_apart(peer, false, apart, at, local.len(), copy)
+                    }
+                };
                 at += local.len();
-                copied.flatten().is_some()
+                done
             });
         done && self.notify(peer, handle, options)
     }
@@ -236,33 +326,51 @@ impl Mapped {
         let mut at = offset as usize;
         bytes.chunks_mut(VISIT_BYTES).all(|part| {
             let bytes = part.len();
-            let copied = self.visit(peer, true, || self.memory.shared().read_into(at, part));
+            let done = match &self.memory {
+                Memory::Mapped(memory) => {
+                    self.visit(peer, true, || memory.shared().read_into(at, part)).flatten().is_some()
+                }
+                Memory::Apart(apart) => {
+                    let copy = |target: &Target| apart.process.read_into(target, part);
+                    self.copy_apart(peer, true, apart, at, bytes, copy)
+                }
+            };
             at += bytes;
-            copied.flatten().is_some()
+            done
         })
     }
 
     /// As `read`, into memory that others may change.
     pub(crate) fn read_shared(&self, peer: &PeerSession, offset: u64, locals: &[SharedSlice]) -> bool {
         let mut at = offset as usize;
-        locals.iter().all(|local| {
-            let copy = || local.copy_from(&self.memory.shared().sub(at, local.len())?);
-            let copied = self.visit(peer, true, copy);
+        locals.iter().all(|&local| {
+            let done = match &self.memory {
+                Memory::Mapped(memory) => {
+                    let copy = || local.copy_from(&memory.shared().sub(at, local.len())?);
+                    self.visit(peer, true, copy).flatten().is_some()
+                }
+                Memory::Apart(apart) => {
+                    let copy = |target: &Target| apart.process.read(target, local);
+                    self.copy_apart(peer, true, apart, at, local.len(), copy)
+                }
+            };
             at += local.len();
-            copied.flatten().is_some()
+            done
         })
     }
 
     /// Changes a word within the segment; `None` when the links have to do it, or to say why it cannot be done.
     #[inline]
     pub(crate) fn atomic(&self, peer: &PeerSession, offset: u64, atomic: &Atomic) -> Option<u64> {
+        // The kernel copies; it does not compute.
+        let Memory::Mapped(memory) = &self.memory else { return None };
         let loads = atomic.op == AtomicOp::Load;
         if !loads && self.rights != Rights::ReadWrite {
             return None;
         }
         // A changing atomic is a full fence itself on some CPUs.
         let full = loads || !cfg!(target_arch = "x86_64");
-        let memory = self.memory.shared();
+        let memory = memory.shared();
         self.visit(peer, full, || crate::atomic::execute(&memory, offset as usize, atomic)).flatten()
     }
 

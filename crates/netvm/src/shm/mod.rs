@@ -1,4 +1,5 @@
-//! Memory of a peer on this host, mapped: its regions are read and written by plain copies. docs/design/shm.md has the whole.
+//! Memory of a peer on this host, mapped: its regions are read and written by plain copies; or, where it cannot be mapped, by copies that the
+//! kernel makes between the processes. docs/design/shm.md has the whole.
 //!
 //! [`export`] is the exporter's side, [`import`] the importer's until the memory is mapped, [`mapped`] what is done with it.
 
@@ -133,14 +134,16 @@ type Secret = [u8; 16];
 ///  +---+----------------+----------------+----------------+
 ///  | 1 | name           | nonce A        | nonce B        |   meet; answered by nothing
 ///  +---+----------------+----------------+----------------+
-///  | 2 | handle (4) | 1: ours are included in membarriers (1) |   share; answered by a Share
+///  | 2 | handle (4) | flags (1)     |                               share; answered by a Share
 ///  | 3 | handle (4) |                                           ring: a watcher of the board's descriptor
 ///  +---+------------+
 /// ```
+///
+/// Flags: 1: our threads are included in membarriers; 2: memory that cannot be mapped is welcome, if the kernel lets us copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Request {
     Meet { name: Secret, hello: Secret, proof: Secret },
-    Share { handle: u32, light: bool },
+    Share { handle: u32, light: bool, apart: bool },
     Ring { handle: u32 },
 }
 
@@ -148,7 +151,9 @@ impl Request {
     fn encode(&self) -> Vec<u8> {
         match self {
             Self::Meet { name, hello, proof } => [&[1], &name[..], hello, proof].concat(),
-            Self::Share { handle, light } => [&[2], &handle.to_le_bytes()[..], &[u8::from(*light)]].concat(),
+            Self::Share { handle, light, apart } => {
+                [&[2], &handle.to_le_bytes()[..], &[u8::from(*light) | u8::from(*apart) << 1]].concat()
+            }
             Self::Ring { handle } => [&[3], &handle.to_le_bytes()[..]].concat(),
         }
     }
@@ -160,7 +165,10 @@ impl Request {
                 let part = |index: usize| rest[16 * index..][..16].try_into().ok();
                 Self::Meet { name: part(0)?, hello: part(1)?, proof: part(2)? }
             }
-            (2, 5) => Self::Share { handle: number(rest)?, light: rest[4] == 1 },
+            (2, 5) => {
+                let flag = |bit: u8| rest[4] & bit != 0;
+                Self::Share { handle: number(rest)?, light: flag(1), apart: flag(2) }
+            }
             (3, 4) => Self::Ring { handle: number(rest)? },
             _ => return None,
         })
@@ -172,7 +180,8 @@ fn number(bytes: &[u8]) -> Option<u32> {
 }
 
 /// The answer to a share: its number (4), length of the memory (8), flags (1). The descriptors, in this order, are on the meeting's socket behind
-/// the handle (4): memory; gate, if flag 1; board, if flag 2. Flag 4: the exporter executes membarriers.
+/// the handle (4): memory, unless flag 8; gate, if flag 1; board, if flag 2. Flag 4: the exporter executes membarriers. Flag 8: a [`Place`] is on
+/// the meeting's socket behind the handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Share {
     number: u32,
@@ -180,11 +189,13 @@ struct Share {
     gate: bool,
     board: bool,
     light: bool,
+    apart: bool,
 }
 
 impl Share {
     fn encode(&self) -> Vec<u8> {
-        let flags = u8::from(self.gate) | u8::from(self.board) << 1 | u8::from(self.light) << 2;
+        let flags = [self.gate, self.board, self.light, self.apart];
+        let flags = flags.iter().rev().fold(0, |flags, &flag| flags << 1 | u8::from(flag));
         [&self.number.to_le_bytes()[..], &self.bytes.to_le_bytes(), &[flags]].concat()
     }
 
@@ -192,7 +203,42 @@ impl Share {
         let body: &[u8; 13] = body.try_into().ok()?;
         let bytes = u64::from_le_bytes(*body[4..].first_chunk()?);
         let flag = |bit: u8| body[12] & bit != 0;
-        Some(Self { number: number(body)?, bytes, gate: flag(1), board: flag(2), light: flag(4) })
+        Some(Self {
+            number: number(body)?,
+            bytes,
+            gate: flag(1),
+            board: flag(2),
+            light: flag(4),
+            apart: flag(8),
+        })
+    }
+}
+
+/// Memory that is not mapped, as the exporter's process tells it over a socket of its own: nobody else can have us copy to another place of it, or
+/// more than it allows. Address (8), length (8), 1: it may be written (1), address of the gate (8).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Place {
+    address: u64,
+    bytes: u64,
+    writable: bool,
+    gate: u64,
+}
+
+const PLACE_BYTES: usize = 25;
+
+impl Place {
+    fn encode(&self) -> Vec<u8> {
+        let Self { address, bytes, writable, gate } = *self;
+        [&address.to_le_bytes()[..], &bytes.to_le_bytes(), &[u8::from(writable)], &gate.to_le_bytes()]
+            .concat()
+    }
+
+    fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; PLACE_BYTES] = bytes.try_into().ok()?;
+        let word = |at: usize| bytes[at..].first_chunk().map(|word| u64::from_le_bytes(*word));
+        let (address, len, gate) = (word(0)?, word(8)?, word(17)?);
+        address.checked_add(len)?;
+        Some(Self { address, bytes: len, writable: bytes[16] == 1, gate })
     }
 }
 
