@@ -34,6 +34,19 @@ impl Process {
     pub fn signal(&self, signal: &str) {
         let pid = self.child.id().to_string();
         assert!(Command::new("kill").args([signal, &pid]).status().unwrap().success());
+        if signal == "-STOP" {
+            // Its threads on other CPUs run on for a moment, and may still answer.
+            while !self.is_stopped() {
+                std::thread::sleep(std::time::Duration::from_millis(1));
+            }
+        }
+    }
+
+    /// Whether all of its threads are.
+    fn is_stopped(&self) -> bool {
+        let threads = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let stats = threads.map(|thread| std::fs::read_to_string(thread.unwrap().path().join("stat")));
+        stats.flatten().all(|stat| stat.rsplit(')').next().is_some_and(|rest| rest.starts_with(" T")))
     }
 
     pub fn key(&self, at: usize) -> RemoteKey {
