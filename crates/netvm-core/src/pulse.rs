@@ -1,4 +1,5 @@
-//! Whether a peer is alive: when to ask it, and when to give it up. No clock: whoever looks says what time it is.
+//! Whether a peer, or one connection to it, is alive: when to ask it, and when to give it up. No clock: whoever looks says what time it
+//! is.
 
 /// How failed peers are found. Times are in milliseconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +51,11 @@ pub struct Pulse {
 }
 
 impl Pulse {
+    /// For how long it has been silent.
+    pub fn silent_ms(&self, now_ms: u64) -> u64 {
+        now_ms.saturating_sub(self.heard_ms.unwrap_or(now_ms))
+    }
+
     /// Looks: `heard` says whether anything came from the peer, or went on to it, since the last look.
     pub fn look(&mut self, now_ms: u64, heard: bool, keep_alive: KeepAlive) -> Verdict {
         // Who comes so late was stopped himself, or had no CPU: what the peer has sent meanwhile is still to be received.
@@ -64,7 +70,7 @@ impl Pulse {
                 return Verdict::Fine;
             }
         }
-        let silent_ms = now_ms.saturating_sub(self.heard_ms.unwrap_or(now_ms));
+        let silent_ms = self.silent_ms(now_ms);
         if silent_ms >= keep_alive.timeout_ms {
             return Verdict::Failed(silent_ms);
         }

@@ -39,6 +39,8 @@ pub enum Scope {
 }
 
 /// Any failure of netvm. `Display` is a whole sentence that names the peer and says what to do.
+///
+/// The peer's address is called `lender` in all of them: it is that of the node, or the lender, at the other end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Error {
@@ -129,7 +131,8 @@ pub enum Error {
         /// What was seen.
         reason: String,
     },
-    /// The connection ended while an atomic was under way: it was executed once or not at all, and nobody can tell.
+    /// The connection ended while an atomic, or a write with a handle, was under way: it was executed once, in part (a write) or not at
+    /// all, and nobody can tell.
     OutcomeUnknown {
         /// Address of the peer.
         lender: String,
@@ -263,7 +266,7 @@ impl fmt::Display for Error {
             }
             Self::Connect { lender, reason } => write!(
                 f,
-                "cannot connect to lender {lender}: {reason}; is `netvm lend --listen {lender}` running there?"
+                "cannot connect to {lender}: {reason}; is a lender (`netvm lend --listen {lender}`) or a node listening there?"
             ),
             Self::Listen { address, reason } => {
                 write!(f, "cannot listen at {address}: {reason}; choose another --listen address")
@@ -273,32 +276,32 @@ impl fmt::Display for Error {
             }
             Self::Version { lender, theirs, theirs_min, .. } => write!(
                 f,
-                "lender {lender} speaks protocol versions {theirs_min} to {theirs}, this netvm speaks {VERSION}; \
+                "{lender} speaks protocol versions {theirs_min} to {theirs}, this netvm speaks {VERSION}; \
                  install the same netvm on both machines"
             ),
-            Self::Refused { lender, reason } => write!(f, "lender {lender} refused the connection: {reason}"),
+            Self::Refused { lender, reason } => write!(f, "{lender} refused the connection: {reason}"),
             Self::NeedsSecret { lender } => write!(
                 f,
-                "lender {lender} serves only who knows its secret; copy its secret file here and name it with --secret FILE \
+                "{lender} serves only who knows its secret; copy its secret file here and name it with --secret FILE \
                  (or NETVM_SECRET_FILE)"
             ),
             Self::WrongSecret { lender } => write!(
                 f,
-                "lender {lender} has another secret than we have, or somebody alters what we send; \
+                "{lender} has another secret than we have, or somebody alters what we send; \
                  copy its secret file here and name it with --secret FILE"
             ),
             Self::NoSecret { lender } => write!(
                 f,
-                "lender {lender} cannot prove that it knows our secret: it has none, or somebody answers in its place; \
+                "{lender} cannot prove that it knows our secret: it has none, or somebody answers in its place; \
                  start it with the same --secret FILE"
             ),
             Self::NoEncryption { lender } => write!(
                 f,
-                "lender {lender} and we do not agree on encryption: one side insists on it and the other does not encrypt"
+                "{lender} and we do not agree on encryption: one side insists on it and the other does not encrypt"
             ),
             Self::Timeout { lender, what, after_ms } => write!(
                 f,
-                "lender {lender} has not answered for {:.1} s (waiting for {what}); is it stopped or the network down?",
+                "{lender} has not answered for {:.1} s (waiting for {what}); is it stopped or the network down?",
                 *after_ms as f64 / 1000.0
             ),
             Self::LenderFull { lender, size_bytes, used_bytes } => write!(
@@ -309,7 +312,7 @@ impl fmt::Display for Error {
             ),
             Self::LenderLost { lender, reason } => write!(
                 f,
-                "lost lender {lender}: {reason}; the memory it lent is gone, start the lender and the program again"
+                "lost the connection to {lender}: {reason}; what was under way there has failed, and memory that it lent is gone"
             ),
             Self::OutcomeUnknown { lender, what, reason } => {
                 write!(
@@ -319,7 +322,7 @@ impl fmt::Display for Error {
             }
             Self::Protocol { lender, reason } => write!(
                 f,
-                "lender {lender} broke the protocol: {reason}; is the same netvm installed on both machines?"
+                "{lender} broke the protocol: {reason}; is the same netvm installed on both machines?"
             ),
             Self::Op { lender, what, code } => write!(f, "{lender} refused a {what}: {code}"),
             Self::WouldBlock { lender } => {
@@ -343,13 +346,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_name_the_lender_and_what_to_do() {
+    fn messages_name_the_peer_and_what_to_do() {
         let full = Error::LenderFull { lender: "h:1".into(), size_bytes: 64 << 20, used_bytes: 48 << 20 };
         assert_eq!(
             full.to_string(),
             "lender h:1 is full: 48 of its 64 MiB are lent; start it with a larger --size, or add another --lender"
         );
         assert_eq!(full.scope(), Scope::Op);
+        let lost = Error::LenderLost { lender: "h:1".into(), reason: "it closed the connection".into() };
+        let timeout = Error::Timeout { lender: "h:1".into(), what: "a read", after_ms: 4500 };
+        for error in [lost, timeout] {
+            let text = error.to_string();
+            assert!(text.contains("h:1") && !text.contains("lender"), "it may be any peer: {text}");
+        }
         let system = Error::system("map memory", &io::Error::from_raw_os_error(libc::ENOMEM));
         assert!(system.to_string().starts_with("cannot map memory: Cannot allocate memory"));
         assert!(!system.is_retryable());

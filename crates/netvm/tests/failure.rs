@@ -1,8 +1,10 @@
 //! Peers that fail without a word: stopped, or cut off. Real processes, and a network of their own where the system allows it.
 
-use std::io::Write;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use netvm::Error;
@@ -227,6 +229,80 @@ fn cut_cable() {
     assert!(took < FOUND);
     drop(guard);
     println!("ready found {}", took.as_millis());
+}
+
+/// Passes bytes on for each connection, in the order in which they came, until it is told to stop for one.
+fn proxy(server: &str, cut: Arc<AtomicUsize>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let server = server.to_owned();
+    std::thread::spawn(move || {
+        for (number, near) in listener.incoming().map_while(Result::ok).enumerate() {
+            let far = TcpStream::connect(&server).unwrap();
+            let _ = (near.set_nodelay(true), far.set_nodelay(true));
+            for (from, to) in [(near.try_clone(), far.try_clone()), (far.try_clone(), near.try_clone())] {
+                let (mut from, mut to, cut) = (from.unwrap(), to.unwrap(), Arc::clone(&cut));
+                std::thread::spawn(move || {
+                    let mut bytes = vec![0; 1 << 16];
+                    while let Ok(count @ 1..) = from.read(&mut bytes) {
+                        while cut.load(Ordering::Relaxed) == number {
+                            std::thread::sleep(Duration::from_millis(10));
+                        }
+                        if to.write_all(&bytes[..count]).is_err() {
+                            break;
+                        }
+                    }
+                    let _ = to.shutdown(Shutdown::Write);
+                });
+            }
+        }
+    });
+    address
+}
+
+#[test]
+fn a_cut_rail_is_found_and_named() {
+    const NONE: usize = usize::MAX;
+    let slow = KeepAlive { interval_ms: 1 << 20, timeout_ms: 1 << 22 };
+    let quick = KeepAlive { interval_ms: 200, timeout_ms: 1000 };
+    // Found by both, by who waits only, and by the other only, who tells.
+    for (case, (one, two)) in
+        [(KeepAlive::default(), KeepAlive::default()), (quick, slow), (slow, quick)].into_iter().enumerate()
+    {
+        let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
+        server.keep_alive(two);
+        client.keep_alive(one);
+        let key = server.export("memory", Node::memory(1 << 20).unwrap(), Rights::ReadWrite).unwrap();
+        let cut = Arc::new(AtomicUsize::new(NONE));
+        let address = proxy(&server.listen("127.0.0.1:0").unwrap(), Arc::clone(&cut));
+        let region = client.connect_rails(&address, 3).unwrap().import("memory", &key).unwrap();
+        let idle = client.connect_rails(&address, 3).unwrap().import("memory", &key).unwrap();
+        for _ in 0..100 {
+            region.write(0, &[1; 1000]).unwrap();
+            region.flush().unwrap();
+        }
+        // Nobody has said anything for longer than the quick one allows.
+        std::thread::sleep(Duration::from_millis(2000));
+        idle.read(0, &mut [0; 8]).unwrap();
+        // A rail of the one, in the middle of its work, or of the other, which has none.
+        let (region, number) = if case == 0 { (&region, 1) } else { (&idle, 3 + 1) };
+        cut.store(number, Ordering::Relaxed);
+        let start = Instant::now();
+        let error = loop {
+            if case != 0 {
+                std::thread::sleep(Duration::from_millis(if one == slow { 3000 } else { 100 }));
+            }
+            if let Err(error) = region.write(0, &[2; 30_000]).and_then(|()| region.flush()) {
+                break error;
+            }
+        };
+        println!("found after {:?}: {error}", start.elapsed());
+        assert!(start.elapsed() < FOUND);
+        let text = error.to_string();
+        assert!(text.contains(&address) && text.contains("rail 2 of 3 is cut"), "{text}");
+        assert!(matches!(error, Error::LenderLost { .. }), "{error:?}");
+        cut.store(NONE, Ordering::Relaxed);
+    }
 }
 
 #[test]

@@ -58,7 +58,15 @@ struct Rail {
     spare: Vec<u8>,
     /// All of our writes on this rail have numbers below.
     written: u64,
+    /// Signs of life that we have asked for and not received.
+    asked_for_life: u32,
 }
+
+/// Token of questions for a sign of life, which need no slot: none has this number.
+const PULSE: u64 = u64::MAX - 1;
+/// A rail's queue takes no frames that nobody waits for behind so many: an honest peer has at most two windows' acknowledgements and
+/// OPS_MAX answers to take.
+const IDLE_FRAMES_MAX: usize = 2 * OPS_MAX;
 
 #[derive(Debug)]
 struct Deferred {
@@ -112,6 +120,7 @@ impl Endpoint {
             queued_bytes: 0,
             spare: Vec::new(),
             written: 0,
+            asked_for_life: 0,
         };
         Self {
             ops: OpTable::new(OPS_MAX.min(ops_max as usize)),
@@ -477,6 +486,10 @@ impl Endpoint {
                 let slot = self.answered(rail, &header, &[OpKind::Atomic])?;
                 self.complete(slot, Ok(Answer::Word(header.offset)));
             }
+            Kind::FlushAck if header.token == PULSE => {
+                let asked = &mut self.rails[rail].asked_for_life;
+                *asked = asked.checked_sub(1).ok_or(Violation::Unasked(header.kind))?;
+            }
             Kind::FlushAck if self.probe.is_some_and(|slot| self.ops.wire_token(slot) == header.token) => {
                 let slot = self.answered(rail, &header, &[OpKind::Probe])?;
                 self.ops.release(slot);
@@ -484,11 +497,7 @@ impl Endpoint {
                 self.release_held();
             }
             Kind::FlushAck => {
-                let slot = self.answered(rail, &header, &[OpKind::Flush, OpKind::Pulse])?;
-                if self.ops.get(slot).kind == OpKind::Pulse {
-                    self.ops.release(slot);
-                    return Ok(());
-                }
+                let slot = self.answered(rail, &header, &[OpKind::Flush])?;
                 let refused = header.status != 0;
                 let error = OpError::Refused(Status::from_number(header.status));
                 self.complete(slot, if refused { Err(error) } else { Ok(Answer::Done) });
@@ -522,8 +531,7 @@ impl Endpoint {
         self.deliver_notices(exports);
         self.serve_deferred(exports);
         if self.receive.applied() - self.told >= ACKNOWLEDGE_EVERY {
-            // An honest peer has at most two windows' acknowledgements and OPS_MAX answers to take.
-            if self.rails[rail].queue.len() > 2 * OPS_MAX {
+            if self.rails[rail].queue.len() > IDLE_FRAMES_MAX {
                 return Err(Violation::TooMany);
             }
             self.queue(rail, Header::new(Kind::Acknowledge), Payload::None, false);

@@ -16,8 +16,6 @@ pub(super) enum OpKind {
     Atomic,
     /// A flush of our own, for fenced writes that are held back.
     Probe,
-    /// A request of our own for a sign of life.
-    Pulse,
 }
 
 #[derive(Clone, Copy, Debug)]

@@ -154,16 +154,20 @@ impl Endpoint {
         if busy.next().is_none() { Some(rail) } else { None }
     }
 
-    /// Asks for a sign of life: an answer at once, whatever waits. Nothing when everything is in use: then much is to be answered anyway.
-    pub fn ask_for_life(&mut self) {
-        if self.closed {
-            return;
+    /// Asks for a sign of life on this rail: an answer at once, whatever waits, and even if no operation could be posted.
+    pub fn ask_for_life(&mut self, rail: usize) {
+        if !self.closed {
+            self.rails[rail].asked_for_life += 1;
+            let header = Header { flags: QUIET, token: PULSE, ..Header::new(Kind::Flush) };
+            self.queue(rail, header, Payload::None, false);
         }
-        let rail = self.choose_rail();
-        let Some(slot) = self.ops.take(OpKind::Pulse, 0, 0, rail) else { return };
-        let header = Header { flags: QUIET, token: self.ops.wire_token(slot), ..Header::new(Kind::Flush) };
-        self.rails[rail].expected.push_back(slot);
-        self.queue(rail, header, Payload::None, false);
+    }
+
+    /// Gives a sign of life on this rail, unless there is something to send anyway.
+    pub fn show_life(&mut self, rail: usize) {
+        if !self.closed && !self.has_output(rail) {
+            self.queue(rail, Header::new(Kind::Acknowledge), Payload::None, false);
+        }
     }
 
     /// Asks for an answer when all writes below `sequence` have been applied.
@@ -240,7 +244,8 @@ impl Endpoint {
         self.request(OpKind::Call, token, header, Payload::Body(body))
     }
 
-    /// Says goodbye: nothing can be posted any more. The driver closes the rails when all is sent.
+    /// Says goodbye, on each rail: the peer may see the end of any of them first. Nothing can be posted any more. The driver closes the
+    /// rails when all is sent.
     pub fn goodbye(&mut self, status: Status, reason: &str) {
         if !self.closed {
             self.closed = true;
@@ -248,7 +253,9 @@ impl Endpoint {
             let reason = reason[..reason.len().min(BODY_BYTES_MAX)].to_vec();
             let payload_bytes = reason.len() as u32;
             let header = Header { status: status as u16, payload_bytes, ..Header::new(Kind::Goodbye) };
-            self.queue(0, header, Payload::Body(reason), false);
+            for rail in 0..self.rails.len() {
+                self.queue(rail, header, Payload::Body(reason.clone()), false);
+            }
         }
     }
 
@@ -274,7 +281,7 @@ impl Endpoint {
             let op = self.ops.release(slot);
             let may_act = matches!(op.kind, OpKind::Write | OpKind::Atomic) && !op.never_left;
             let error = if may_act { OpError::Unknown } else { OpError::Lost };
-            if !matches!(op.kind, OpKind::Probe | OpKind::Pulse) {
+            if op.kind != OpKind::Probe {
                 self.events.push_back(Event::Completed { slot, token: op.token, result: Err(error) });
             }
         }

@@ -14,6 +14,14 @@ impl Endpoint {
         body: Vec<u8>,
         exports: &mut impl Exports,
     ) -> Result<(), Violation> {
+        if header.kind == Kind::Flush && header.token == PULSE {
+            // Whatever is queued is a sign of life, too.
+            if self.rails[rail].queue.len() <= IDLE_FRAMES_MAX {
+                let answer = Header { token: PULSE, ..Header::new(Kind::FlushAck) };
+                self.queue(rail, answer, Payload::None, false);
+            }
+            return Ok(());
+        }
         let calls = usize::from(header.kind == Kind::Call);
         if self.serving >= OPS_MAX || self.serving_calls + calls > CALLS_MAX {
             return Err(Violation::TooMany);

@@ -253,10 +253,15 @@ impl World {
     }
 
     pub(super) fn step(&mut self) {
-        self.now += 1;
         if !self.broken {
             self.page();
         }
+        self.deliver();
+    }
+
+    /// As [`World::step`], but what is away stays away.
+    fn deliver(&mut self) {
+        self.now += 1;
         for rail in 0..self.pipes.len() {
             for from in 0..2 {
                 if self.broken {
@@ -484,6 +489,36 @@ fn run(seed: u64, rails: usize, operations: u32, cut: Option<u64>) {
         assert!(world.sides.iter().all(|side| side.endpoint.paging().is_empty()));
         assert!(seed.is_multiple_of(3) || world.jobs_done > 10, "{}", world.jobs_done);
     }
+}
+
+/// Also when everything is in use and waits; who is asked without end queues no more than he may, and nobody answers unasked.
+#[test]
+fn signs_of_life_need_no_room() {
+    let mut world = World::new(3, 2, None);
+    let handle = world.import(0).unwrap();
+    world.sides[1].memory.all_away = true;
+    for token in 0..OPS_MAX as u64 {
+        world.sides[0].endpoint.post_read(token, handle, 0, 1).unwrap();
+    }
+    while world.sides[1].endpoint.paging().bytes() < OPS_MAX * crate::limits::JOB_BYTES {
+        world.deliver();
+    }
+    assert!(!world.sides[0].endpoint.has_slots() && !world.sides[0].endpoint.has_output(1));
+    world.sides[0].endpoint.ask_for_life(1);
+    for _ in 0..500 {
+        world.deliver();
+    }
+    assert_eq!(world.sides[0].endpoint.rails[1].asked_for_life, 0, "no answer");
+    world.sides[0].endpoint.show_life(0);
+    world.sides[0].endpoint.show_life(0);
+    assert_eq!(world.sides[0].endpoint.rails[0].queue.len(), 1);
+    let question = Header { flags: crate::wire::QUIET, token: PULSE, ..Header::new(Kind::Flush) };
+    for _ in 0..3 * IDLE_FRAMES_MAX {
+        world.sides[1].feed(1, &question.encode()).unwrap();
+    }
+    assert_eq!(world.sides[1].endpoint.rails[1].queue.len(), IDLE_FRAMES_MAX + 1);
+    let answer = Header { token: PULSE, ..Header::new(Kind::FlushAck) }.encode();
+    assert_eq!(world.sides[0].feed(1, &answer), Err(Violation::Unasked(Kind::FlushAck)));
 }
 
 #[test]

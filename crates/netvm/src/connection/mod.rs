@@ -51,6 +51,8 @@ const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
 pub(crate) const LOOK_MAX: Duration = Duration::from_micros(100);
 /// Receives on one rail before the others have their turn.
 const ROUNDS_MAX: usize = 16;
+/// Receives on one rail of a session that has ended: more than a socket holds.
+const FAREWELL_ROUNDS_MAX: usize = 256;
 /// A wait without end: the clock has one.
 pub(crate) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 /// Polls without anything received after which a peer is quiet.
@@ -109,6 +111,8 @@ pub(crate) struct State {
     watches_room: bool,
     /// Nothing is received for now: operations on memory that is not there hold all that they may.
     watches_no_input: bool,
+    /// The node's thread does not even learn of an end.
+    unwatched: bool,
     /// What they hold, as the node knows it, in bytes.
     bounced: usize,
     gather: Gather,
@@ -129,7 +133,7 @@ pub(crate) struct State {
     pub(crate) bounces: Vec<Mapping>,
     pub(crate) inbox: Inbox,
     sharing: Sharing,
-    pulse: pulse::Seen,
+    pulses: Vec<pulse::Seen>,
     /// What is to be told to the peer's senders, until the window has room.
     notices: Notices,
     /// Who copies to and from third nodes for the peer.
@@ -156,6 +160,7 @@ impl PeerSession {
             followers: 0,
             watches_room: false,
             watches_no_input: false,
+            unwatched: false,
             bounced: 0,
             gather: Gather::default(),
             ride: Ride::default(),
@@ -170,7 +175,7 @@ impl PeerSession {
             bounces: Vec::new(),
             inbox: Inbox::default(),
             sharing: Sharing::default(),
-            pulse: pulse::Seen::default(),
+            pulses: Vec::new(),
             notices: Notices::default(),
             copier: None,
         };
@@ -403,10 +408,18 @@ impl PeerSession {
         }
     }
 
-    fn set_interest(&self, state: &State, interest: Interest) {
+    fn set_interest(&self, state: &mut State, interest: Interest) {
+        // A hang-up is reported whatever one watches for, again and again; it is seen when more may be received.
+        let is_blind = state.session.is_stalled() && !interest.writable;
+        let was_blind = std::mem::replace(&mut state.unwatched, is_blind);
         for rail in 0..state.session.endpoint.rails() {
-            let fd = state.session.link(rail).wait_fd();
-            let _ = self.shared.epoll.change(fd, self.id + rail as u64, interest);
+            let (fd, id) = (state.session.link(rail).wait_fd(), self.id + rail as u64);
+            let _ = match (was_blind, is_blind) {
+                (false, false) => self.shared.epoll.change(fd, id, interest),
+                (false, true) => self.shared.epoll.remove(fd),
+                (true, false) => self.shared.epoll.add(fd, id, interest),
+                (true, true) => Ok(()),
+            };
         }
     }
 
@@ -423,6 +436,9 @@ impl PeerSession {
     }
 
     fn fail(&self, state: &mut State, failure: &Failure) {
+        if !matches!(failure, Failure::Violation(_)) {
+            self.read_farewell(state);
+        }
         self.collect(state);
         let (lender, reason) = (self.address.clone(), failure.to_string());
         let error = match failure {
@@ -432,8 +448,21 @@ impl PeerSession {
         self.break_off(state, error);
     }
 
+    /// Receives what had arrived when a link failed or ended: what was written before the end, and perhaps why it is one.
+    fn read_farewell(&self, state: &mut State) {
+        let State { session, imports, inbox, sharing, .. } = state;
+        let mut view = View::new(&self.shared, self.session, imports, inbox, sharing);
+        for rail in 0..session.endpoint.rails() {
+            for _ in 0..FAREWELL_ROUNDS_MAX {
+                if !matches!(session.receive(rail, &mut view), Ok(true)) {
+                    break;
+                }
+            }
+        }
+    }
+
     fn exchange(&self, state: &mut State) -> Result<bool, Failure> {
-        let before = state.session.received_bytes;
+        let before = state.session.received_bytes();
         for rail in 0..state.session.endpoint.rails() {
             let State { session, imports, inbox, sharing, .. } = &mut *state;
             let mut view = View::new(&self.shared, self.session, imports, inbox, sharing);
@@ -457,7 +486,7 @@ impl PeerSession {
         }
         // Writes complete when they are sent.
         self.collect(state);
-        Ok(state.session.received_bytes != before)
+        Ok(state.session.received_bytes() != before)
     }
 
     fn collect(&self, state: &mut State) {

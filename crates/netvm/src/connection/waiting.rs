@@ -56,14 +56,15 @@ impl PeerSession {
         let mut state = state;
         let mut rounds = 0;
         loop {
-            let received = state.session.received_bytes;
+            let received = state.session.received_bytes();
             match self.wait_for(state, TIMEOUT, patience, |state| &mut state.look, &mut ready) {
                 (state, Some(result)) => return (state, result),
                 (waited, None) => state = waited,
             }
             rounds += 1;
-            // The node's thread asks silent peers for a sign of life: who sends nothing at all has failed.
-            if rounds == ROUNDS_ALIVE || state.session.received_bytes == received {
+            // The node's thread asks silent peers for a sign of life: who sends nothing at all has failed, unless we do not listen.
+            let is_silent = state.session.received_bytes() == received && !state.session.is_stalled();
+            if rounds == ROUNDS_ALIVE || is_silent {
                 let error = self.timeout(&mut state, what, rounds);
                 let result = ready(self, &mut state).unwrap_or(Err(error));
                 return (state, result);
@@ -110,7 +111,7 @@ impl PeerSession {
             if !leads {
                 (leads, state.led) = (true, true);
                 if !state.leased {
-                    self.set_interest(&state, Interest { readable: false, writable: false });
+                    self.set_interest(&mut state, Interest { readable: false, writable: false });
                 }
                 let is_series =
                     state.waited.is_some_and(|end| now.saturating_duration_since(end) <= SERIES_GAP);
@@ -135,7 +136,9 @@ impl PeerSession {
             let events = input | if room { libc::POLLOUT } else { 0 };
             let mut fds = [libc::pollfd { fd: -1, events, revents: 0 }; netvm_core::limits::RAILS_MAX];
             let rails = state.session.endpoint.rails();
-            for (rail, fd) in fds.iter_mut().enumerate().take(rails) {
+            // A hang-up would be reported again and again, and is seen when more may be received.
+            let watched = if stalled && !room { 0 } else { rails };
+            for (rail, fd) in fds.iter_mut().enumerate().take(watched) {
                 fd.fd = state.session.link(rail).wait_fd().as_raw_fd();
             }
             drop(state);

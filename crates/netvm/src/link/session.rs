@@ -99,6 +99,8 @@ struct Rail<L> {
     buffer: Box<[u8]>,
     /// The last payload was long.
     direct: bool,
+    received_bytes: u64,
+    sent_bytes: u64,
 }
 
 /// What one receive was laid out for.
@@ -117,8 +119,6 @@ pub(crate) struct Session<L> {
     pub(crate) endpoint: Endpoint,
     rails: Vec<Rail<L>>,
     locals: Vec<Vec<SharedSlice>>,
-    pub(crate) received_bytes: u64,
-    pub(crate) sent_bytes: u64,
     /// With so many bytes in jobs nothing is received.
     pub(crate) bounce_max: usize,
 }
@@ -131,9 +131,11 @@ impl<L: Link> Session<L> {
             headers: Box::new([[0; HEADER_BYTES]; CHAIN_MAX]),
             buffer: vec![0; BUFFER_BYTES].into(),
             direct: false,
+            received_bytes: 0,
+            sent_bytes: 0,
         };
         let (rails, bounce_max) = (links.into_iter().map(rail).collect(), BOUNCE_BYTES_MAX);
-        Self { endpoint, rails, locals: Vec::new(), received_bytes: 0, sent_bytes: 0, bounce_max }
+        Self { endpoint, rails, locals: Vec::new(), bounce_max }
     }
 
     pub(crate) fn link(&self, rail: usize) -> &L {
@@ -169,8 +171,21 @@ impl<L: Link> Session<L> {
     }
 
     pub(crate) fn has_output(&self) -> bool {
-        let waits = |(rail, on): (usize, &Rail<L>)| self.endpoint.has_output(rail) || on.link.has_unsent();
-        self.rails.iter().enumerate().any(waits)
+        (0..self.rails.len()).any(|rail| self.has_output_on(rail))
+    }
+
+    pub(crate) fn has_output_on(&self, rail: usize) -> bool {
+        self.endpoint.has_output(rail) || self.rails[rail].link.has_unsent()
+    }
+
+    /// Bytes received so far, over all rails.
+    pub(crate) fn received_bytes(&self) -> u64 {
+        self.rails.iter().map(|rail| rail.received_bytes).sum()
+    }
+
+    /// Bytes received and sent so far over one rail.
+    pub(crate) fn traffic(&self, rail: usize) -> (u64, u64) {
+        (self.rails[rail].received_bytes, self.rails[rail].sent_bytes)
     }
 
     /// Sends what the link takes.
@@ -184,7 +199,7 @@ impl<L: Link> Session<L> {
             let (offered, result) = self.send_once(rail, memory)?;
             match result {
                 Ok(sent) => {
-                    self.sent_bytes += sent as u64;
+                    self.rails[rail].sent_bytes += sent as u64;
                     self.endpoint.sent(rail, sent);
                     self.endpoint.close_handles(memory);
                     if sent < offered {
@@ -269,7 +284,7 @@ impl<L: Link> Session<L> {
                 }
                 Err(error) => return Err(Failure::Link(error)),
             };
-            self.received_bytes += received as u64;
+            self.rails[rail].received_bytes += received as u64;
             self.sort(rail, &plan, received, memory)?;
             // Nobody would wake us for what is in store.
             if !self.rails[rail].link.has_received() {
@@ -327,7 +342,7 @@ impl<L: Link> Session<L> {
             }
             Want::Payload { .. } => chained = false,
         }
-        let Rail { link, headers, buffer, direct } = &mut self.rails[rail];
+        let Rail { link, headers, buffer, direct, .. } = &mut self.rails[rail];
         if chained {
             let mut headers = headers.iter_mut();
             for (slot, bytes) in self.endpoint.expected(rail).take(CHAIN_MAX) {

@@ -2,13 +2,14 @@
 
 use std::io;
 use std::num::NonZeroU32;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::auth::{self, Connecting};
 use super::sealed::Sealed;
-use super::{Fault, Faulty, Incoming, Link, Loopback, Outgoing, Stream};
+use super::{Caps, Fault, Faulty, Incoming, Link, Loopback, Outgoing, Stream};
 use crate::error::Error;
 use crate::node::{ConnectOptions, LinkChoice, Mapping, Node, Rights};
 use crate::notify::{Notifications, Notify};
@@ -238,7 +239,11 @@ fn an_end_is_told(pair: Pair) {
             break error;
         }
     };
-    assert!(matches!(&error, Error::LenderLost { lender, .. } if lender == "peer"), "{error}");
+    let is_told = |reason: &str| reason == "the node has gone";
+    assert!(
+        matches!(&error, Error::LenderLost { lender, reason } if lender == "peer" && is_told(reason)),
+        "{error}"
+    );
     assert!(start.elapsed() < Duration::from_secs(2));
     assert_eq!(region.flush(), Err(error));
 }
@@ -535,6 +540,47 @@ fn a_cut_at_any_byte_never_claims_an_atomic() {
         }
     }
     assert!(unknown > 0, "{unknown} {certain}");
+}
+
+/// What arrives is received only after a send has failed.
+struct HardOfHearing {
+    link: Loopback,
+    is_deaf: Arc<AtomicBool>,
+}
+
+impl Link for HardOfHearing {
+    fn caps(&self) -> Caps {
+        self.link.caps()
+    }
+
+    fn post(&mut self, pieces: &Outgoing<'_>) -> io::Result<usize> {
+        self.link.post(pieces).inspect_err(|_| self.is_deaf.store(false, Ordering::SeqCst))
+    }
+
+    fn poll(&mut self, pieces: &mut Incoming<'_>) -> io::Result<usize> {
+        match self.is_deaf.load(Ordering::SeqCst) {
+            true => Err(io::ErrorKind::WouldBlock.into()),
+            false => self.link.poll(pieces),
+        }
+    }
+
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.link.wait_fd()
+    }
+}
+
+#[test]
+fn a_farewell_is_read_before_a_failed_send_is_told() {
+    let (one, two) = Loopback::pair().unwrap();
+    let is_deaf = Arc::new(AtomicBool::new(false));
+    let one = HardOfHearing { link: one, is_deaf: Arc::clone(&is_deaf) };
+    let (server, _client, peer) = nodes((Box::new(one), Box::new(two), LINKS));
+    let key = server.export("memory", Node::memory(4096).unwrap(), Rights::ReadWrite).unwrap();
+    let region = peer.import("memory", &key).unwrap();
+    is_deaf.store(true, Ordering::SeqCst);
+    drop(server);
+    let error = region.write(0, b"x").and_then(|()| region.flush()).unwrap_err();
+    assert!(matches!(&error, Error::LenderLost { reason, .. } if reason == "the node has gone"), "{error}");
 }
 
 #[test]

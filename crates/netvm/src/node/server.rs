@@ -246,6 +246,7 @@ impl Server {
         let rails = &mut self.forming[index].rails;
         let expected = rails.len() == usize::from(theirs.rails) && rails[usize::from(theirs.rail)].is_none();
         let accepted = if expected { arrival.accept() } else { None };
+        let accepted = accepted.filter(|transport| transport.stream().without_user_timeout().is_ok());
         let Some(transport) = accepted else {
             self.forming.swap_remove(index);
             return;

@@ -409,6 +409,9 @@ fn connect_session(
         (hello.rail, hello.rails) = (rail as u8, rails as u8);
         let (transport, theirs) = greeting::connect(address, &hello, CONNECT_TIMEOUT, &shared.security)?;
         limits = (limits.0.min(theirs.ops_max), limits.1.min(theirs.window));
+        // Looking for signs of life does it.
+        let untimed = transport.stream().without_user_timeout();
+        untimed.map_err(|error| Error::system("set up a connection", &error))?;
         links.push(Box::new(transport));
     }
     add_peer(shared, links, limits, address, origin)
