@@ -314,8 +314,9 @@ NETVM_API int netvm_export_notified(netvm_node *node, const char *name, netvm_me
 NETVM_API int netvm_export_keyed(netvm_node *node, const char *name, netvm_memory *memory, int rights, uint32_t numbers,
                                  const netvm_key *key, netvm_board **board);
 
-/* When it returns no peer reads or writes the memory (through this name) any more; transfers under way fail. Also ends locks and so
- * on that the node exports. NETVM_ERR_NO_SEGMENT when nothing has this name. */
+/* When it has succeeded no peer reads or writes the memory (through this name) any more; transfers under way fail. Also ends locks and so
+ * on that the node exports. NETVM_ERR_NO_SEGMENT when nothing has this name; NETVM_ERR_BUSY when somebody is in the middle of the memory
+ * and waits, after 10 s still, for a page of it that does not come: keep the memory, and call again. */
 NETVM_API int netvm_unexport(netvm_node *node, const char *name);
 
 /* A place in a segment. */

@@ -156,7 +156,7 @@ impl From<Error> for Failure {
             Error::Timeout { .. } => Code::NoAnswer,
             Error::LenderFull { .. } => Code::Full,
             Error::LenderLost { .. } => Code::PeerLost,
-            Error::WouldBlock { .. } => Code::Busy,
+            Error::WouldBlock { .. } | Error::StillUsed { .. } => Code::Busy,
             Error::OutcomeUnknown { .. } => Code::OutcomeUnknown,
             Error::Op { code, .. } => status(*code),
             Error::Bounds { .. } => Code::Bounds,
@@ -189,7 +189,7 @@ fn status(status: Status) -> Code {
         Status::Full => Code::Full,
         Status::Busy => Code::Busy,
         Status::Stopping => Code::PeerLost,
-        Status::Fault => Code::Fault,
+        Status::Fault | Status::Away => Code::Fault,
         Status::Misaligned => Code::Misaligned,
         Status::Ok | Status::BadRequest => Code::Protocol,
         // No such operation here, or an answer of a newer peer.

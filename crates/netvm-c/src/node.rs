@@ -317,7 +317,7 @@ pub extern "C" fn netvm_export_keyed(
 pub extern "C" fn netvm_unexport(node: Ref<Node>, name: Text) -> c_int {
     call(|| {
         let name = segment_name(&name)?;
-        if node.get()?.unexport(name) {
+        if node.get()?.unexport(name)? {
             return Ok(());
         }
         Err(Failure::new(Code::NoSegment, format!("nothing named {name:?} is exported")))

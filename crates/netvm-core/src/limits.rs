@@ -88,6 +88,8 @@ pub const JOB_BYTES: usize = 512;
 pub const JOBS_RUNNING_MAX: usize = 4;
 /// Threads of one node that execute jobs.
 pub const PAGERS_MAX: usize = 8;
+/// Threads that wait for memory which nobody wants any more; with so many no new ones are started.
+pub const PAGERS_LOST_MAX: usize = 64;
 /// Copied answers of one session that wait to be sent; further reads that need one wait.
 pub const KEPT_BYTES_MAX: usize = 8 << 20;
 

@@ -179,6 +179,8 @@ pub enum Status {
     Misaligned = 11,
     /// The memory, or the peer, does not offer this operation.
     Unsupported = 12,
+    /// The peer's memory is paged out, and has not come back in time.
+    Away = 13,
     /// An answer of a newer peer that we do not know.
     Unknown = 0xFFFF,
 }
@@ -200,6 +202,7 @@ impl Status {
             10 => Self::Fault,
             11 => Self::Misaligned,
             12 => Self::Unsupported,
+            13 => Self::Away,
             _ => Self::Unknown,
         }
     }
@@ -221,6 +224,7 @@ impl fmt::Display for Status {
             Self::Fault => "it could not touch its memory",
             Self::Misaligned => "the place is not a multiple of the word's width",
             Self::Unsupported => "that memory does not offer this operation",
+            Self::Away => "its memory there is paged out, and has not come back in time",
             Self::Unknown => "for a reason that only a newer netvm knows",
         })
     }

@@ -168,8 +168,8 @@ impl RawRange {
     /// The `bytes` bytes at `start`, that others may read and, if `writable`, write.
     ///
     /// # Safety
-    /// As long as it, or anything made from it, is in use (memory that is exported: until `unexport` or the drop of the node has
-    /// returned, by whatever way, panics too):
+    /// As long as it, or anything made from it, is in use (memory that is exported: until `unexport` has succeeded or the drop of the
+    /// node has returned, by whatever way, panics too):
     /// * the range stays mapped, readable and, if `writable`, writable, and is freed or reused for nothing else;
     /// * no Rust reference to its bytes is alive while they may be written from outside, and no unique one while they may be read:
     ///   the program uses raw pointers, atomics or a [`SharedSlice`];

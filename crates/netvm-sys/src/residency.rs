@@ -26,6 +26,24 @@ pub fn resident(memory: SharedSlice, pages: &mut [u8]) -> io::Result<()> {
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Waits until `memory` can be touched (for writing, if it `writes`) without waiting, or as good as. It changes no contents, and nothing
+/// bad happens when the memory is not mapped any more, even while this waits.
+///
+/// # Errors
+/// EINVAL before Linux 5.14; EFAULT where only a thread of the program can bring it in, by touching it; ENOMEM when it is not mapped.
+pub fn bring(memory: SharedSlice, writes: bool) -> io::Result<()> {
+    let first = memory.as_ptr().addr() / PAGE_BYTES * PAGE_BYTES;
+    let bytes = (memory.as_ptr().addr() + memory.len() - first).next_multiple_of(PAGE_BYTES);
+    let advice = if writes { libc::MADV_POPULATE_WRITE } else { libc::MADV_POPULATE_READ };
+    loop {
+        // SAFETY: the kernel handles the page faults of an access, and accesses nothing: whatever is mapped there keeps its contents.
+        match unsafe { crate::raw::madvise(first, bytes, advice) } {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            result => return result,
+        }
+    }
+}
+
 /// Milliseconds since some moment, some milliseconds late but cheap.
 pub fn coarse_ms() -> u64 {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
@@ -60,6 +78,10 @@ mod tests {
         assert_eq!(pages.map(|page| page & 1), [0, 0, 0, 1, 0, 0, 0, 0]);
         resident(memory.sub(3 * PAGE_BYTES + 100, PAGE_BYTES).unwrap(), &mut pages).unwrap();
         assert_eq!([pages[0] & 1, pages[1] & 1], [1, 0]);
+        bring(memory.sub(5 * PAGE_BYTES - 1, 2).unwrap(), true).unwrap();
+        resident(memory, &mut pages).unwrap();
+        assert_eq!(pages.map(|page| page & 1), [0, 0, 0, 1, 1, 1, 0, 0]);
+        assert_eq!(memory.sub(5 * PAGE_BYTES - 1, 2).unwrap().to_vec(), [0, 0]);
         let before = coarse_ms();
         std::thread::sleep(std::time::Duration::from_millis(50));
         assert!((20..10_000).contains(&(coarse_ms() - before)));

@@ -117,9 +117,13 @@ pub struct Userfault {
     access: Access,
 }
 
-fn open_raw() -> io::Result<(OwnedFd, Access)> {
+/// Only faults of the program itself are reported, those of the kernel fail.
+const USER_MODE_ONLY: i32 = 1;
+
+fn open_raw(mode: i32) -> io::Result<(OwnedFd, Access)> {
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | mode;
     // SAFETY: userfaultfd(2) takes flags only; the returned descriptor is checked and owned at once.
-    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+    let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
     if fd >= 0 {
         // SAFETY: `fd` is a fresh descriptor that nobody else owns (checked >= 0 above).
         return Ok((unsafe { OwnedFd::from_raw_fd(fd as i32) }, Access::Syscall));
@@ -129,7 +133,7 @@ fn open_raw() -> io::Result<(OwnedFd, Access)> {
         return Err(first);
     };
     // SAFETY: IOC_NEW takes flags by value; the returned descriptor is checked and owned at once.
-    let fd = unsafe { libc::ioctl(device.as_raw_fd(), IOC_NEW as _, libc::O_CLOEXEC | libc::O_NONBLOCK) };
+    let fd = unsafe { libc::ioctl(device.as_raw_fd(), IOC_NEW as _, flags) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -142,7 +146,7 @@ fn open_raw() -> io::Result<(OwnedFd, Access)> {
 /// # Errors
 /// EPERM when neither the system call nor the device may be used, ENOSYS on kernels without userfaultfd.
 pub fn probe() -> io::Result<(u64, Access)> {
-    let (fd, access) = open_raw()?;
+    let (fd, access) = open_raw(0)?;
     let mut api = Api { api: API, features: 0, ioctls: 0 };
     // SAFETY: `api` outlives the call and has the layout the kernel expects.
     if unsafe { libc::ioctl(fd.as_raw_fd(), IOC_API as _, &mut api) } < 0 {
@@ -157,8 +161,20 @@ impl Userfault {
     /// # Errors
     /// As [`probe`].
     pub fn open(wanted: u64) -> io::Result<Self> {
+        Self::open_mode(wanted, 0)
+    }
+
+    /// As other programs may have to: faults of the kernel in this memory are not reported, but fail. For tests.
+    ///
+    /// # Errors
+    /// As [`probe`].
+    pub fn open_for_user_faults() -> io::Result<Self> {
+        Self::open_mode(0, USER_MODE_ONLY)
+    }
+
+    fn open_mode(wanted: u64, mode: i32) -> io::Result<Self> {
         let (available, _) = probe()?;
-        let (fd, access) = open_raw()?;
+        let (fd, access) = open_raw(mode)?;
         let features = wanted & available;
         let mut api = Api { api: API, features, ioctls: 0 };
         // SAFETY: `api` outlives the call and has the layout the kernel expects.

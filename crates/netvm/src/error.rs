@@ -162,6 +162,15 @@ pub enum Error {
         /// Address of the peer.
         lender: String,
     },
+    /// A segment cannot be taken back yet: somebody is in the middle of its memory, and waits for a page that does not come.
+    StillUsed {
+        /// Its name.
+        segment: String,
+        /// No peer begins anything there any more; otherwise nothing has changed.
+        taken_back: bool,
+        /// For how long that was waited for, in milliseconds.
+        after_ms: u64,
+    },
     /// A range reaches beyond the memory it is in.
     Bounds {
         /// First byte.
@@ -210,6 +219,7 @@ impl Error {
             Self::LenderFull { .. }
             | Self::Op { .. }
             | Self::WouldBlock { .. }
+            | Self::StillUsed { .. }
             | Self::Bounds { .. }
             | Self::NameTaken { .. } => Scope::Op,
             Self::Address { .. }
@@ -236,8 +246,11 @@ impl Error {
             | Self::Timeout { .. }
             | Self::LenderFull { .. }
             | Self::WouldBlock { .. }
+            | Self::StillUsed { .. }
             | Self::LenderLost { .. } => true,
-            Self::Op { code, .. } => matches!(code, netvm_core::wire::Status::Busy),
+            Self::Op { code, .. } => {
+                matches!(code, netvm_core::wire::Status::Busy | netvm_core::wire::Status::Away)
+            }
             Self::Address { .. }
             | Self::Listen { .. }
             | Self::NotNetvm { .. }
@@ -328,6 +341,13 @@ impl fmt::Display for Error {
             Self::WouldBlock { lender } => {
                 write!(f, "too much is under way to {lender}; wait for some of it, then try again")
             }
+            Self::StillUsed { segment, taken_back, after_ms } => write!(
+                f,
+                "segment {segment:?} is {} after {:.1} s: a peer's operation is in the middle of it and waits for a page that does \
+                 not come; keep the memory, and unexport it again",
+                if *taken_back { "taken back but still used" } else { "still exported" },
+                *after_ms as f64 / 1000.0
+            ),
             Self::Bounds { offset, bytes, len } => {
                 write!(f, "{bytes} bytes at offset {offset} reach beyond the end of the memory ({len} bytes)")
             }

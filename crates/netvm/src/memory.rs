@@ -24,6 +24,7 @@ use netvm_core::key::Rights;
 use netvm_sys::mapping::Mapping;
 pub use netvm_sys::mapping::RawRange;
 use netvm_sys::memfd::Memfd;
+use netvm_sys::residency::{PAGE_BYTES, bring};
 use netvm_sys::shared::SharedSlice;
 
 use crate::error::{Error, Result};
@@ -183,6 +184,23 @@ impl Memory {
         let Whole { owner, residency } = &*self.owner;
         let file = if let Owner::Mapping(mapping) = owner { mapping.file() } else { None };
         residency.is_here(part, now, file)
+    }
+
+    /// Whether it stays as long as one of the clones lives, whatever the program does.
+    pub(crate) fn is_kept(&self) -> bool {
+        matches!(&self.owner.owner, Owner::Mapping(_) | Owner::File { .. })
+    }
+
+    /// Waits until `part` of it is there, for as long as that takes, and touches it only where that cannot do harm, whatever the program
+    /// does with the memory meanwhile. Where that is not possible it does not wait.
+    pub(crate) fn bring(&self, part: SharedSlice, writes: bool) {
+        if bring(part, writes).is_ok() || !self.is_kept() {
+            return;
+        }
+        let first = PAGE_BYTES - part.as_ptr().addr() % PAGE_BYTES;
+        for at in std::iter::once(0).chain((first..part.len()).step_by(PAGE_BYTES)) {
+            let _ = part.read_into(at, &mut [0]);
+        }
     }
 
     /// The file of all of this memory and nothing else, which importers of this host may map; none for a range of other memory, whose

@@ -54,10 +54,18 @@ impl Gate {
 impl Gated {
     /// So many pages, of which the first `away` are missing, and the gate is closed.
     fn new(pages: usize, away: usize) -> Self {
+        Self::with(Userfault::open(0).unwrap(), pages, away)
+    }
+
+    /// Only accesses of the program itself wait, those of the kernel fail.
+    fn for_user_faults(pages: usize, away: usize) -> Self {
+        Self::with(Userfault::open_for_user_faults().unwrap(), pages, away)
+    }
+
+    fn with(uffd: Userfault, pages: usize, away: usize) -> Self {
         let mapping = Arc::new(Mapping::anonymous(pages * 4096).unwrap());
         let rest = mapping.shared().sub(away * 4096, (pages - away) * 4096).unwrap();
         rest.fill(0);
-        let uffd = Userfault::open(0).unwrap();
         let start = mapping.shared().as_ptr().addr();
         // SAFETY: our own mapping, and the thread below serves its faults.
         unsafe { uffd.register(start, away * 4096, false) }.unwrap();
@@ -169,7 +177,7 @@ fn one_page_keeps_nobody_else_waiting() {
         assert!(board.wait(0, Some(Duration::from_secs(10))));
         assert_eq!(gated.shared().sub(7 * 4096, 300_000).unwrap().to_vec(), vec![9; 300_000]);
         assert_eq!(gated.shared().sub(100, 5).unwrap().to_vec(), b"small");
-        assert!(world.server.unexport("memory"));
+        assert!(world.server.unexport("memory").unwrap());
     }
 }
 
@@ -234,30 +242,165 @@ fn a_session_that_has_used_its_bounce_memory_waits_alone() {
 }
 
 #[test]
-fn unexport_waits_for_what_has_begun_and_refuses_the_rest() {
+fn unexport_refuses_what_waits_for_a_page() {
+    let Some(_alone) = common::alone() else { return };
+    // The program's own, and memory that is kept by whoever uses it, for kernels and systems of all kinds.
+    for (kept, limited) in [(false, false), (true, false), (true, true)] {
+        let world = World::new();
+        let gated = if limited { Gated::for_user_faults(64, 8) } else { Gated::new(64, 8) };
+        let memory = if kept { Arc::clone(&gated.mapping).into() } else { gated.memory() };
+        let key = world.server.export("memory", memory, Rights::ReadWrite).unwrap();
+        let region = world.peer(1).import("memory", &key).unwrap();
+        for page in 0..8 {
+            region.write(page * PAGE, &[7; 100]).unwrap();
+        }
+        std::thread::scope(|scope| {
+            let reading = scope.spawn(|| region.read(5 * PAGE, &mut [0; 10]));
+            gated.gate.wait_for_fault(0);
+            let start = Instant::now();
+            assert!(world.server.unexport("memory").unwrap());
+            assert!(start.elapsed() < Duration::from_secs(5), "it has waited for the page");
+            let refused = |result| matches!(result, Err(Error::Op { code: Status::NoHandle, .. }));
+            assert!(refused(reading.join().unwrap()) && refused(region.flush()));
+        });
+        gated.gate.set(true);
+        gated.shared().fill(0xEE);
+        std::thread::sleep(Duration::from_millis(50));
+        let bytes = gated.shared().to_vec();
+        assert!(bytes.iter().all(|&byte| byte == 0xEE), "written after unexport had returned");
+        assert!(!world.server.unexport("memory").unwrap());
+    }
+}
+
+/// The kernel cannot bring the page in for us, and the program may free the memory: then it learns that it must not.
+#[test]
+fn unexport_tells_of_memory_that_is_still_used() {
     let Some(_alone) = common::alone() else { return };
     let world = World::new();
-    let gated = Gated::new(64, 8);
+    let gated = Gated::for_user_faults(64, 8);
     let key = world.server.export("memory", gated.memory(), Rights::ReadWrite).unwrap();
+    world.server.page_limit(Duration::from_millis(300));
     let region = world.peer(1).import("memory", &key).unwrap();
-    for page in 0..8 {
-        region.write(page * PAGE, &[7; 100]).unwrap();
-    }
+    region.write(0, b"in the middle").unwrap();
     gated.gate.wait_for_fault(0);
-    std::thread::scope(|scope| {
-        let reading = scope.spawn(|| region.read(5 * PAGE, &mut [0; 10]));
-        std::thread::sleep(Duration::from_millis(20));
-        let unexport = scope.spawn(|| world.server.unexport("memory"));
-        std::thread::sleep(Duration::from_millis(50));
-        assert!(!unexport.is_finished(), "somebody is in the middle of it");
-        gated.gate.set(true);
-        assert!(unexport.join().unwrap());
-        gated.shared().fill(0xEE);
-        let refused = |result| matches!(result, Err(Error::Op { code: Status::NoHandle, .. }));
-        assert!(refused(reading.join().unwrap()) && refused(region.flush()));
-    });
-    std::thread::sleep(Duration::from_millis(20));
+    for _ in 0..2 {
+        let start = Instant::now();
+        match world.server.unexport("memory") {
+            Err(error @ Error::StillUsed { taken_back: true, .. }) => {
+                assert!(error.to_string().contains("\"memory\"") && error.is_retryable(), "{error}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert!((300..5000).contains(&start.elapsed().as_millis()));
+    }
+    assert!(matches!(region.read(PAGE, &mut [0]), Err(Error::Op { code: Status::NoHandle, .. })));
+    // The name is free, and the end of its first bearer is told with that of the second.
+    world.server.export("memory", Node::memory(4096).unwrap(), Rights::Read).unwrap();
+    assert!(matches!(world.server.unexport("memory"), Err(Error::StillUsed { .. })));
+    gated.gate.set(true);
+    assert!(world.server.unexport("memory").unwrap() && !world.server.unexport("memory").unwrap());
+    gated.shared().fill(0xEE);
+    std::thread::sleep(Duration::from_millis(50));
     assert!(gated.shared().to_vec().iter().all(|&byte| byte == 0xEE), "written after unexport had returned");
+}
+
+#[test]
+fn a_page_that_never_comes_fails_what_waits_for_it() {
+    let Some(_alone) = common::alone() else { return };
+    let world = World::new();
+    let gated = Gated::new(64, 40);
+    let key = world.server.export("memory", gated.memory(), Rights::ReadWrite).unwrap();
+    world.server.page_limit(Duration::from_secs(1));
+    let away = |error: &Error| {
+        let is_it = matches!(error, Error::Op { lender, code: Status::Away, .. } if *lender == world.address);
+        is_it && error.to_string().contains("paged out")
+    };
+    for round in 0..8 {
+        // More than there are threads, and behind each other.
+        let regions: Vec<_> = (0..3).map(|_| world.peer(1).import("memory", &key).unwrap()).collect();
+        let start = Instant::now();
+        std::thread::scope(|scope| {
+            for (index, region) in regions.iter().enumerate() {
+                scope.spawn(move || {
+                    let page = (index * 4) as u64;
+                    for at in 0..4 {
+                        region.write((page + at) * PAGE, b"never").unwrap();
+                        region.write((page + at) * PAGE, b"never, too").unwrap();
+                    }
+                    let error = region.flush().unwrap_err();
+                    assert!(away(&error), "{error}");
+                });
+                scope.spawn(move || {
+                    let error = region.read((20 + index as u64) * PAGE, &mut [0; 100]).unwrap_err();
+                    assert!(away(&error), "{error}");
+                });
+            }
+        });
+        let took = start.elapsed();
+        // Once it is known nobody waits again.
+        let soonest = Duration::from_millis(if round == 0 { 900 } else { 0 });
+        assert!(took >= soonest && took < Duration::from_secs(15), "{took:?}");
+        for region in &regions {
+            // The session goes on.
+            region.write(50 * PAGE, &[round; 10]).unwrap();
+            region.flush().unwrap();
+            assert_eq!(region.fetch_add(60 * PAGE + 8 * u64::from(round), 1u64).unwrap() / 3, 0);
+        }
+        let error = regions[0].fetch_add(30 * PAGE, 1u64).unwrap_err();
+        assert!(away(&error), "{error}");
+    }
+    // Others are served that wait for what does come.
+    let slow = Gated::new(4, 4);
+    let key = world.server.export("slow", slow.memory(), Rights::ReadWrite).unwrap();
+    let region = world.peer(1).import("slow", &key).unwrap();
+    region.write(0, b"late").unwrap();
+    slow.gate.wait_for_fault(0);
+    slow.gate.set(true);
+    region.flush().unwrap();
+    // Neither this nor the end of the node waits for what does not.
+    let start = Instant::now();
+    assert!(world.server.unexport("memory").unwrap());
+    drop(world);
+    assert!(start.elapsed() < Duration::from_secs(5));
+    gated.gate.set(true);
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(gated.shared().sub(0, 40 * 4096).unwrap().to_vec().iter().all(|&byte| byte == 0));
+}
+
+/// For longer than a peer may be silent, than a socket may be full, and than anybody waits for bytes.
+#[test]
+fn who_waits_for_a_page_is_not_dead() {
+    let Some(_alone) = common::alone() else { return };
+    let world = World::new();
+    let gated = Gated::new(1024, 512);
+    let key = world.server.export("memory", gated.memory(), Rights::ReadWrite).unwrap();
+    let (stalled, full) = (world.peer(1).import("memory", &key), world.peer(2).import("memory", &key));
+    let (stalled, full) = (stalled.unwrap(), full.unwrap());
+    std::thread::scope(|scope| {
+        // Receives nothing more of this session.
+        let writer = scope.spawn(|| {
+            for _ in 0..12 {
+                stalled.write(0, &vec![5; 1 << 20])?;
+            }
+            stalled.flush()
+        });
+        // Answers nothing of this one.
+        let reader = scope.spawn(|| {
+            let buffer = Node::memory(256 * 8).unwrap();
+            let post = |index: usize| {
+                let local = buffer.shared().sub(index * 8, 8).unwrap();
+                full.post().read(index as u64 * PAGE, &[local])
+            };
+            let reads: Result<Vec<_>, _> = (0..256).map(post).collect();
+            reads?.iter().try_for_each(|read| read.wait())
+        });
+        std::thread::sleep(Duration::from_secs(8));
+        assert!(!writer.is_finished() && !reader.is_finished(), "the page has not come yet");
+        gated.gate.set(true);
+        writer.join().unwrap().unwrap();
+        reader.join().unwrap().unwrap();
+    });
+    assert!(gated.shared().sub(0, 1 << 20).unwrap().to_vec() == vec![5; 1 << 20]);
 }
 
 #[test]
@@ -281,14 +424,7 @@ fn a_session_may_end_while_a_page_is_away() {
     let region = world.peer(1).import("memory", &key).unwrap();
     region.write(20 * PAGE, b"others").unwrap();
     region.flush().unwrap();
-    std::thread::scope(|scope| {
-        let gate = &gated.gate;
-        scope.spawn(|| {
-            std::thread::sleep(Duration::from_millis(50));
-            gate.set(true);
-        });
-        drop((region, world));
-    });
+    drop((region, world));
 }
 
 /// Passes bytes on between a pager and its lender, late when it is told to.
@@ -375,7 +511,7 @@ fn a_far_page_behind_a_slow_lender() {
         assert_eq!((&bytes[..8], &bytes[8..]), (&page.to_le_bytes()[..], &b"late"[..]));
     }
     assert!(late == 5 && others > 100, "{others} reads beside {late} pages of 100 ms");
-    assert!(world.server.unexport("far"));
+    assert!(world.server.unexport("far").unwrap());
 }
 
 fn is_resident(memory: SharedSlice) -> bool {
@@ -420,7 +556,7 @@ fn pages_that_were_swapped_out() {
             assert!(back == model, "round {round}");
             assert_eq!(region.fetch_add(8, 0u64).unwrap().to_le_bytes(), model[8..16]);
         }
-        assert!(world.server.unexport("swapped"));
+        assert!(world.server.unexport("swapped").unwrap());
     }
 }
 

@@ -105,7 +105,7 @@ fn one_memory_under_several_names_and_rights() {
     assert_eq!(sorted(server.find(byte as *const u8)), found);
     assert!(peer.find(0).unwrap().is_empty() && server.find(std::ptr::null()).is_empty());
     // One of them goes, the others do not notice.
-    assert!(server.unexport("all"));
+    assert!(server.unexport("all").unwrap());
     assert_eq!(refused(all.read(0, &mut seen)), Status::NoHandle);
     assert_eq!(refused(all.remote_address(0)), Status::NoHandle);
     let mut last = [0; 15];
@@ -142,7 +142,7 @@ fn memory_of_the_heap_and_the_stack() {
     });
     assert_eq!(stack[1].load(Ordering::Relaxed), 2007, "with the owner's own atomics");
     assert_eq!(server.find(stack.as_ptr().wrapping_add(3).cast())[0].offset, 24);
-    assert!(server.unexport("heap") && server.unexport("stack"));
+    assert!(server.unexport("heap").unwrap() && server.unexport("stack").unwrap());
     // SAFETY: nobody uses it any more.
     drop(unsafe { Box::from_raw(heap) });
 }
@@ -287,7 +287,7 @@ fn far_memory_of_the_pager() {
         region.read(page * 4096, &mut bytes).unwrap();
     }
     assert!(Memory::far(&pager, start + (64 << 20), 4096).is_err());
-    assert!(server.unexport("far"));
+    assert!(server.unexport("far").unwrap());
 }
 
 /// At addresses of the pager's choice: each has its own, and what has gone is given out again, as zero.
@@ -365,7 +365,7 @@ fn unexport_fails_what_is_under_way_there_and_nothing_else() {
                 })
             };
             std::thread::sleep(Duration::from_millis(u64::from(round)));
-            assert!(server.unexport("one") && !server.unexport("one"));
+            assert!(server.unexport("one").unwrap() && !server.unexport("one").unwrap());
             let mine = shared.sub(0, 1 << 19).unwrap();
             mine.fill(0xEE);
             assert_eq!(refused::<()>(Err(ends.join().unwrap())), Status::NoHandle, "told, not silent");
@@ -373,7 +373,7 @@ fn unexport_fails_what_is_under_way_there_and_nothing_else() {
             stop.0.store(true, Ordering::Relaxed);
             assert!(goes_on.join().unwrap() > 0);
         });
-        assert!(server.unexport("other"));
+        assert!(server.unexport("other").unwrap());
     }
 }
 
@@ -471,7 +471,7 @@ fn a_killed_importer_leaves_nothing_behind() {
         importer.wait().unwrap();
     }
     // Nobody is left who could keep this waiting or write afterwards.
-    assert!(server.unexport("memory"));
+    assert!(server.unexport("memory").unwrap());
     memory.shared().fill(0xEE);
     std::thread::sleep(Duration::from_millis(20));
     assert!(memory.shared().to_vec().iter().all(|&byte| byte == 0xEE));

@@ -229,7 +229,7 @@ fn exporter(next: &mut dyn FnMut() -> Option<String>) {
                 say(&format!("{}", board.test(2)));
             }
             "first" => say(&memory.shared().sub(0, 1).unwrap().to_vec()[0].to_string()),
-            "unexport" => say(&node.unexport("memory").to_string()),
+            "unexport" => say(&node.unexport("memory").unwrap().to_string()),
             "hide" => {
                 // SAFETY: no pointers.
                 #[expect(unsafe_code, reason = "prctl(2) has no safe wrapper here")]
@@ -385,7 +385,7 @@ fn shares(here: &Here, link: &str, memory: &Memory) {
     assert_eq!(other.ask("notify 3 8"), "done");
     called.recv_timeout(Duration::from_secs(20)).unwrap();
     // Taken back.
-    assert!(here.node.unexport("memory"));
+    assert!(here.node.unexport("memory").unwrap());
     memory.shared().fill(3);
     assert!(other.ask("write 0 10 1").contains("refused"), "written after unexport");
     assert!(other.ask("read 0 10").contains("refused"));
@@ -437,7 +437,7 @@ fn a_read_only_key_maps_read_only() {
     let mapped: Vec<&str> = maps.lines().filter(|line| line.contains("netvm-memory")).collect();
     assert!(mapped.len() == 1 && mapped[0].contains(" r--s "), "{mapped:?}");
     // Unexporting one leaves the other.
-    assert!(here.node.unexport("write"));
+    assert!(here.node.unexport("write").unwrap());
     assert!(writer.ask("read 0 1").contains("refused"));
     assert_eq!(reader.ask("read 77 1"), "9");
 }
@@ -459,7 +459,7 @@ fn unexporting_under_fire_takes_effect_before_it_returns() {
         }
         std::thread::sleep(Duration::from_millis(round % 8));
         let start = Instant::now();
-        assert!(here.node.unexport(&name));
+        assert!(here.node.unexport(&name).unwrap());
         let took = start.elapsed();
         memory.shared().fill(0xEE);
         assert!(memory.shared().to_vec().iter().all(|&byte| byte == 0xEE), "written after unexport");
@@ -492,7 +492,7 @@ fn an_importer_that_dies_inside_delays_nobody() {
                 std::thread::sleep(Duration::from_millis(50));
                 other.signal(libc::SIGKILL);
             });
-            assert!(here.node.unexport(&name));
+            assert!(here.node.unexport(&name).unwrap());
         });
         assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
         memory.shared().fill(0xEE);
@@ -517,7 +517,7 @@ fn who_was_stopped_while_it_copies_does_not_touch_what_was_taken_back() {
         std::thread::sleep(Duration::from_millis(30));
         other.signal(libc::SIGSTOP);
         std::thread::sleep(Duration::from_millis(20));
-        assert!(here.node.unexport("heap"));
+        assert!(here.node.unexport("heap").unwrap());
         memory.shared().fill(0xEE);
         other.signal(libc::SIGCONT);
         assert_eq!(other.hear(), "refused");
@@ -596,7 +596,7 @@ fn importers_that_are_killed_anywhere_leave_a_working_exporter() {
     assert_eq!(other.ask(&format!("import memory {}", hex(key))), "shm");
     assert_eq!(other.ask("write 0 2000000 5"), "ok");
     let start = Instant::now();
-    assert!(here.node.unexport("memory"));
+    assert!(here.node.unexport("memory").unwrap());
     assert!(start.elapsed() < Duration::from_secs(4));
 }
 

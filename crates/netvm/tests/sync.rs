@@ -57,7 +57,7 @@ fn locks_exclude_time_out_and_tell_of_deaths() {
     assert!(matches!(guard.release(), Err(SyncError::Failed(_))));
     // Told once; the abandoned guard has been dropped.
     let guard = lock.lock(SECOND).unwrap();
-    assert!(home.node.unexport("lock"));
+    assert!(home.node.unexport("lock").unwrap());
     assert!(matches!(guard.release(), Err(SyncError::Refused(Refusal::Closed))));
     assert!(matches!(lock.lock(None), Err(SyncError::Refused(Refusal::Closed))));
 }
@@ -72,7 +72,7 @@ fn waiting_ends_when_the_object_or_its_home_goes() {
         let waiting = queue.enqueue().unwrap();
         let waiting = scope.spawn(move || waiting.wait(None));
         std::thread::sleep(Duration::from_millis(10));
-        assert!(home.node.unexport("queue"));
+        assert!(home.node.unexport("queue").unwrap());
         assert!(matches!(waiting.join().unwrap(), Err(SyncError::Refused(Refusal::Closed))));
     });
     let key = home.node.export_sync("queue", Kind::WaitQueue).unwrap();

@@ -65,6 +65,8 @@ pub(super) struct Entry {
     behind: usize,
     barrier: bool,
     cost: usize,
+    /// When somebody first looked how long it has waited.
+    seen_ms: Option<u64>,
     /// None while it is executed.
     work: Option<Work>,
 }
@@ -143,7 +145,8 @@ impl Paging {
         self.bytes += cost;
         self.atomics += usize::from(matches!(work, Work::Atomic(_)));
         let revoked = false;
-        let entry = Entry { rail, header, revoked, first, last, behind, barrier, cost, work: Some(work) };
+        let (seen_ms, work) = (None, Some(work));
+        let entry = Entry { rail, header, revoked, first, last, behind, barrier, cost, seen_ms, work };
         let waits = behind > 0 || (barrier && !self.entries.is_empty());
         self.entries.insert(id, entry);
         if !waits {
@@ -163,16 +166,32 @@ impl Paging {
         Some(Job { id, handle: entry.header.handle, offset: entry.header.offset, work })
     }
 
-    /// A job has been executed. None when it is forgotten.
+    /// The jobs that nobody executes yet and that have waited for at least `limit_ms`, to be refused.
+    pub(super) fn overdue(&mut self, now_ms: u64, limit_ms: u64) -> Vec<JobId> {
+        let waiting = self.entries.iter_mut().filter(|(_, entry)| entry.work.is_some());
+        let is_overdue =
+            |entry: &mut Entry| now_ms.saturating_sub(*entry.seen_ms.get_or_insert(now_ms)) >= limit_ms;
+        waiting.filter_map(|(id, entry)| is_overdue(entry).then_some(*id)).collect()
+    }
+
+    /// A job has been executed, or will not be. None when it is forgotten.
     pub(super) fn finish(&mut self, id: JobId) -> Option<Entry> {
         let entry = self.entries.remove(&id)?;
-        self.running -= 1;
+        if entry.work.is_none() {
+            self.running -= 1;
+        } else {
+            self.ready.retain(|other| *other != id);
+        }
         self.bytes -= entry.cost;
         self.atomics -= usize::from(entry.header.kind == crate::wire::Kind::Atomic);
         for page in entry.first..=entry.last {
             let Some(queue) = self.pages.get_mut(&page) else { continue };
-            let front = queue.pop_front();
-            debug_assert_eq!(front, Some(id), "executed before it was its turn");
+            if queue.front() != Some(&id) {
+                debug_assert!(entry.work.is_some(), "executed before it was its turn");
+                queue.retain(|other| *other != id);
+                continue;
+            }
+            queue.pop_front();
             let Some(next) = queue.front().copied() else {
                 self.pages.remove(&page);
                 continue;

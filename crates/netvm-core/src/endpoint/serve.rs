@@ -307,12 +307,18 @@ impl Endpoint {
         &self.paging
     }
 
+    /// The jobs that have waited for so long and that nobody executes yet: refuse them with [`Endpoint::paged`]. Times are those of the
+    /// driver's looks, of which the first after a job's arrival counts as that.
+    pub fn overdue(&mut self, now_ms: u64, limit_ms: u64) -> Vec<JobId> {
+        self.paging.overdue(now_ms, limit_ms)
+    }
+
     /// A job to execute, by somebody who may wait for memory.
     pub fn job(&mut self) -> Option<Job> {
         self.paging.start()
     }
 
-    /// Tells how a job ended: what waited for it goes on, and the peer is answered.
+    /// Tells how a job ended, or that it will not be executed: what waited for it goes on, and the peer is answered.
     ///
     /// # Errors
     /// The session must end.

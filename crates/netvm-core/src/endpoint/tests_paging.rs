@@ -159,6 +159,43 @@ fn jobs_are_refused_one_by_one_and_forgotten_with_the_session() {
     assert_eq!((side.endpoint.paging().bytes(), side.endpoint.has_output(0)), (0, false));
 }
 
+/// In any order: whoever is behind them goes on, and nothing is executed that was refused.
+#[test]
+fn jobs_that_wait_for_too_long_are_refused() {
+    let (mut side, _) = open();
+    feed(&mut side, true, &write(0, 0, 0, b"a"));
+    let stuck = side.endpoint.job().unwrap();
+    assert_eq!(side.endpoint.overdue(1000, 500), [], "it is being executed");
+    // Behind it, behind both of its pages, and behind everything.
+    feed(&mut side, false, &write(1, 0, 10, b"b"));
+    feed(&mut side, false, &write(2, 0, 4000, &[3; 200]));
+    feed(&mut side, false, &write(3, crate::wire::FENCE, 2 * PAGE, b"d"));
+    feed(&mut side, false, &request(Kind::Read, 3, PAGE, 10));
+    assert_eq!((side.endpoint.overdue(1000, 500).len(), side.endpoint.overdue(1499, 500).len()), (0, 0));
+    feed(&mut side, true, &write(4, 0, PAGE + 100, b"young"));
+    let late = side.endpoint.overdue(1500, 500);
+    assert_eq!(late.len(), 4);
+    for id in late.into_iter().rev() {
+        side.endpoint.paged(id, Err(Status::Away), &mut side.memory).unwrap();
+    }
+    assert_eq!(answers(&side), [Kind::Error; 2], "the read, and the writes as one");
+    let young = side.endpoint.job().unwrap();
+    side.execute(young);
+    assert_eq!(side.endpoint.job(), None);
+    assert_eq!(side.memory.bytes[PAGE as usize + 100..][..5], *b"young");
+    // The one that is executed ends when it ends.
+    side.execute(stuck);
+    assert_eq!((side.endpoint.receive.applied(), side.memory.bytes[0]), (5, b'a'));
+    assert_eq!(
+        (side.memory.bytes[10], side.memory.bytes[4000], side.memory.bytes[2 * PAGE as usize]),
+        (0, 0, 0)
+    );
+    assert!(side.endpoint.paging().is_empty() && side.endpoint.paging().bytes() == 0);
+    feed(&mut side, false, &request(Kind::Flush, 5, 0, 0));
+    let last = side.endpoint.frames(0).1.last().map(|frame| Header::decode(&frame.header).unwrap());
+    assert_eq!(last.map(|header| header.status), Some(Status::Away as u16), "told, not silent");
+}
+
 #[test]
 fn a_diverted_payload_is_written_as_a_job() {
     let (mut side, _) = open();

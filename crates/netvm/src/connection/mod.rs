@@ -31,7 +31,7 @@ use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::link::session::{Failure, Session};
 use crate::link::spin::Trial;
-use crate::node::{Inbox, Shared, View, lock};
+use crate::node::{Inbox, Shared, View, lock, lock_by};
 use crate::region::WriteOptions;
 use crate::shm::export::Sharing;
 use crate::shm::import::Neighbour;
@@ -203,6 +203,11 @@ impl PeerSession {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// As [`PeerSession::lock`]; none when somebody has had it until the deadline.
+    pub(crate) fn lock_by(&self, deadline: Instant) -> Option<MutexGuard<'_, State>> {
+        lock_by(&self.state, deadline)
+    }
+
     pub(crate) fn watch(&self) -> Result<()> {
         let state = self.lock();
         for rail in 0..state.session.endpoint.rails() {
@@ -223,7 +228,17 @@ impl PeerSession {
 
     /// Ends the session; operations under way fail.
     pub(crate) fn close(&self, reason: &str) {
-        let mut state = self.lock();
+        self.close_locked(self.lock(), reason);
+    }
+
+    /// As [`PeerSession::close`], unless somebody waits for a page until the deadline.
+    pub(crate) fn close_by(&self, reason: &str, deadline: Instant) {
+        if let Some(state) = self.lock_by(deadline) {
+            self.close_locked(state, reason);
+        }
+    }
+
+    fn close_locked(&self, mut state: MutexGuard<'_, State>, reason: &str) {
         if state.broken.is_none() {
             state.session.endpoint.goodbye(Status::Stopping, reason);
             self.drain(&mut state);

@@ -1,5 +1,7 @@
 //! A session's operations on memory that is not there: handed to the node's paging threads, and back.
 
+use std::time::{Duration, Instant};
+
 use netvm_core::endpoint::{Done, Endpoint, Job, JobId, Work};
 use netvm_core::key::Access;
 use netvm_core::limits::{BOUNCE_BYTES_MAX, NODE_BOUNCE_BYTES_MAX};
@@ -18,8 +20,8 @@ impl PeerSession {
             let id = job.id;
             let refused = match self.find(state, &job) {
                 Ok((segment, memory)) => {
-                    let task = Task { peer: self.me.clone(), segment, memory, job };
-                    if self.shared.pagers.push(task) { None } else { Some(Status::Full) }
+                    let (peer, since) = (self.me.clone(), Instant::now());
+                    self.shared.pagers.push(Task { peer, segment, memory, job, since }).err()
                 }
                 Err(status) => Some(status),
             };
@@ -48,6 +50,20 @@ impl PeerSession {
         };
         let id = state.imports.check(&exports.table, job.handle, job.offset, bytes, access)?;
         exports.memory(id).map(|memory| (id, memory)).ok_or(Status::NoHandle)
+    }
+
+    /// The node's thread, from time to time: refuses what has waited for others for too long.
+    pub(super) fn refuse_overdue(
+        &self,
+        state: &mut State,
+        now_ms: u64,
+        limit: Duration,
+    ) -> Result<(), Failure> {
+        let limit_ms = limit.as_millis() as u64;
+        for id in state.session.endpoint.overdue(now_ms, limit_ms) {
+            self.with_endpoint(state, |endpoint, view| endpoint.paged(id, Err(Status::Away), view))?;
+        }
+        self.hand_out(state)
     }
 
     /// Tells how much of the node's bounce memory this session holds, and how much it may.

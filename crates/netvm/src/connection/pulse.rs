@@ -1,5 +1,7 @@
 //! Whether the peer is alive, and each of its rails.
 
+use std::time::Duration;
+
 use netvm_core::pulse::{KeepAlive, Pulse, Verdict};
 use netvm_core::wire::Status;
 
@@ -18,12 +20,18 @@ pub(super) struct Seen {
 
 impl PeerSession {
     /// The node's thread, from time to time.
-    pub(crate) fn look_for_life(&self, now_ms: u64, keep_alive: KeepAlive) {
+    pub(crate) fn look_after(&self, now_ms: u64, keep_alive: KeepAlive, page_limit: Duration) {
         let mut state = self.lock();
         if state.broken.is_some() {
             return;
         }
-        let state = &mut *state;
+        match self.refuse_overdue(&mut state, now_ms, page_limit) {
+            Ok(()) => self.look_for_life(&mut state, now_ms, keep_alive),
+            Err(failure) => self.fail(&mut state, &failure),
+        }
+    }
+
+    fn look_for_life(&self, state: &mut State, now_ms: u64, keep_alive: KeepAlive) {
         let rails = state.session.endpoint.rails();
         state.pulses.resize(rails, Seen::default());
         // Who does not listen blames nobody, and says that he is alive: the peer is not heard either.

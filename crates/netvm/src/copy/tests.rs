@@ -127,7 +127,7 @@ fn a_copy_within_one_node_may_overlap() {
     let second = peer.import("other", &key).unwrap();
     assert_eq!(region.copy_to(4096, &second, 0, 1 << 20), Ok(Copied::Locally));
     assert!(other.shared().to_vec() == place.bytes(4096, 1 << 20));
-    place.node.unexport("other");
+    place.node.unexport("other").unwrap();
     assert!(matches!(region.copy_to(0, &second, 0, 1), Err(Error::Op { .. })));
 }
 
@@ -139,10 +139,10 @@ fn what_the_third_node_refuses_is_told_with_its_name() {
     let ((_, source), (_, target)) = (from.open(&node), to.open(&node));
     assert_eq!(source.copy_to(0, &target, 0, 1 << 20), Ok(Copied::Pushed));
     // The copier has its connection and import still.
-    to.node.unexport("memory");
+    to.node.unexport("memory").unwrap();
     let error = source.copy_to(0, &target, 0, 1 << 20).unwrap_err();
     assert!(matches!(&error, Error::Op { lender, .. } if *lender == to.address), "{error}");
-    from.node.unexport("memory");
+    from.node.unexport("memory").unwrap();
     let error = source.copy_to(0, &target, 0, 1 << 20).unwrap_err();
     assert!(matches!(&error, Error::Op { .. }), "{error}");
 }

@@ -181,7 +181,7 @@ fn regions_are_protected(pair: Pair) {
     let mut byte = [0];
     region.read(8191, &mut byte).unwrap();
     assert_eq!(byte, [3]);
-    assert!(server.unexport("memory") && !server.unexport("memory"));
+    assert!(server.unexport("memory").unwrap() && !server.unexport("memory").unwrap());
     assert!(matches!(region.read(0, &mut byte), Err(Error::Op { .. })));
     server.export("memory", memory, Rights::ReadWrite).unwrap();
     assert!(matches!(region.read(0, &mut byte), Err(Error::Op { .. })), "an old handle");
@@ -219,7 +219,7 @@ fn crowds_of_writes_come_by_themselves(pair: Pair) {
     for _ in 0..1000 {
         region.write(64, &[1; 8]).unwrap();
     }
-    assert!(server.unexport("log"));
+    assert!(server.unexport("log").unwrap());
     memory.shared().fill(7);
     assert!(matches!(region.flush(), Err(Error::Op { .. })) || memory.shared().to_vec() == [7; 1 << 20]);
     region.write(64, &[1; 8]).unwrap();
@@ -297,7 +297,7 @@ fn atomics_are_atomic_with_everybody(pair: Pair) {
     let read_only = peer.import("read-only", &read_only).unwrap();
     refused(read_only.fetch_add(8, 1), Status::NoRights);
     assert_eq!(read_only.atomic_load::<u64>(8).unwrap(), 103 * EACH);
-    server.unexport("words");
+    server.unexport("words").unwrap();
     refused(region.fetch_add(8, 1), Status::NoHandle);
 }
 
@@ -697,7 +697,7 @@ fn unexporting_among_readers_and_writers(link: LinkChoice) {
                 });
             }
             std::thread::sleep(Duration::from_millis(5));
-            assert!(server.unexport("memory"));
+            assert!(server.unexport("memory").unwrap());
             memory.shared().fill(0xEE);
             std::thread::sleep(Duration::from_millis(2));
             assert!(memory.shared().to_vec().iter().all(|&byte| byte == 0xEE), "written after unexport");

@@ -57,6 +57,11 @@ impl Segment {
 }
 
 impl Exports {
+    /// Whether some of the memory may be freed by somebody who does not know who uses it.
+    pub(super) fn has_foreign(&self) -> bool {
+        self.segments.iter().flatten().any(|segment| !segment.memory.is_kept())
+    }
+
     /// The memory of a segment.
     pub(crate) fn memory(&self, id: SegmentId) -> Option<SegmentMemory> {
         Some(self.segment(id)?.memory.clone())

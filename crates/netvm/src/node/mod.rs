@@ -27,7 +27,8 @@ mod shared;
 
 use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -55,7 +56,7 @@ pub(crate) use locate::{LOCATE_METHOD, ask_address, ask_find, decode as decode_l
 pub(crate) use paging::Task;
 use server::Server;
 use shared::{LISTENER_ID, add_peer, connect, watch};
-pub(crate) use shared::{Shared, connect_as, lock};
+pub(crate) use shared::{Shared, connect_as, lock, lock_by};
 
 /// How to connect to a node.
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,8 +70,14 @@ pub struct ConnectOptions {
 /// See the module.
 pub struct Node {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    /// And what tells its end.
+    thread: Option<(JoinHandle<()>, Mutex<Receiver<()>>)>,
 }
+
+const _: () = {
+    const fn is_shared_by_threads<T: Send + Sync>() {}
+    is_shared_by_threads::<Node>();
+};
 
 impl std::fmt::Debug for Node {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -97,9 +104,14 @@ impl Node {
         let shared = Shared::new(security).map(Arc::new).map_err(system)?;
         let server = Server::new(Arc::clone(&shared));
         let thread = std::thread::Builder::new().name("netvm-node".to_owned());
-        let thread = thread.spawn(move || server.run()).map_err(system)?;
+        let (running, has_ended) = mpsc::channel();
+        let run = move || {
+            server.run();
+            drop(running);
+        };
+        let thread = thread.spawn(run).map_err(system)?;
         let _ = shared.server.set(thread.thread().id());
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared, thread: Some((thread, Mutex::new(has_ended))) })
     }
 
     /// Serves peers in this thread: for a program that looks for what they write into its memory, without sleeping. Nobody has to:
@@ -244,11 +256,23 @@ impl Node {
         exported.map(|_| key)
     }
 
-    /// Takes a segment back; when this returns no peer reaches it any more, not even in a transfer that had begun.
+    /// Takes a segment back; when this has returned, no peer reaches it any more, not even in a transfer that had begun.
     ///
     /// False when no segment of that name is exported.
-    pub fn unexport(&self, name: &str) -> bool {
+    ///
+    /// # Errors
+    /// [`Error::StillUsed`] when somebody is in the middle of the memory and waits for a page of it that does not come, for longer than
+    /// [`Node::page_limit`]. The memory must not be freed or used for anything else until the same call, made again, has succeeded.
+    pub fn unexport(&self, name: &str) -> Result<bool> {
         self.shared.unexport(name)
+    }
+
+    /// For how long peers' operations wait for memory that is not there (paged out, or missing under a userfaultfd); then they are
+    /// refused with [`Status::Away`](netvm_core::wire::Status::Away). [`Node::unexport`] and the drop of the node wait for as long. At
+    /// first 10 s; whoever waits for an answer gives the peer up after 30 s.
+    pub fn page_limit(&self, limit: Duration) {
+        let limit_ms = limit.as_millis().clamp(1, 1 << 40) as u64;
+        self.shared.page_limit_ms.store(limit_ms, Ordering::Relaxed);
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
@@ -368,15 +392,20 @@ fn random_key() -> Result<RemoteKey> {
 impl Drop for Node {
     fn drop(&mut self) {
         self.shared.stop.signal();
-        if let Some(thread) = self.thread.take() {
+        // Exported memory is kept by whoever waits for a page of it, but for the program's own, which may be freed next.
+        let limit = if lock(&self.shared.exports).has_foreign() { FOREVER } else { self.shared.page_limit() };
+        let deadline = Instant::now() + limit;
+        if let Some((thread, running)) = self.thread.take()
+            && lock(&running).recv_timeout(limit) == Err(RecvTimeoutError::Disconnected)
+        {
             let _ = thread.join();
         }
         // Others may keep what is shared for a while, but nobody listens any more.
         lock(&self.shared.listeners).clear();
         for peer in std::mem::take(&mut *lock(&self.shared.peers)).into_iter().flatten() {
-            peer.close("the node has gone");
+            peer.close_by("the node has gone", deadline);
         }
-        self.shared.pagers.stop();
+        self.shared.pagers.stop(Instant::now() + self.shared.page_limit());
         // The sessions have ended for those who are in our memory by themselves too; what they had begun they finish.
         self.shared.take_all_back();
     }

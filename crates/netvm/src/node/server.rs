@@ -103,7 +103,7 @@ impl Server {
             }
             if self.woke.saturating_duration_since(self.looked) >= self.look_every {
                 self.tidy();
-                self.look_for_life();
+                self.look_after();
             }
         }
     }
@@ -160,13 +160,15 @@ impl Server {
         self.ticked = Instant::now();
     }
 
-    fn look_for_life(&mut self) {
+    fn look_after(&mut self) {
         self.looked = Instant::now();
+        let page_limit = self.shared.page_limit();
+        self.shared.pagers.expire(page_limit);
         let now_ms = self.started.elapsed().as_millis() as u64;
         let keep_alive = *lock(&self.shared.keep_alive);
         let peers: Vec<_> = lock(&self.shared.peers).iter().flatten().cloned().collect();
         for peer in peers {
-            peer.look_for_life(now_ms, keep_alive);
+            peer.look_after(now_ms, keep_alive, page_limit);
         }
     }
 

@@ -2,15 +2,15 @@
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
 use std::thread::ThreadId;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use netvm_core::channel::{Ask, Notice, Told};
 use netvm_core::epoch::{Incarnation, Order};
 use netvm_core::limits::{OPS_MAX, WINDOW};
 use netvm_core::pulse::KeepAlive;
-use netvm_core::segment::ImportTable;
+use netvm_core::segment::{ImportTable, SegmentId};
 use netvm_core::sync::{Home, Request, SessionId, Signalled, Ticket};
 use netvm_core::wire::{Hello, Role, Status};
 use netvm_sys::epoll::{Epoll, EventFd, Interest};
@@ -27,6 +27,8 @@ use crate::region::Peer;
 use crate::security::Security;
 use crate::shm::export::take_back;
 
+/// At first.
+const PAGE_LIMIT_MS: u64 = 10_000;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 /// More peers than this are not polled one by one.
 const POLLED_MAX: usize = 8;
@@ -42,6 +44,20 @@ pub(super) const KICK_ID: u64 = u64::MAX - 1;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// As [`lock`]; none when somebody has had it until the deadline.
+pub(crate) fn lock_by<T>(mutex: &Mutex<T>, deadline: Instant) -> Option<MutexGuard<'_, T>> {
+    let mut pause = Duration::from_micros(1);
+    loop {
+        match mutex.try_lock() {
+            Ok(guard) => return Some(guard),
+            Err(TryLockError::Poisoned(poisoned)) => return Some(poisoned.into_inner()),
+            Err(TryLockError::WouldBlock) if Instant::now() >= deadline => return None,
+            Err(TryLockError::WouldBlock) => std::thread::sleep(pause),
+        }
+        pause = (pause * 2).min(Duration::from_millis(1));
+    }
 }
 
 /// What a node's thread and its users share.
@@ -72,6 +88,9 @@ pub(crate) struct Shared {
     pub(super) copies: AtomicU8,
     pub(crate) copiers: AtomicUsize,
     pub(crate) pagers: Arc<Pagers>,
+    /// Segments that were taken back and that paging threads may still be in the middle of.
+    leaving: Mutex<Vec<(String, SegmentId)>>,
+    pub(super) page_limit_ms: AtomicU64,
 }
 
 impl Shared {
@@ -96,6 +115,8 @@ impl Shared {
             copies: AtomicU8::new(Copies::default() as u8),
             copiers: AtomicUsize::new(0),
             pagers: Arc::default(),
+            leaving: Mutex::default(),
+            page_limit_ms: AtomicU64::new(PAGE_LIMIT_MS),
         };
         let readable = Interest { readable: true, writable: false };
         shared.epoll.add(shared.stop.as_fd(), STOP_ID, readable)?;
@@ -198,26 +219,50 @@ impl Shared {
     }
 
     /// See [`super::Node::unexport`].
-    pub(crate) fn unexport(&self, name: &str) -> bool {
+    pub(crate) fn unexport(&self, name: &str) -> Result<bool> {
         self.unexport_if(name, |_| true)
     }
 
     /// As a receiver goes: its name may be another's by now.
     pub(crate) fn unexport_inlet(&self, name: &str, inlet: &Arc<Inlet>) {
-        self.unexport_if(name, |segment| {
+        // The ring is kept by whoever is still in the middle of it.
+        let _ = self.unexport_if(name, |segment| {
             segment.inlet.as_ref().is_some_and(|other| Arc::ptr_eq(other, inlet))
         });
     }
 
-    fn unexport_if(&self, name: &str, wanted: impl FnOnce(&Segment) -> bool) -> bool {
-        let _one_at_a_time = lock(&self.unexporting);
+    fn unexport_if(&self, name: &str, wanted: impl FnOnce(&Segment) -> bool) -> Result<bool> {
+        let limit = self.page_limit();
+        let deadline = Instant::now() + limit;
+        let used = |taken_back| Error::StillUsed {
+            segment: name.to_owned(),
+            taken_back,
+            after_ms: limit.as_millis() as u64,
+        };
+        let was_exported = self.revoke(name, wanted, deadline).ok_or_else(|| used(false))?;
+        let leaving: Vec<SegmentId> =
+            lock(&self.leaving).iter().filter(|(other, _)| other == name).map(|(_, id)| *id).collect();
+        for &id in &leaving {
+            if !self.pagers.take_back(id, deadline) {
+                return Err(used(true));
+            }
+            lock(&self.leaving).retain(|(_, other)| *other != id);
+        }
+        Ok(was_exported || !leaving.is_empty())
+    }
+
+    /// Takes a segment from all peers: only paging threads may still be in the middle of it. None at the deadline, with nothing done.
+    fn revoke(&self, name: &str, wanted: impl FnOnce(&Segment) -> bool, deadline: Instant) -> Option<bool> {
+        let _one_at_a_time = lock_by(&self.unexporting, deadline)?;
         let peers: Vec<Arc<PeerSession>> = lock(&self.peers).iter().flatten().cloned().collect();
-        // Everybody else takes one peer's lock and then the exports'; nobody waits while holding a peer's.
-        let mut guards: Vec<_> = peers.iter().map(|peer| peer.lock()).collect();
+        // Everybody else takes one peer's lock and then the exports'. Who holds a peer's waits for nothing, but for a page that has left
+        // just after it was there.
+        let guards: Option<Vec<_>> = peers.iter().map(|peer| peer.lock_by(deadline)).collect();
+        let mut guards = guards?;
         let mut exports = lock(&self.exports);
-        let Some(&id) = exports.names.get(name) else { return false };
+        let Some(&id) = exports.names.get(name) else { return Some(false) };
         if !exports.segment(id).is_some_and(wanted) {
-            return false;
+            return Some(false);
         }
         exports.names.remove(name);
         exports.table.unexport(id);
@@ -235,7 +280,7 @@ impl Shared {
             }
         }
         drop(guards);
-        self.pagers.take_back(id);
+        lock(&self.leaving).push((name.to_owned(), id));
         if let Some(segment) = &segment {
             take_back(&segment.shares);
         }
@@ -249,7 +294,12 @@ impl Shared {
             lock(&self.home).close(id);
             self.ring();
         }
-        true
+        Some(true)
+    }
+
+    /// For how long a peer's operation, or whoever takes a segment back, waits for memory that is not there.
+    pub(super) fn page_limit(&self) -> Duration {
+        Duration::from_millis(self.page_limit_ms.load(Ordering::Relaxed))
     }
 
     /// As [`take_back`], for everything that is exported. The sessions have ended.
