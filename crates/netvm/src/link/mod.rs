@@ -9,6 +9,7 @@
 pub(crate) mod auth;
 #[cfg(test)]
 mod auth_tests;
+mod delayed;
 mod faulty;
 pub(crate) mod greeting;
 mod loopback;
@@ -21,6 +22,7 @@ mod suite;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
+pub use delayed::Delayed;
 pub use faulty::{Fault, Faulty};
 pub use loopback::Loopback;
 pub use netvm_sys::net::{Incoming, Outgoing, Stream};

@@ -4,12 +4,12 @@ use std::io;
 use std::num::NonZeroU32;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::auth::{self, Connecting};
 use super::sealed::Sealed;
-use super::{Caps, Fault, Faulty, Incoming, Link, Loopback, Outgoing, Stream};
+use super::{Caps, Delayed, Fault, Faulty, Incoming, Link, Loopback, Outgoing, Stream};
 use crate::error::Error;
 use crate::node::{ConnectOptions, LinkChoice, Mapping, Node, Rights};
 use crate::notify::{Notifications, Notify};
@@ -59,6 +59,21 @@ fn sealed(pair: Pair) -> Pair {
 
 fn faulty(pair: Pair, one: Fault, two: Fault) -> Pair {
     (Box::new(Faulty::new(pair.0, one)), Box::new(Faulty::new(pair.1, two)), pair.2)
+}
+
+/// Both ends late, each by itself.
+fn delayed(pair: Pair) -> Pair {
+    static SEED: AtomicU64 = AtomicU64::new(1);
+    let late = |link| -> Box<dyn Link> {
+        let seed = SEED.fetch_add(1, Ordering::Relaxed);
+        Box::new(Delayed::new(link, seed, Duration::from_micros(300)).unwrap())
+    };
+    (late(pair.0), late(pair.1), pair.2)
+}
+
+/// Portions of few bytes, of other lengths at the other end.
+fn short(pair: Pair) -> Pair {
+    faulty(pair, Fault::Short(3000), Fault::Short(1001))
 }
 
 /// The same for control, and shared memory for the rest.
@@ -428,18 +443,38 @@ link_suite! {
     on_loopback: loopback();
     on_tcp: tcp();
     on_unix: unix();
-    on_short_loopback: faulty(loopback(), Fault::Short(777), Fault::Short(5000));
-    on_short_tcp: faulty(tcp(), Fault::Short(3000), Fault::Short(1001));
     on_sealed_loopback: sealed(loopback());
     on_sealed_tcp: sealed(tcp());
     on_sealed_unix: sealed(unix());
-    on_short_sealed_tcp: sealed(faulty(tcp(), Fault::Short(3000), Fault::Short(1001)));
     on_shm_beside_loopback: shm(loopback());
     on_shm_beside_tcp: shm(tcp());
     on_shm_beside_unix: shm(unix());
     on_shm_beside_sealed_tcp: shm(sealed(tcp()));
-    on_shm_beside_short_tcp: shm(faulty(tcp(), Fault::Short(3000), Fault::Short(1001)));
-    on_sealed_short_loopback: faulty(sealed(loopback()), Fault::Short(777), Fault::Short(5000));
+
+    on_short_loopback: faulty(loopback(), Fault::Short(777), Fault::Short(5000));
+    on_short_tcp: short(tcp());
+    on_short_unix: short(unix());
+    on_short_sealed_loopback: faulty(sealed(loopback()), Fault::Short(777), Fault::Short(5000));
+    on_short_sealed_tcp: short(sealed(tcp()));
+    on_short_sealed_unix: short(sealed(unix()));
+    on_sealed_short_tcp: sealed(short(tcp()));
+    on_shm_beside_short_loopback: shm(short(loopback()));
+    on_shm_beside_short_tcp: shm(short(tcp()));
+    on_shm_beside_short_unix: shm(short(unix()));
+    on_shm_beside_short_sealed_tcp: shm(short(sealed(tcp())));
+
+    on_delayed_loopback: delayed(loopback());
+    on_delayed_tcp: delayed(tcp());
+    on_delayed_unix: delayed(unix());
+    on_delayed_sealed_loopback: delayed(sealed(loopback()));
+    on_delayed_sealed_tcp: delayed(sealed(tcp()));
+    on_delayed_sealed_unix: delayed(sealed(unix()));
+    on_sealed_delayed_tcp: sealed(delayed(tcp()));
+    on_shm_beside_delayed_loopback: shm(delayed(loopback()));
+    on_shm_beside_delayed_tcp: shm(delayed(tcp()));
+    on_shm_beside_delayed_unix: shm(delayed(unix()));
+    on_shm_beside_delayed_sealed_tcp: shm(delayed(sealed(tcp())));
+    on_short_delayed_tcp: short(delayed(tcp()));
 }
 
 fn connected(client: &Node, address: &str, link: LinkChoice, rails: usize) -> crate::region::Peer {
@@ -591,6 +626,40 @@ fn notifications_come_after_the_data_over_several_rails() {
     let (key, board) = server.export_notified("log", Arc::clone(&memory), Rights::ReadWrite, 8).unwrap();
     let region = connected(&client, &address, LINKS, 4).import("log", &key).unwrap();
     check_log(&memory, &board, &region, 100);
+}
+
+/// Rails that are late by themselves: what is posted on one overtakes what is posted on others all the time.
+#[test]
+fn order_is_kept_over_rails_that_are_late() {
+    for round in 0..3 {
+        let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
+        let pairs = (0..4).map(|_| delayed(if round == 0 { loopback() } else { tcp() }));
+        let (here, there): (Vec<_>, Vec<_>) = pairs.map(|(one, two, _)| (one, two)).unzip();
+        server.serve_links(there).unwrap();
+        let peer = client.connect_links(here, (OPS_MAX as u32, WINDOW as u32), "peer").unwrap();
+        let memory = Node::memory(1 << 20).unwrap();
+        let (key, board) = server.export_notified("log", Arc::clone(&memory), Rights::ReadWrite, 8).unwrap();
+        let region = peer.import("log", &key).unwrap();
+        check_log(&memory, &board, &region, 40);
+        for value in 1..=200u64 {
+            // A read sees what was written before it, and an atomic likewise.
+            region.write(value % 7 * 8, &value.to_ne_bytes()).unwrap();
+            let mut back = [0; 8];
+            region.read(value % 7 * 8, &mut back).unwrap();
+            assert_eq!(u64::from_ne_bytes(back), value);
+            region.write(4096, &vec![value as u8; 20_000]).unwrap();
+            region.write(512, &value.to_ne_bytes()).unwrap();
+            assert_eq!(region.fetch_add(512, 1u64).unwrap(), value);
+            region.flush().unwrap();
+            assert_eq!(memory.shared().sub(4096, 20_000).unwrap().to_vec(), vec![value as u8; 20_000]);
+        }
+        drop(server);
+        let error = region.read(0, &mut [0]).unwrap_err();
+        assert!(
+            matches!(&error, Error::LenderLost { reason, .. } if reason == "the node has gone"),
+            "{error}"
+        );
+    }
 }
 
 #[test]
