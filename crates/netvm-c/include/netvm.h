@@ -631,7 +631,7 @@ NETVM_API int netvm_board_close(netvm_board *board);
 
 /* Receives under `name`, which is shared with segments. With 1 to NETVM_SENDERS_MAX `senders` each has a ring of `bytes` bytes
  * (at least NETVM_CHANNEL_BYTES_MIN, at most _MAX): no round trips, and nobody waits for another; a message takes up to a quarter of its ring. With
- * 0 all share one ring, in the order in which they ask for room, which is a round trip; a message takes up to half of it. Whoever has the key
+ * 0 all share one ring, in the order in which they arrive or ask for room; a message takes up to half of it (above 4 KiB: a round trip). Whoever has the key
  * can spoil others' messages: senders that do not trust each other want a receiver each. */
 NETVM_API int netvm_receiver_create(netvm_node *node, const char *name, uint32_t senders, size_t bytes, netvm_key *key,
                                     netvm_receiver **receiver);
@@ -675,7 +675,7 @@ typedef struct netvm_buffer {
     size_t length;
 } netvm_buffer;
 
-/* Sends `count` messages in this order: where senders share a ring together, behind one round trip, or not at all, and at most half of
+/* Sends `count` messages in this order: where senders share a ring together or not at all, and at most half of
  * the ring; otherwise one after the other. */
 NETVM_API int netvm_send_many(netvm_sender *sender, const netvm_buffer *messages, size_t count, int64_t timeout_ns);
 

@@ -65,6 +65,10 @@ pub const CHANNEL_BYTES_MIN: u64 = 256;
 pub const CHANNEL_BYTES_MAX: u64 = 1 << 30;
 /// Most senders of one receiver.
 pub const SENDERS_MAX: u32 = 1024;
+/// Most bytes that a receiver's node holds of one sender's messages until the ring that all share has room.
+pub const HELD_BYTES_MAX: u64 = 16 << 10;
+/// Most bytes of messages that come with the request for their place.
+pub const PUT_BYTES_MAX: u64 = HELD_BYTES_MAX / 4;
 /// Most senders that one session opens.
 pub const OUTLETS_MAX: usize = 1024;
 
@@ -123,6 +127,7 @@ const _: () =
     assert!(HEADER_BYTES + COPIED_BYTES_MAX <= BATCH_BYTES_MAX && BATCH_BYTES_MAX <= QUEUE_BYTES_MAX);
 const _: () = assert!(TICKETS_MAX <= NOTIFICATIONS_MAX as usize && SYNC_OBJECTS_MAX <= EXPORTS_MAX);
 const _: () = assert!(GROUP_BYTES_MAX + 64 <= BODY_BYTES_MAX && PARTIES_MAX < 1 << 16);
+const _: () = assert!(PUT_BYTES_MAX as usize + 64 <= BODY_BYTES_MAX);
 const _: () = assert!(CHANNEL_BYTES_MAX / 8 < 1 << 29 && CHANNEL_BYTES_MIN >= 64);
 const _: () = assert!(SENDERS_MAX <= NOTIFICATIONS_MAX && OUTLETS_MAX <= NOTIFICATIONS_MAX as usize);
 const _: () = assert!(VERSION_MIN <= VERSION);

@@ -482,12 +482,14 @@ impl<'a> Posting<'a> {
 
     /// Calls a method of the peer.
     pub(crate) fn call(self, method: u32, body: &[u8]) -> Result<Op<Vec<u8>>> {
-        self.op("call", |target| {
-            let post = |state: &mut crate::connection::State, token| {
-                state.session.endpoint.post_call(token, method, body.to_vec())
-            };
-            self.region.peer().start(self.waits, "call", target, post)
-        })
+        self.op("call", |target| self.start_call(method, body, target))
+    }
+
+    fn start_call(self, method: u32, body: &[u8], target: Target) -> Result<()> {
+        let post = |state: &mut crate::connection::State, token| {
+            state.session.endpoint.post_call(token, method, body.to_vec())
+        };
+        self.region.peer().start(self.waits, "call", target, post)
     }
 
     fn op<T>(self, what: &'static str, start: impl FnOnce(Target) -> Result<()>) -> Result<Op<T>> {
@@ -613,6 +615,11 @@ impl Counted<'_> {
     /// As [`Counted::write`].
     pub fn flush(self) -> Result<()> {
         self.count(|target| self.posting.start_flush(target))
+    }
+
+    /// As [`Posting::call`]; what was answered is not told.
+    pub(crate) fn call(self, method: u32, body: &[u8]) -> Result<()> {
+        self.count(|target| self.posting.start_call(method, body, target))
     }
 
     fn count(self, start: impl FnOnce(Target) -> Result<()>) -> Result<()> {

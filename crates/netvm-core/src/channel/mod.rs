@@ -13,7 +13,7 @@ mod tests;
 
 pub use notice::{Ask, Notice, Told};
 pub use queue::{BLOCK_BYTES, Block, Grant, Place, Queue};
-pub use ring::{Parsed, Placed, ReceiveRing, SendRing};
+pub use ring::{Flow, Parsed, Placed, Progress, ReceiveRing, SendRing, farther};
 
 use crate::limits::{CHANNEL_BYTES_MAX, CHANNEL_BYTES_MIN};
 

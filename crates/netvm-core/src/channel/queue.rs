@@ -1,8 +1,10 @@
 //! A ring with many senders: the receiver's node gives out the places.
 
 use alloc::collections::{BTreeMap, VecDeque};
+use alloc::vec::Vec;
 
 use super::NoPlace;
+use crate::limits::HELD_BYTES_MAX;
 
 /// Who sends: one of the receiver's senders.
 type Who = u32;
@@ -34,13 +36,15 @@ pub struct Block {
     pub bytes: u64,
 }
 
-/// A place for who waited.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+/// A place for what waited.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Grant {
     /// Whose.
     pub sender: u32,
     /// Where in the ring.
     pub offset: u64,
+    /// What was held: it is to be written there now, before anybody looks. None: its sender writes, and is to be told.
+    pub held: Option<Vec<u8>>,
 }
 
 /// Answer to a reservation.
@@ -62,6 +66,15 @@ struct Sender {
     waits: bool,
     /// Blocks that have not been read.
     committed: u64,
+    /// Bytes of its blocks that are held until there is room.
+    held: u64,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Waiting {
+    who: Who,
+    bytes: u64,
+    held: Option<Vec<u8>>,
 }
 
 /// See the module.
@@ -72,7 +85,7 @@ pub struct Queue {
     entries: VecDeque<Entry>,
     /// Those who have anything here.
     senders: BTreeMap<Who, Sender>,
-    waiting: VecDeque<(Who, u64)>,
+    waiting: VecDeque<Waiting>,
     grants: VecDeque<Grant>,
 }
 
@@ -100,12 +113,37 @@ impl Queue {
             return Err(NoPlace::Full);
         }
         if self.waiting.is_empty()
-            && let Some(offset) = self.take(who, bytes)
+            && let Some(offset) = self.take(who, bytes, false)
         {
             return Ok(Place::At(offset));
         }
         self.senders.entry(who).or_default().waits = true;
-        self.waiting.push_back((who, bytes));
+        self.waiting.push_back(Waiting { who, bytes, held: None });
+        Ok(Place::Later)
+    }
+
+    /// A block that has come with the request for its place, and is read from there: the caller writes it to the place, now. Without room
+    /// it is held.
+    ///
+    /// # Errors
+    /// Too long, or nothing; full: more is held for the sender than it may have.
+    pub fn put(&mut self, who: u32, block: &[u8]) -> Result<Place, NoPlace> {
+        let bytes = (block.len() as u64).next_multiple_of(BLOCK_BYTES);
+        if bytes == 0 || bytes > Self::block_bytes_max(self.capacity) {
+            return Err(NoPlace::TooLong);
+        }
+        if self.waiting.is_empty()
+            && let Some(offset) = self.take(who, bytes, true)
+        {
+            return Ok(Place::At(offset));
+        }
+        let sender = self.senders.entry(who).or_default();
+        if sender.held + bytes > HELD_BYTES_MAX {
+            self.forget(who);
+            return Err(NoPlace::Full);
+        }
+        sender.held += bytes;
+        self.waiting.push_back(Waiting { who, bytes, held: Some(block.to_vec()) });
         Ok(Place::Later)
     }
 
@@ -122,14 +160,14 @@ impl Queue {
     pub fn cancel(&mut self, who: u32) -> bool {
         let waits = self.senders.get_mut(&who).is_some_and(|sender| core::mem::take(&mut sender.waits));
         if waits {
-            self.waiting.retain(|(other, _)| *other != who);
+            self.waiting.retain(|waiting| waiting.who != who || waiting.held.is_some());
             self.forget(who);
             self.pump();
         }
         waits
     }
 
-    /// The sender does not use its place, and waits for none.
+    /// The sender does not use its place, and waits for none. What is held of it has arrived.
     pub fn give_up(&mut self, who: u32) {
         self.cancel(who);
         if let Some(start) = self.senders.get_mut(&who).and_then(|sender| sender.reserved.take()) {
@@ -159,7 +197,7 @@ impl Queue {
 
     /// Whether blocks of the sender are still to be read.
     pub fn has_of(&self, who: u32) -> bool {
-        self.senders.get(&who).is_some_and(|sender| sender.committed > 0)
+        self.senders.get(&who).is_some_and(|sender| sender.committed > 0 || sender.held > 0)
     }
 
     /// The next place for one who waited.
@@ -180,17 +218,23 @@ impl Queue {
         }
     }
 
-    fn take(&mut self, who: Who, bytes: u64) -> Option<u64> {
+    fn take(&mut self, who: Who, bytes: u64, has_come: bool) -> Option<u64> {
         let head = self.entries.front().map_or(self.tail, |entry| entry.start);
         let at = self.tail % self.capacity;
         let start = if at + bytes > self.capacity { self.tail + self.capacity - at } else { self.tail };
         if start + bytes - head > self.capacity {
             return None;
         }
-        self.entries.push_back(Entry { who, start, bytes, state: State::Reserved });
-        self.tail = start + bytes;
         let sender = self.senders.entry(who).or_default();
-        (sender.reserved, sender.waits) = (Some(start), false);
+        let state = if has_come {
+            sender.committed += 1;
+            State::Committed
+        } else {
+            (sender.reserved, sender.waits) = (Some(start), false);
+            State::Reserved
+        };
+        self.entries.push_back(Entry { who, start, bytes, state });
+        self.tail = start + bytes;
         Some(start % self.capacity)
     }
 
@@ -199,11 +243,14 @@ impl Queue {
         while self.entries.front().is_some_and(|entry| entry.state == State::Dead) {
             self.entries.pop_front();
         }
-        while let Some(&(who, bytes)) = self.waiting.front()
-            && let Some(offset) = self.take(who, bytes)
-        {
-            self.waiting.pop_front();
-            self.grants.push_back(Grant { sender: who, offset });
+        while let Some(&Waiting { who, bytes, ref held }) = self.waiting.front() {
+            let has_come = held.is_some();
+            let Some(offset) = self.take(who, bytes, has_come) else { break };
+            if has_come && let Some(sender) = self.senders.get_mut(&who) {
+                sender.held -= bytes;
+            }
+            let held = self.waiting.pop_front().and_then(|waiting| waiting.held);
+            self.grants.push_back(Grant { sender: who, offset, held });
         }
     }
 }

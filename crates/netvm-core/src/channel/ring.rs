@@ -1,6 +1,7 @@
 //! A ring with one sender and one receiver.
 
 use super::{Garbage, MESSAGE_HEADER_BYTES, NoPlace, taken};
+use crate::limits::CHANNEL_BYTES_MAX;
 
 const SKIP: u32 = u32::MAX;
 /// Positions are told in units of 8 bytes, modulo this many.
@@ -24,19 +25,77 @@ pub struct Placed {
     end: u64,
 }
 
+/// What a sender has sent and the receiver has told of it: positions that only grow.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Flow {
+    sent: u64,
+    freed: u64,
+}
+
+impl Flow {
+    /// So many bytes more, a multiple of 8.
+    pub fn sent(&mut self, bytes: u64) {
+        self.sent += bytes;
+    }
+
+    /// Bytes of which nothing has been told.
+    pub fn under_way(&self) -> u64 {
+        self.sent - self.freed
+    }
+
+    /// The receiver has told how far it is. Several of its threads tell, so an earlier position may come later: it changes nothing.
+    ///
+    /// # Errors
+    /// Farther than was sent.
+    pub fn credit(&mut self, units: u32) -> Result<(), Garbage> {
+        let more = u64::from(units).wrapping_sub(self.freed / 8) % UNITS * 8;
+        if more > CHANNEL_BYTES_MAX * 2 {
+            return Ok(());
+        }
+        if more > self.under_way() {
+            return Err(Garbage);
+        }
+        self.freed += more;
+        Ok(())
+    }
+}
+
+/// The farther of two positions that have been told; they are not half of all positions apart.
+pub fn farther(one: u32, other: u32) -> u32 {
+    if u64::from(one.wrapping_sub(other)) % UNITS < UNITS / 2 { one } else { other }
+}
+
+/// When a receiver tells how far it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Progress {
+    at: u64,
+    told: u64,
+}
+
+impl Progress {
+    /// So many bytes more of at most `most` under way: what to tell, a few times in each `most`.
+    pub fn step(&mut self, bytes: u64, most: u64) -> Option<u32> {
+        self.at += bytes;
+        if self.at - self.told < most / 4 {
+            return None;
+        }
+        self.told = self.at;
+        Some((self.at / 8 % UNITS) as u32)
+    }
+}
+
 /// The sender's side.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct SendRing {
     capacity: u64,
     nonce: u32,
-    sent: u64,
-    freed: u64,
+    flow: Flow,
 }
 
 impl SendRing {
     /// An empty ring of `capacity` bytes.
     pub fn new(capacity: u64, nonce: u32) -> Self {
-        Self { capacity, nonce, sent: 0, freed: 0 }
+        Self { capacity, nonce, flow: Flow::default() }
     }
 
     /// Longest message.
@@ -52,14 +111,15 @@ impl SendRing {
         if len > Self::message_bytes_max(self.capacity) {
             return Err(NoPlace::TooLong);
         }
-        let (need, at) = (taken(len), self.sent % self.capacity);
+        let Flow { sent, freed } = self.flow;
+        let (need, at) = (taken(len), sent % self.capacity);
         let lost = if at + need > self.capacity { self.capacity - at } else { 0 };
-        let start = self.sent + lost;
-        if start + need - self.freed > self.capacity {
+        let start = sent + lost;
+        if start + need - freed > self.capacity {
             return Err(NoPlace::Full);
         }
         Ok(Placed {
-            skip: (lost > 0).then(|| (at, header(SKIP, self.sent, self.nonce))),
+            skip: (lost > 0).then(|| (at, header(SKIP, sent, self.nonce))),
             offset: start % self.capacity,
             header: header(len as u32, start, self.nonce),
             end: start + need,
@@ -68,7 +128,7 @@ impl SendRing {
 
     /// The message has been written.
     pub fn written(&mut self, placed: &Placed) {
-        self.sent = placed.end;
+        self.flow.sent = placed.end;
     }
 
     /// The receiver has told what it consumed.
@@ -76,12 +136,7 @@ impl SendRing {
     /// # Errors
     /// More than was sent.
     pub fn credit(&mut self, units: u32) -> Result<(), Garbage> {
-        let more = u64::from(units).wrapping_sub(self.freed / 8) % UNITS * 8;
-        if more > self.sent - self.freed {
-            return Err(Garbage);
-        }
-        self.freed += more;
-        Ok(())
+        self.flow.credit(units)
     }
 }
 
@@ -104,19 +159,18 @@ pub enum Parsed {
 pub struct ReceiveRing {
     capacity: u64,
     nonce: u32,
-    at: u64,
-    told: u64,
+    progress: Progress,
 }
 
 impl ReceiveRing {
     /// An empty ring of `capacity` bytes.
     pub fn new(capacity: u64, nonce: u32) -> Self {
-        Self { capacity, nonce, at: 0, told: 0 }
+        Self { capacity, nonce, progress: Progress::default() }
     }
 
     /// Where the next header is.
     pub fn offset(&self) -> u64 {
-        self.at % self.capacity
+        self.progress.at % self.capacity
     }
 
     /// What the header there, of a message that was notified, says.
@@ -125,7 +179,7 @@ impl ReceiveRing {
     /// It makes no sense.
     pub fn parse(&mut self, word: u64) -> Result<Parsed, Garbage> {
         let (len, offset) = (word as u32, self.offset());
-        if word != header(len, self.at, self.nonce) {
+        if word != header(len, self.progress.at, self.nonce) {
             return Err(Garbage);
         }
         if len == SKIP {
@@ -133,7 +187,7 @@ impl ReceiveRing {
             if offset == 0 {
                 return Err(Garbage);
             }
-            self.at += self.capacity - offset;
+            self.progress.at += self.capacity - offset;
             return Ok(Parsed::Skipped);
         }
         let len = len as usize;
@@ -145,11 +199,6 @@ impl ReceiveRing {
 
     /// A message of `len` bytes has been consumed; what to tell the sender, from time to time.
     pub fn consumed(&mut self, len: usize) -> Option<u32> {
-        self.at += taken(len);
-        if self.at - self.told < self.capacity / 4 {
-            return None;
-        }
-        self.told = self.at;
-        Some((self.at / 8 % UNITS) as u32)
+        self.progress.step(taken(len), self.capacity)
     }
 }

@@ -5,6 +5,7 @@ use alloc::vec::Vec;
 use stateright::{Checker, Model, Property};
 
 use super::*;
+use crate::limits::{HELD_BYTES_MAX, PUT_BYTES_MAX};
 use crate::sim::Random;
 
 /// A ring, its memory, messages whose notifications are under way, and the consumed position under way.
@@ -199,18 +200,51 @@ fn any_header_is_inside_or_refused() {
     assert_eq!(ring.credit(1), Err(Garbage));
     let placed = ring.place(8).unwrap();
     ring.written(&placed);
-    assert_eq!((ring.credit(3), ring.credit(2), ring.credit(0)), (Err(Garbage), Ok(()), Err(Garbage)));
+    assert_eq!((ring.credit(3), ring.credit(2), ring.credit(3)), (Err(Garbage), Ok(()), Err(Garbage)));
+}
+
+#[test]
+fn positions_that_overtake_each_other_change_nothing() {
+    let last = (1 << 29) - 1;
+    assert_eq!([farther(5, 3), farther(3, 5), farther(last, 2), farther(2, last)], [5, 5, 2, 2]);
+    let mut flow = Flow::default();
+    let mut told = Vec::new();
+    let mut progress = Progress::default();
+    let mut random = Random::new(11);
+    for _ in 0..200_000 {
+        let bytes = 64 * (1 + random.below(64));
+        if flow.under_way() + bytes <= HELD_BYTES_MAX {
+            flow.sent(bytes);
+            told.extend(progress.step(bytes, HELD_BYTES_MAX));
+        } else {
+            // Any of those on their way comes first.
+            let next = random.below(told.len() as u64) as usize;
+            assert_eq!(flow.credit(told.swap_remove(next)), Ok(()));
+        }
+    }
+    for units in told {
+        assert_eq!(flow.credit(units), Ok(()));
+    }
+    assert!(flow.under_way() < HELD_BYTES_MAX / 4);
 }
 
 #[test]
 fn notices_and_questions_come_back() {
     let mut random = Random::new(5);
-    for told in [Told::Position(0), Told::Position((1 << 29) - 1), Told::Ended, Told::Commit, Told::Close] {
+    let most = (1 << 29) - 1;
+    for told in
+        [Told::Position(0), Told::Position(most), Told::Placed(most), Told::Ended, Told::Commit, Told::Close]
+    {
         let notice = Notice { slot: random.draw() as u16, told };
         assert_eq!(Notice::from_notify(notice.notify()), Some(notice));
     }
-    for ask in [Ask::Open { handle: 7 }, Ask::Reserve { bytes: u32::MAX }, Ask::Cancel] {
+    let block = [9; PUT_BYTES_MAX as usize];
+    for ask in [Ask::Open { handle: 7 }, Ask::Reserve { bytes: u32::MAX }, Ask::Cancel, Ask::Put(&block)] {
         assert_eq!(Ask::decode(&ask.encode(513)), Some((513, ask)));
+    }
+    let too_long = [9; PUT_BYTES_MAX as usize + 8];
+    for block in [&too_long[..], &too_long[..7]] {
+        assert_eq!(Ask::decode(&Ask::Put(block).encode(0)), None);
     }
     for _ in 0..100_000 {
         let bytes: Vec<u8> = (0..random.below(12)).map(|_| random.below(5) as u8).collect();
@@ -222,7 +256,7 @@ fn notices_and_questions_come_back() {
 /// reservation, and nobody waits while there is room.
 #[test]
 fn shared_rings_survive_their_senders() {
-    let (mut deaths, mut waits) = (0, 0);
+    let (mut deaths, mut waits, mut held) = (0, 0, 0);
     for seed in 0..300 {
         let mut random = Random::new(seed);
         let capacity = 512;
@@ -230,12 +264,13 @@ fn shared_rings_survive_their_senders() {
         // Per sender: its place and length, or that it waits.
         let mut open: BTreeMap<u32, (Option<u64>, u64)> = BTreeMap::new();
         let mut order: VecDeque<(u32, u64)> = VecDeque::new();
-        let mut waiting: VecDeque<u32> = VecDeque::new();
+        // Who waits, and whether its block has come.
+        let mut waiting: VecDeque<(u32, bool)> = VecDeque::new();
         for step in 0..3000 {
             let context = alloc::format!("seed {seed}, step {step}");
             let id = random.below(4) as u32;
             let session = id;
-            match random.below(7) {
+            match random.below(9) {
                 0..3 if !open.contains_key(&session) => {
                     let bytes = BLOCK_BYTES * (1 + random.below(4));
                     let place = match queue.reserve(id, bytes).unwrap() {
@@ -245,7 +280,7 @@ fn shared_rings_survive_their_senders() {
                         }
                         Place::Later => {
                             waits += 1;
-                            waiting.push_back(session);
+                            waiting.push_back((session, false));
                             None
                         }
                     };
@@ -267,7 +302,7 @@ fn shared_rings_survive_their_senders() {
                 5 if matches!(open.get(&session), Some((None, _))) && random.once_in(3) => {
                     assert!(queue.cancel(id) && !queue.cancel(id), "{context}");
                     open.remove(&session);
-                    waiting.retain(|other| *other != session);
+                    waiting.retain(|other| *other != (session, false));
                 }
                 6 if random.once_in(5) => {
                     deaths += 1;
@@ -278,16 +313,39 @@ fn shared_rings_survive_their_senders() {
                                 let at = order.iter().rposition(|entry| *entry == (session, offset)).unwrap();
                                 order.remove(at);
                             }
-                            None => waiting.retain(|other| *other != session),
+                            None => waiting.retain(|other| *other != (session, false)),
+                        }
+                    }
+                }
+                7 => {
+                    let block = alloc::vec![id as u8; 8 * (1 + random.below(24)) as usize];
+                    match queue.put(id, &block) {
+                        Ok(Place::At(offset)) => order.push_back((session, offset)),
+                        Ok(Place::Later) => {
+                            held += 1;
+                            assert!(queue.has_of(id), "{context}");
+                            waiting.push_back((session, true));
+                        }
+                        Err(error) => {
+                            assert_eq!(error, NoPlace::Full, "{context}");
+                            let its =
+                                waiting.iter().filter(|waits| **waits == (session, true)).count() as u64;
+                            assert!(
+                                its * BLOCK_BYTES * 3 > HELD_BYTES_MAX - BLOCK_BYTES * 3,
+                                "{context}: {its}"
+                            );
                         }
                     }
                 }
                 _ => {}
             }
-            while let Some(Grant { sender: session, offset }) = queue.grant() {
-                assert_eq!(waiting.pop_front(), Some(session), "{context}: out of turn");
+            while let Some(Grant { sender: session, offset, held }) = queue.grant() {
+                assert_eq!(waiting.pop_front(), Some((session, held.is_some())), "{context}: out of turn");
                 order.push_back((session, offset));
-                open.get_mut(&session).unwrap().0 = Some(offset);
+                match held {
+                    Some(block) => assert!(block.iter().all(|&byte| byte == session as u8), "{context}"),
+                    None => open.get_mut(&session).unwrap().0 = Some(offset),
+                }
             }
             assert!(!order.is_empty() || waiting.is_empty(), "{context}: waits for nothing");
             // Nobody's place overlaps another's.
@@ -309,5 +367,5 @@ fn shared_rings_survive_their_senders() {
         assert!(queue.reserve(9, Queue::block_bytes_max(capacity)).is_ok());
         assert_eq!(queue.reserve(8, 8), Err(NoPlace::TooLong));
     }
-    assert!(deaths > 1000 && waits > 1000, "{deaths} deaths, {waits} waits");
+    assert!(deaths > 1000 && waits > 1000 && held > 1000, "{deaths} deaths, {waits} waits, {held} held");
 }

@@ -4,11 +4,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::num::NonZeroU32;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use netvm_core::channel::{Ask, Notice, Place, Queue, ReceiveRing, Told};
-use netvm_core::limits::OUTLETS_MAX;
+use netvm_core::channel::{Ask, BLOCK_BYTES, Notice, Place, Progress, Queue, ReceiveRing, Told};
+use netvm_core::limits::{HELD_BYTES_MAX, OUTLETS_MAX};
 use netvm_core::notify::Notify;
 use netvm_core::sync::SessionId;
 use netvm_core::wire::Status;
+use netvm_sys::mapping::Mapping;
 
 use crate::node::lock;
 use crate::notify::Notifications;
@@ -30,12 +31,18 @@ pub(super) struct Source {
     pub(super) state: State,
     /// Unused when the ring is shared.
     pub(super) ring: ReceiveRing,
+    /// How much of what came with requests has its place.
+    placed: Progress,
 }
+
+/// Stands for the end of a block in place of a message's length.
+pub(super) const BLOCK_END: u32 = u32::MAX;
 
 /// A receiver's state. Locked after a peer and the [`Hub`], and never before one.
 pub(crate) struct Inlet {
     pub(super) board: Notifications,
     pub(super) ring_bytes: u64,
+    memory: Arc<Mapping>,
     state: Mutex<Sources>,
 }
 
@@ -50,7 +57,13 @@ pub(super) struct Sources {
 }
 
 impl Inlet {
-    pub(super) fn new(board: Notifications, ring_bytes: u64, senders: u32, shared: bool) -> Self {
+    pub(super) fn new(
+        board: Notifications,
+        memory: Arc<Mapping>,
+        ring_bytes: u64,
+        senders: u32,
+        shared: bool,
+    ) -> Self {
         let sources = Sources {
             sources: (0..senders).map(|_| None).collect(),
             queue: shared.then(|| Queue::new(ring_bytes)),
@@ -58,7 +71,7 @@ impl Inlet {
             closed: false,
             uses: 0,
         };
-        Self { board, ring_bytes, state: Mutex::new(sources) }
+        Self { board, memory, ring_bytes, state: Mutex::new(sources) }
     }
 
     pub(super) fn lock(&self) -> MutexGuard<'_, Sources> {
@@ -84,7 +97,7 @@ impl Inlet {
         // Far from the tags of the use before: positions go on from there.
         let nonce = state.uses.wrapping_mul(0x9E37_79B1);
         let ring = ReceiveRing::new(self.ring_bytes, nonce);
-        state.sources[free] = Some(Source { end, state: State::Open, ring });
+        state.sources[free] = Some(Source { end, state: State::Open, ring, placed: Progress::default() });
         let mut answer = Vec::with_capacity(20);
         for word in [u32::from(state.queue.is_some()), free as u32, nonce] {
             answer.extend_from_slice(&word.to_le_bytes());
@@ -109,24 +122,53 @@ impl Inlet {
             }
             None => Notify::Post { number: sender as u16, value: NonZeroU32::MIN },
         };
-        let grants = state.grants();
+        let grants = self.grants(&mut state);
         drop(state);
         self.board.notify(notify);
         grants
     }
-}
 
-impl Sources {
-    /// Places for senders that waited.
-    pub(super) fn grants(&mut self) -> Vec<(End, Told)> {
-        let Some(queue) = &mut self.queue else { return Vec::new() };
-        let sources = &self.sources;
-        std::iter::from_fn(|| queue.grant())
-            .filter_map(|grant| {
-                let source = sources[grant.sender as usize].as_ref()?;
-                Some((source.end, Told::Position((grant.offset / 8) as u32)))
-            })
-            .collect()
+    /// A block has come with the request for its place.
+    fn put(&self, sender: u32, block: &[u8]) -> Result<Vec<(End, Told)>, Status> {
+        let mut state = self.lock();
+        let queue = state.queue.as_mut().ok_or(Status::Unsupported)?;
+        match queue.put(sender, block) {
+            Ok(Place::At(offset)) => {
+                let told = self.place(&mut state, sender, offset, block);
+                drop(state);
+                self.board.notify(Notify::Count { number: 0 });
+                Ok(told.into_iter().collect())
+            }
+            Ok(Place::Later) => Ok(Vec::new()),
+            Err(_) => Err(Status::BadRequest),
+        }
+    }
+
+    /// Writes a block to the place that it has got; whom to tell of it.
+    fn place(&self, state: &mut Sources, sender: u32, offset: u64, block: &[u8]) -> Option<(End, Told)> {
+        let bytes = (block.len() as u64).next_multiple_of(BLOCK_BYTES);
+        let place = self.memory.shared().sub(offset as usize, bytes as usize)?;
+        place.write_from(0, block)?;
+        if (block.len() as u64) < bytes {
+            place.write_from(block.len(), &u64::from(BLOCK_END).to_le_bytes())?;
+        }
+        let source = state.sources.get_mut(sender as usize)?.as_mut()?;
+        let units = source.placed.step(bytes, HELD_BYTES_MAX)?;
+        (source.state == State::Open).then_some((source.end, Told::Placed(units)))
+    }
+
+    /// Places for what waited, and whom to tell. Whoever calls this looks at the ring afterwards, or has it looked at.
+    pub(super) fn grants(&self, state: &mut Sources) -> Vec<(End, Told)> {
+        let mut told = Vec::new();
+        while let Some(grant) = state.queue.as_mut().and_then(Queue::grant) {
+            told.extend(match &grant.held {
+                Some(block) => self.place(state, grant.sender, grant.offset, block),
+                None => state.sources[grant.sender as usize]
+                    .as_ref()
+                    .map(|source| (source.end, Told::Position((grant.offset / 8) as u32))),
+            });
+        }
+        told
     }
 }
 
@@ -140,7 +182,12 @@ pub(crate) struct Hub {
 
 impl Hub {
     /// A peer asks; `inlet` is what its handle stands for.
-    pub(crate) fn ask(&mut self, end: End, ask: Ask, inlet: Option<Arc<Inlet>>) -> Result<Vec<u8>, Status> {
+    pub(crate) fn ask(
+        &mut self,
+        end: End,
+        ask: Ask<'_>,
+        inlet: Option<Arc<Inlet>>,
+    ) -> Result<Vec<u8>, Status> {
         if let Ask::Open { .. } = ask {
             let inlet = inlet.ok_or(Status::Unsupported)?;
             if usize::from(end.1) >= OUTLETS_MAX || self.ends.contains_key(&end) {
@@ -151,6 +198,11 @@ impl Hub {
             return Ok(answer);
         }
         let (inlet, sender) = self.ends.get(&end).ok_or(Status::NoHandle)?;
+        if let Ask::Put(block) = ask {
+            let told = inlet.put(*sender, block)?;
+            self.outbox.extend(told);
+            return Ok(Vec::new());
+        }
         let mut state = inlet.lock();
         let queue = state.queue.as_mut().ok_or(Status::Unsupported)?;
         let answer = match ask {
@@ -161,8 +213,12 @@ impl Hub {
             },
             _ => [u64::from(queue.cancel(*sender)), 0],
         };
-        let grants = state.grants();
+        let grants = inlet.grants(&mut state);
         drop(state);
+        if ask == Ask::Cancel {
+            // What was held behind it may have been placed.
+            inlet.board.notify(Notify::Count { number: 0 });
+        }
         self.outbox.extend(grants);
         Ok(answer.iter().flat_map(|word| word.to_le_bytes()).collect())
     }
@@ -182,7 +238,7 @@ impl Hub {
                 self.outbox.extend(grants);
                 self.ends.remove(&end);
             }
-            Told::Position(_) | Told::Ended => {}
+            Told::Position(_) | Told::Placed(_) | Told::Ended => {}
         }
     }
 

@@ -19,8 +19,8 @@
 //! ```
 //!
 //! A sender writes its messages straight into the receiver's memory, one-sidedly; the receiver looks at them there and frees their place when
-//! it drops the [`Message`]. There is no round trip in a stream of messages ([`Shape::Rings`]; with [`Shape::Shared`] there is one for each, or
-//! for several at once). A sender for which there is no room waits, or is told so. Messages of one sender come in the order in which
+//! it drops the [`Message`]. There is no round trip in a stream of messages ([`Shape::Rings`]; with [`Shape::Shared`] there is one for each
+//! that is longer than 4 KiB). A sender for which there is no room waits, or is told so. Messages of one sender come in the order in which
 //! they were sent; senders take turns.
 //!
 //! When a sender closes or dies, the receiver gets all its whole messages and is then told, once. When the receiver goes, its senders are
@@ -57,7 +57,7 @@ pub enum Shape {
         /// Bytes of each ring, 256 to 2³⁰.
         bytes: usize,
     },
-    /// One ring for all senders, in the order in which they ask for room. A message takes up to half of it.
+    /// One ring for all senders, in the order in which they arrive or ask for room. A message takes up to half of it.
     Shared {
         /// Bytes of the ring, 256 to 2³⁰.
         bytes: usize,

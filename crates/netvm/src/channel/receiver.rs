@@ -135,7 +135,7 @@ impl Receiver {
         let (key, board) = node.export_notified(name, Arc::clone(&memory), Rights::ReadWrite, rings)?;
         let shared = matches!(shape, Shape::Shared { .. });
         let senders = if shared { SENDERS_MAX } else { rings };
-        let inlet = Arc::new(Inlet::new(board.clone(), ring_bytes, senders, shared));
+        let inlet = Arc::new(Inlet::new(board.clone(), Arc::clone(&memory), ring_bytes, senders, shared));
         node.shared().set_inlet(name, &inlet);
         let node = Arc::clone(node.shared());
         Ok((key, Self { node, name: name.to_owned(), memory, board, inlet, senders: rings, block: None }))
@@ -298,7 +298,7 @@ impl Receiver {
             if let Some(queue) = &mut state.queue {
                 queue.release();
             }
-            let grants = state.grants();
+            let grants = self.inlet.grants(&mut state);
             drop(state);
             self.tell(grants);
         }

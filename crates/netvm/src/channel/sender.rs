@@ -3,20 +3,19 @@
 use std::time::{Duration, Instant};
 
 use netvm_core::channel::{
-    Ask, BLOCK_BYTES, MESSAGE_HEADER_BYTES, NoPlace, Notice, Queue, SendRing, Told, taken,
+    Ask, BLOCK_BYTES, Flow, MESSAGE_HEADER_BYTES, NoPlace, Notice, Queue, SendRing, Told, taken,
 };
 use netvm_core::key::RemoteKey;
-use netvm_core::limits::{CHANNEL_BYTES_MIN, COPIED_BYTES_MAX};
+use netvm_core::limits::{CHANNEL_BYTES_MIN, COPIED_BYTES_MAX, HELD_BYTES_MAX, PUT_BYTES_MAX};
 use netvm_core::notify::Notify;
 use netvm_core::wire::Status;
 
+use super::inlet::BLOCK_END;
 use super::outlet::Heard;
 use super::{CHANNEL_HANDLE, CHANNEL_METHOD, ChannelError};
 use crate::error::Error;
+use crate::posted::Counter;
 use crate::region::{Peer, Region};
-
-/// Stands for the end of a block in place of a message's length.
-const BLOCK_END: u32 = u32::MAX;
 
 /// The sending end of a channel. Dropping it closes it: the receiver gets all that was sent, and is told.
 #[derive(Debug)]
@@ -25,8 +24,13 @@ pub struct Sender {
     slot: u16,
     number: u16,
     capacity: u64,
-    /// None: the ring is shared, and places are asked for.
+    /// None: the ring is shared, and the receiver's node gives out the places.
     ring: Option<SendRing>,
+    /// Of small blocks for a shared ring: what has been sent and placed, and the answers.
+    flow: Flow,
+    answers: Counter,
+    /// Requests may overtake each other.
+    rails: usize,
     buffer: Vec<u8>,
     ended: bool,
 }
@@ -41,8 +45,19 @@ impl Sender {
         let region = peer.import(name, key)?;
         let slot = region.peer().lock().inbox.outlets.take();
         let slot = slot.ok_or_else(|| Error::Other("too many senders over one connection".to_owned()))?;
-        let mut sender =
-            Self { region, slot, number: 0, capacity: 0, ring: None, buffer: Vec::new(), ended: true };
+        let rails = region.peer().lock().session.endpoint.rails();
+        let mut sender = Self {
+            region,
+            slot,
+            number: 0,
+            capacity: 0,
+            ring: None,
+            flow: Flow::default(),
+            answers: Counter::new(),
+            rails,
+            buffer: Vec::new(),
+            ended: true,
+        };
         let handle = sender.region.handle();
         let answer = sender.ask(Ask::Open { handle })?;
         let words = answer.first_chunk::<20>().ok_or_else(nonsense)?;
@@ -56,7 +71,6 @@ impl Sender {
         }
         (sender.number, sender.capacity) = (u16::try_from(number).map_err(|_| nonsense())?, capacity);
         sender.ring = (!shared).then(|| SendRing::new(capacity, nonce));
-        sender.region.peer().lock().inbox.outlets.clear(slot);
         sender.ended = false;
         Ok(sender)
     }
@@ -86,8 +100,8 @@ impl Sender {
         self.put(&[bytes], Limit::Now)
     }
 
-    /// Sends several messages, in this order. Where the ring is shared they are sent together, behind one round trip, or not at all, and must
-    /// fit into half of it; otherwise one after the other.
+    /// Sends several messages, in this order. Where the ring is shared they are sent together or not at all, and must fit into half of it;
+    /// otherwise one after the other.
     ///
     /// # Errors
     /// As [`Sender::send`].
@@ -107,6 +121,7 @@ impl Sender {
     pub fn close(mut self) -> Result<(), ChannelError> {
         // In this order: a receiver that has been told may go.
         self.region.flush()?;
+        self.answers.wait_all(None)?;
         self.end();
         Ok(())
     }
@@ -114,10 +129,12 @@ impl Sender {
     fn put(&mut self, messages: &[&[u8]], limit: Limit) -> Result<(), ChannelError> {
         let heard = self.region.peer().hear(self.slot);
         self.take(heard)?;
-        let done = match &self.ring {
+        let answered = if self.ring.is_none() { self.answers.take_error() } else { None };
+        let done = answered.map_or(Ok(()), |error| Err(error.into()));
+        let done = done.and_then(|()| match &self.ring {
             Some(_) => self.put_in_ring(messages[0], limit),
             None => self.put_in_block(messages, limit),
-        };
+        });
         // The handle goes before the notice comes.
         if let Err(ChannelError::Failed(Error::Op { code: Status::NoHandle, .. })) = done {
             self.ended = true;
@@ -168,22 +185,56 @@ impl Sender {
             let bytes = messages.iter().map(|message| message.len()).sum();
             return Err(ChannelError::TooLong { bytes, max: self.message_bytes_max() });
         }
-        let block = taken_all.next_multiple_of(BLOCK_BYTES);
-        let offset = match self.ask_words(Ask::Reserve { bytes: block as u32 })? {
+        let mut buffer = std::mem::take(&mut self.buffer);
+        buffer.clear();
+        for message in messages {
+            buffer.extend_from_slice(&(message.len() as u64).to_le_bytes());
+            buffer.extend_from_slice(message);
+            buffer.resize(buffer.len().next_multiple_of(8), 0);
+        }
+        let done = match taken_all <= PUT_BYTES_MAX {
+            true => self.put_together(&buffer, limit),
+            false => self.put_in_place(&mut buffer, limit),
+        };
+        self.buffer = buffer;
+        done
+    }
+
+    /// Sends a small block with the request for its place, and waits for neither.
+    fn put_together(&mut self, block: &[u8], limit: Limit) -> Result<(), ChannelError> {
+        let bytes = (block.len() as u64).next_multiple_of(BLOCK_BYTES);
+        while self.flow.under_way() + bytes > HELD_BYTES_MAX {
+            let heard = self.wait(limit)?;
+            self.take(heard)?;
+        }
+        self.settle()?;
+        let body = Ask::Put(block).encode(self.slot);
+        self.region.post().counted(&self.answers).call(CHANNEL_METHOD, &body)?;
+        self.flow.sent(bytes);
+        Ok(())
+    }
+
+    /// Asks for a place, and writes a large block there.
+    fn put_in_place(&mut self, block: &mut Vec<u8>, limit: Limit) -> Result<(), ChannelError> {
+        let bytes = (block.len() as u64).next_multiple_of(BLOCK_BYTES);
+        self.settle()?;
+        let offset = match self.ask_words(Ask::Reserve { bytes: bytes as u32 })? {
             [1, offset] => offset,
             _ => self.wait_for_place(limit)?,
         };
-        self.buffer.clear();
-        for message in messages {
-            self.buffer.extend_from_slice(&(message.len() as u64).to_le_bytes());
-            self.buffer.extend_from_slice(message);
-            self.buffer.resize(self.buffer.len().next_multiple_of(8), 0);
+        if (block.len() as u64) < bytes {
+            block.extend_from_slice(&u64::from(BLOCK_END).to_le_bytes());
         }
-        if (self.buffer.len() as u64) < block {
-            self.buffer.extend_from_slice(&u64::from(BLOCK_END).to_le_bytes());
-        }
-        self.region.write(offset, &self.buffer)?;
+        self.region.write(offset, block)?;
         self.tell(Told::Commit)?;
+        Ok(())
+    }
+
+    /// Nothing must overtake the blocks that are on their way, which over several rails it might.
+    fn settle(&self) -> Result<(), Error> {
+        if self.rails > 1 {
+            self.answers.wait_all(None)?;
+        }
         Ok(())
     }
 
@@ -192,12 +243,12 @@ impl Sender {
         let mut limit = limit;
         loop {
             match self.wait(limit) {
-                Ok(Heard { ended: true, .. }) => {
-                    self.ended = true;
-                    return Err(ChannelError::Closed);
+                Ok(heard) => {
+                    self.take(heard)?;
+                    if let Some(units) = heard.position {
+                        return Ok(u64::from(units) * 8);
+                    }
                 }
-                Ok(Heard { position: Some(units), .. }) => return Ok(u64::from(units) * 8),
-                Ok(_) => {}
                 Err(error @ (ChannelError::TimedOut | ChannelError::WouldBlock)) => {
                     if self.ask_words(Ask::Cancel)?[0] == 1 {
                         return Err(error);
@@ -215,6 +266,9 @@ impl Sender {
         self.ended |= heard.ended;
         if self.ended {
             return Err(ChannelError::Closed);
+        }
+        if let Some(units) = heard.placed {
+            self.flow.credit(units).map_err(|_| nonsense())?;
         }
         if let (Some(ring), Some(units)) = (&mut self.ring, heard.position) {
             ring.credit(units).map_err(|_| nonsense())?;
@@ -250,6 +304,7 @@ impl Sender {
 
     fn end(&mut self) {
         if !std::mem::replace(&mut self.ended, true) {
+            let _ = self.settle();
             let _ = self.tell(Told::Close);
         }
     }

@@ -742,7 +742,7 @@ impl PeerSession {
     pub(crate) fn wait_to_hear(&self, slot: u16, limit: Option<Duration>) -> Result<Option<Heard>> {
         let mut ready = |_: &Self, state: &mut State| {
             let heard = state.inbox.outlets.hear(slot);
-            if heard.ended || heard.position.is_some() {
+            if heard.is_something() {
                 return Some(Ok(heard));
             }
             state.broken.clone().map(Err)

@@ -346,7 +346,7 @@ impl Shared {
 
     /// A sender of a peer tells something; false when it is for a sender of ours.
     pub(crate) fn told(&self, session: SessionId, notice: Notice) -> bool {
-        if matches!(notice.told, Told::Position(_) | Told::Ended) {
+        if matches!(notice.told, Told::Position(_) | Told::Placed(_) | Told::Ended) {
             return false;
         }
         let mut hub = lock(&self.hub);
