@@ -110,35 +110,61 @@ struct State {
     /// Of the last attempt to connect.
     epoch: u32,
     peer: Option<Peer>,
+    /// When the last attempts to connect failed for good, and why.
+    failed: Option<(Instant, Error)>,
     /// The epoch of writes that no flush has confirmed, and whether there were such in epochs before.
     written: Option<u32>,
     lost: bool,
+    /// Writes so far.
+    writes: u64,
 }
 
 impl State {
+    /// Whether writes of ended epochs are unconfirmed, and how many there have been, for [`State::told`].
+    fn unconfirmed(&self, epoch: u32) -> (bool, u64) {
+        (self.lost || self.written.is_some_and(|written| written != epoch), self.writes)
+    }
+
+    /// A flush that began after so many writes has ended and told of all before it. Not earlier: who flushes meanwhile must learn of
+    /// the same.
+    fn told(&mut self, writes: u64) {
+        if self.writes == writes {
+            (self.written, self.lost) = (None, false);
+        }
+    }
+
     fn note_write(&mut self, epoch: u32) {
         self.lost |= self.written.is_some_and(|before| before != epoch);
         self.written = Some(epoch);
-    }
-
-    /// What a flush has to tell, once: whether writes of epochs before this one were never flushed.
-    fn take_lost(&mut self, epoch: u32) -> bool {
-        let before = self.written.take_if(|written| *written != epoch);
-        std::mem::take(&mut self.lost) || before.is_some()
+        self.writes += 1;
     }
 }
 
 impl Inner {
     /// The peer, connected to again if need be, and its epoch.
     fn current(&self) -> Result<(u32, Peer)> {
+        let open = |state: &State| {
+            let peer = state.peer.as_ref().filter(|peer| !peer.is_closed());
+            peer.map(|peer| (state.epoch, peer.clone()))
+        };
+        if let Some(peer) = self.state.try_lock().ok().and_then(|state| open(&state)) {
+            return Ok(peer);
+        }
+        let start = Instant::now();
         // Locked while it connects: whoever else needs the peer waits for the same.
         let mut state = lock(&self.state);
-        if let Some(peer) = state.peer.as_ref().filter(|peer| !peer.is_closed()) {
-            return Ok((state.epoch, peer.clone()));
+        if let Some(peer) = open(&state) {
+            return Ok(peer);
         }
         state.peer = None;
-        let start = Instant::now();
+        // Who has waited for another's attempts has had them: one after the other all would wait as long again.
         let Reconnect { options, first, longest, patience } = self.reconnect;
+        if let Some((when, error)) = &state.failed
+            && *when >= start
+            && start.elapsed() + longest > patience
+        {
+            return Err(error.clone());
+        }
         let mut backoff = Backoff::new(first.as_millis() as u64, longest.as_millis() as u64);
         loop {
             let node = self.node.upgrade().ok_or_else(|| Error::Other("the node has gone".to_owned()))?;
@@ -160,6 +186,7 @@ impl Inner {
                     let _ = getrandom::fill(&mut random);
                     let pause = Duration::from_millis(backoff.pause_ms(u64::from_le_bytes(random)));
                     if start.elapsed() + pause > patience {
+                        state.failed = Some((Instant::now(), error.clone()));
                         return Err(error);
                     }
                     std::thread::sleep(pause);
@@ -285,10 +312,14 @@ impl LastingRegion {
     pub fn flushing(&self) -> Result<Arc<Region>> {
         let (epoch, region) = self.open()?;
         let mut state = lock(&self.inner.state);
-        if state.take_lost(epoch) {
+        let (lost, writes) = state.unconfirmed(epoch);
+        if lost {
+            // What this connection has is still to be flushed.
+            state.lost = false;
+            state.written.take_if(|written| *written != epoch);
             return Err(self.unknown());
         }
-        state.written = None;
+        state.told(writes);
         Ok(region)
     }
 
@@ -304,11 +335,10 @@ impl LastingRegion {
     /// wholly, in part, or not at all. Otherwise as [`Region::flush`], and then the same holds.
     pub fn flush(&self) -> Result<()> {
         let (epoch, region) = self.open()?;
-        let mut state = lock(&self.inner.state);
-        let lost = state.take_lost(epoch);
-        state.written = None;
-        drop(state);
-        region.flush()?;
+        let (lost, writes) = lock(&self.inner.state).unconfirmed(epoch);
+        let flushed = region.flush();
+        lock(&self.inner.state).told(writes);
+        flushed?;
         if lost { Err(self.unknown()) } else { Ok(()) }
     }
 

@@ -133,3 +133,66 @@ fn who_cannot_be_reached_is_waited_for_with_patience() {
         connecting.join().unwrap().unwrap();
     });
 }
+
+#[test]
+fn who_flushes_meanwhile_learns_of_the_same_writes() {
+    let mut state = State::default();
+    state.note_write(1);
+    // One flush fails with the connection of epoch 1, another one begins in epoch 2 before the first has ended.
+    let (lost, writes) = state.unconfirmed(1);
+    assert!(!lost);
+    let (lost, later) = state.unconfirmed(2);
+    assert!(lost && later == writes);
+    state.told(writes);
+    assert_eq!(state.unconfirmed(2), (false, 1));
+    // A write that comes while a flush is under way is not told with it.
+    state.note_write(2);
+    let (_, writes) = state.unconfirmed(2);
+    state.note_write(2);
+    state.told(writes);
+    assert!(state.unconfirmed(3).0);
+}
+
+/// One after the other each would have all the patience for itself.
+#[test]
+fn who_waits_for_others_attempts_has_no_more_patience_than_they() {
+    let server = Node::new().unwrap();
+    let key = server.export("memory", Node::memory(4096).unwrap(), Rights::ReadWrite).unwrap();
+    let address = server.listen("127.0.0.1:0").unwrap();
+    let client = Node::new().unwrap();
+    let patience = Duration::from_millis(500);
+    let reconnect = Reconnect { patience, longest: Duration::from_millis(20), ..Reconnect::default() };
+    let peer = client.connect_lasting(&address, reconnect).unwrap();
+    let region = peer.import("memory", &key).unwrap();
+    drop(server);
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        for _ in 0..8 {
+            scope.spawn(|| assert!(region.fetch_add(0, 1u64).is_err()));
+        }
+    });
+    assert!(start.elapsed() < 3 * patience, "{:?}", start.elapsed());
+}
+
+#[test]
+fn epochs_that_are_used_up_are_told() {
+    let server = Node::new().unwrap();
+    let address = server.listen("127.0.0.1:0").unwrap();
+    let client = Node::new().unwrap();
+    let peer = client.connect_lasting(&address, Reconnect::default()).unwrap();
+    let newest = |epoch| {
+        let incarnation = Incarnation { client: peer.inner.client, epoch };
+        connect_as(client.shared(), &address, 1, incarnation)
+    };
+    // The last epoch there is replaces all before it, and nothing comes after it.
+    let last = newest(u32::MAX).unwrap();
+    for late in [0, 1, u32::MAX - 1, u32::MAX] {
+        assert!(matches!(newest(late), Err(Error::Refused { .. })), "{late}");
+    }
+    lock(&peer.inner.state).epoch = u32::MAX;
+    while !lock(&peer.inner.state).peer.as_ref().unwrap().is_closed() {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(matches!(peer.current(), Err(Error::Other(_))), "the epochs began anew");
+    assert!(!last.is_closed());
+}
