@@ -106,6 +106,10 @@ impl Copier<'_> {
                     }
                 }
             };
+            // Who has gone wants nothing more: to connect for it may take long.
+            if self.peer.is_closed() {
+                return;
+            }
             let answer = match self.execute(&body) {
                 Ok(()) => Ok(Reply::Done.encode()),
                 Err(Stop::Reply(reply)) => Ok(reply.encode()),
