@@ -99,7 +99,7 @@ int main(int argc, char **argv) {
     options.secret_file = getenv("NETVM_SECRET_FILE");
     netvm_node *node;
     check(netvm_node_create(&options, &node), "start a node");
-    if (argc == 4 && strcmp(argv[1], "listen") == 0) {
+    if (argc == 4 && strcmp(argv[1], "listen") == 0 && atoi(argv[3]) > 0) {
         home(node, argv[2], (unsigned)atoi(argv[3]));
     } else if (argc == 5 && strcmp(argv[1], "connect") == 0) {
         count(node, argv[2], argv[3], argv[4]);

@@ -13,20 +13,20 @@ thread_local! {
 }
 
 /// Runs a function's body.
+#[inline(always)]
 pub(crate) fn call(body: impl FnOnce() -> Result<()>) -> c_int {
     call_for(|| body().map(|()| Code::Ok))
 }
 
 /// As [`call`], for functions that succeed in several ways.
+#[inline(always)]
 pub(crate) fn call_for(body: impl FnOnce() -> Result<Code>) -> c_int {
-    let result = catch_unwind(AssertUnwindSafe(body)).unwrap_or_else(|panic| Err(internal(&*panic)));
-    match result {
+    // A number comes out in a register; a failure with its message would be written and copied.
+    let number = || match body() {
         Ok(code) => code as c_int,
-        Err(failure) => {
-            remember(failure.message);
-            failure.code as c_int
-        }
-    }
+        Err(failure) => remember(failure),
+    };
+    catch_unwind(AssertUnwindSafe(number)).unwrap_or_else(|panic| remember(internal(&*panic)))
 }
 
 fn internal(panic: &(dyn Any + Send)) -> Failure {
@@ -36,12 +36,14 @@ fn internal(panic: &(dyn Any + Send)) -> Failure {
     Failure::new(Code::Internal, format!("netvm has a defect: {text}; please report it"))
 }
 
-fn remember(message: String) {
-    let mut bytes = message.into_bytes();
+#[cold]
+fn remember(failure: Failure) -> c_int {
+    let mut bytes = failure.message.into_bytes();
     bytes.retain(|byte| *byte != 0);
     let message = CString::new(bytes).unwrap_or_default();
     // A thread that is ending has no place for it any more.
     let _ = LAST.try_with(|last| last.replace(message));
+    failure.code as c_int
 }
 
 /// Negative: no limit.

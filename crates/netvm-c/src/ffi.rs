@@ -48,24 +48,40 @@ pub struct Handle<T> {
     value: T,
 }
 
-#[inline]
+#[inline(always)]
 fn check<T: Opaque>(pointer: *const Handle<T>) -> Result<()> {
-    if pointer.is_null() {
-        return Err(Failure::argument(format!("the {} is NULL", T::NAME)));
-    }
-    if !pointer.is_aligned() {
-        return Err(Failure::argument(format!("the pointer given is no {}", T::NAME)));
+    if pointer.is_null() || !pointer.is_aligned() {
+        return Err(no_handle(T::NAME, pointer.is_null()));
     }
     // SAFETY: neither NULL nor misaligned (checked above), and then C promises a live handle; all kinds begin with the tag.
     let (tag, process) = unsafe { ((*pointer).tag.load(Ordering::Relaxed), (*pointer).process) };
     if tag != T::TAG {
-        return Err(Failure::argument(format!("the pointer given is no {}, or it has been closed", T::NAME)));
+        return Err(other_handle(T::NAME));
     }
     if process != fork::process()? {
-        let message = format!("this {} belongs to the process that forked; make one of your own", T::NAME);
-        return Err(Failure::new(Code::Forked, message));
+        return Err(inherited(T::NAME));
     }
     Ok(())
+}
+
+#[cold]
+fn no_handle(name: &str, is_null: bool) -> Failure {
+    Failure::argument(if is_null {
+        format!("the {name} is NULL")
+    } else {
+        format!("the pointer given is no {name}")
+    })
+}
+
+#[cold]
+fn other_handle(name: &str) -> Failure {
+    Failure::argument(format!("the pointer given is no {name}, or it has been closed"))
+}
+
+#[cold]
+fn inherited(name: &str) -> Failure {
+    let message = format!("this {name} belongs to the process that forked; make one of your own");
+    Failure::new(Code::Forked, message)
 }
 
 /// A handle that the function uses.
@@ -88,6 +104,7 @@ impl<T: Opaque> Ref<T> {
         if self.0.is_null() { Ok(None) } else { self.get().map(Some) }
     }
 
+    #[inline(always)]
     pub(crate) fn get(&self) -> Result<&T> {
         check(self.0)?;
         // SAFETY: `check` has found a live handle of this kind, and C does not close it during the call.
@@ -141,15 +158,15 @@ impl<T: Opaque> OutHandle<T> {
     }
 }
 
+#[inline(always)]
 fn place<T>(pointer: *mut T) -> Result<*mut T> {
-    if pointer.is_null() {
-        return Err(Failure::argument("the place for the result is NULL"));
-    }
-    if pointer.is_aligned() {
-        Ok(pointer)
-    } else {
-        Err(Failure::argument("the place for the result is misaligned"))
-    }
+    if pointer.is_null() || !pointer.is_aligned() { Err(no_place(pointer.is_null())) } else { Ok(pointer) }
+}
+
+#[cold]
+fn no_place(is_null: bool) -> Failure {
+    let what = if is_null { "NULL" } else { "misaligned" };
+    Failure::argument(format!("the place for the result is {what}"))
 }
 
 /// Where a result goes.
@@ -162,6 +179,7 @@ impl<T: Copy> Out<T> {
         place(self.0).map(drop)
     }
 
+    #[inline]
     pub(crate) fn set(&self, value: T) -> Result<()> {
         let place = place(self.0)?;
         // SAFETY: not NULL and aligned (`place`), so C promises room for a T.
@@ -170,6 +188,7 @@ impl<T: Copy> Out<T> {
     }
 
     /// For results that C may decline.
+    #[inline]
     pub(crate) fn set_if_wanted(&self, value: T) -> Result<()> {
         if self.0.is_null() { Ok(()) } else { self.set(value) }
     }
@@ -328,19 +347,26 @@ impl OutText {
     }
 }
 
+#[inline(always)]
 fn buffer(pointer: *mut c_void, bytes: usize) -> Result<SharedSlice> {
     if bytes == 0 {
         return Ok(SharedSlice::EMPTY);
     }
-    if pointer.is_null() {
-        return Err(Failure::argument("the buffer is NULL"));
-    }
-    if bytes > isize::MAX as usize || (pointer as usize).checked_add(bytes).is_none() {
-        return Err(Failure::argument(format!("a buffer cannot have {bytes} bytes")));
+    if pointer.is_null() || bytes > isize::MAX as usize || (pointer as usize).checked_add(bytes).is_none() {
+        return Err(no_buffer(pointer.is_null(), bytes));
     }
     // SAFETY: C promises so many bytes for as long as the call takes, or the posted operation (`lasting`), and the slice is used no
     // longer: an operation has let go of its buffer when its end is told, well or not.
     Ok(unsafe { SharedSlice::from_raw(pointer.cast(), bytes) })
+}
+
+#[cold]
+fn no_buffer(is_null: bool, bytes: usize) -> Failure {
+    Failure::argument(if is_null {
+        "the buffer is NULL".to_owned()
+    } else {
+        format!("a buffer cannot have {bytes} bytes")
+    })
 }
 
 /// A buffer to read.
@@ -352,6 +378,7 @@ impl Source {
     pub(crate) const NULL: Self = Self(std::ptr::null());
 
     /// It is never written to.
+    #[inline]
     pub(crate) fn shared(&self, bytes: usize) -> Result<SharedSlice> {
         buffer(self.0.cast_mut(), bytes)
     }
@@ -361,6 +388,7 @@ impl Source {
         buffer(self.0.cast_mut(), bytes)
     }
 
+    #[inline]
     pub(crate) fn bytes(&self, bytes: usize) -> Result<&[u8]> {
         let buffer = buffer(self.0.cast_mut(), bytes)?;
         // SAFETY: of a possible length and not NULL (`buffer`; an empty one dangles); C promises not to change it meanwhile.
@@ -374,6 +402,7 @@ impl Source {
 pub struct Target(*mut c_void);
 
 impl Target {
+    #[inline]
     pub(crate) fn shared(&self, bytes: usize) -> Result<SharedSlice> {
         buffer(self.0, bytes)
     }

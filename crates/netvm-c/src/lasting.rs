@@ -82,16 +82,11 @@ impl RegionHandle {
 
     /// The same for a put, which the flushes of a lasting one answer for. Told at once: what the peer would refuse, of which otherwise
     /// only the next flush would tell.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn writing(&self, offset: u64, bytes: usize) -> Result<Now<'_>> {
-        let now = self.now()?;
-        if now.rights() != Rights::ReadWrite {
-            return Err(Failure::new(Code::Rights, "the segment is exported for reading only"));
-        }
-        inside(&now, offset, bytes)?;
         match self {
-            Self::Direct(_) => Ok(now),
-            Self::Lasting(region) => Ok(Now::Lasting(region.writing()?)),
+            Self::Direct(region) => writable(region, offset, bytes).map(|()| Now::Direct(region)),
+            Self::Lasting(region) => writing_lasting(region, offset, bytes),
         }
     }
 
@@ -113,10 +108,34 @@ impl RegionHandle {
     }
 }
 
-#[inline]
+#[inline(always)]
+fn writable(region: &Region, offset: u64, bytes: usize) -> Result<()> {
+    if region.rights() != Rights::ReadWrite {
+        return Err(read_only());
+    }
+    inside(region, offset, bytes)
+}
+
+#[inline(never)]
+fn writing_lasting(region: &LastingRegion, offset: u64, bytes: usize) -> Result<Now<'_>> {
+    writable(&*region.current()?, offset, bytes)?;
+    Ok(Now::Lasting(region.writing()?))
+}
+
+#[cold]
+fn read_only() -> Failure {
+    Failure::new(Code::Rights, "the segment is exported for reading only")
+}
+
+#[inline(always)]
 pub(crate) fn inside(region: &Region, offset: u64, bytes: usize) -> Result<()> {
     match offset.checked_add(bytes as u64) {
         Some(end) if end <= region.len() => Ok(()),
-        _ => Err(netvm::Error::Bounds { offset, bytes: bytes as u64, len: region.len() }.into()),
+        _ => Err(outside(region, offset, bytes)),
     }
+}
+
+#[cold]
+fn outside(region: &Region, offset: u64, bytes: usize) -> Failure {
+    netvm::Error::Bounds { offset, bytes: bytes as u64, len: region.len() }.into()
 }

@@ -58,6 +58,7 @@ fn write_all(region: &Region, pieces: &mut Vec<(u64, SharedSlice)>) -> Result<()
     Ok(result?)
 }
 
+#[inline(always)]
 fn put(
     region: &Ref<RegionHandle>,
     offset: u64,
@@ -65,11 +66,15 @@ fn put(
     bytes: usize,
     options: WriteOptions,
 ) -> Result<()> {
-    let region = &*region.get()?.writing(offset, bytes)?;
+    let region = region.get()?.writing(offset, bytes)?;
     if bytes <= COPIED_BYTES_MAX {
         return Ok(region.write_with(offset, buffer.bytes(bytes)?, options)?);
     }
-    let buffer = buffer.shared(bytes)?;
+    put_parts(&region, offset, buffer.shared(bytes)?, options)
+}
+
+#[inline(never)]
+fn put_parts(region: &Region, offset: u64, buffer: SharedSlice, options: WriteOptions) -> Result<()> {
     let mut under_way = Vec::new();
     let mut parts = parts(offset, buffer).peekable();
     while let Some(part) = parts.next() {

@@ -55,6 +55,7 @@ impl SharedSlice {
     /// # Safety
     /// The range must stay mapped, readable and (if it is ever written through this slice) writable as long as the slice or a
     /// copy of it is used, and no Rust reference to its bytes may be alive while they are written through the slice.
+    #[inline]
     pub unsafe fn from_raw(start: *mut u8, len: usize) -> Self {
         let start = if len == 0 { NonNull::dangling() } else { NonNull::new(start).expect("a null range") };
         Self { start, len, guarded: false }
@@ -75,6 +76,7 @@ impl SharedSlice {
     }
 
     /// Length in bytes.
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
@@ -90,6 +92,7 @@ impl SharedSlice {
     }
 
     /// The part `offset .. offset + len`; `None` when that reaches beyond the end.
+    #[inline]
     pub fn sub(&self, offset: usize, len: usize) -> Option<Self> {
         if offset.checked_add(len)? > self.len {
             return None;
@@ -100,6 +103,7 @@ impl SharedSlice {
     }
 
     /// Copies the bytes at `offset` into `bytes`; `None` when they reach beyond the end (nothing is copied) or are gone.
+    #[inline]
     pub fn read_into(&self, offset: usize, bytes: &mut [u8]) -> Option<()> {
         let from = self.sub(offset, bytes.len())?;
         if self.guarded {
@@ -112,6 +116,7 @@ impl SharedSlice {
     }
 
     /// Copies `bytes` to `offset`; `None` when that reaches beyond the end (nothing is copied) or is gone.
+    #[inline]
     pub fn write_from(&self, offset: usize, bytes: &[u8]) -> Option<()> {
         let to = self.sub(offset, bytes.len())?;
         if self.guarded {
@@ -137,18 +142,24 @@ impl SharedSlice {
     }
 
     /// Copies all of `other`, which may overlap, to the start; `None` when it is longer (nothing is copied) or some of it is gone.
+    #[inline]
     pub fn copy_from(&self, other: &SharedSlice) -> Option<()> {
         if other.len > self.len {
             return None;
         }
         if self.guarded || other.guarded {
-            let mut bytes = vec![0; other.len];
-            other.read_into(0, &mut bytes)?;
-            return self.write_from(0, &bytes);
+            return self.copy_guarded(other);
         }
         // SAFETY: both ranges are mapped (from_raw's contract) and at least `other.len` long (checked).
         unsafe { copy(other.as_ptr(), self.as_ptr(), other.len) };
         Some(())
+    }
+
+    #[cold]
+    fn copy_guarded(&self, other: &SharedSlice) -> Option<()> {
+        let mut bytes = vec![0; other.len];
+        other.read_into(0, &mut bytes)?;
+        self.write_from(0, &bytes)
     }
 
     /// Lets `f` use the word of 32 bits at `offset`; `None` when that is beyond the end or its address is no multiple of 4, and for

@@ -331,11 +331,16 @@ impl Region {
     ///
     /// # Errors
     /// As [`Region::read`].
+    #[inline]
     pub fn read_shared(&self, offset: u64, locals: &[SharedSlice]) -> Result<()> {
         let bytes = self.check_all(offset, locals)?;
         if self.mapped(true).is_some_and(|mapped| mapped.read_shared(self.peer(), offset, locals)) {
             return Ok(());
         }
+        self.read_over(offset, locals, bytes)
+    }
+
+    fn read_over(&self, offset: u64, locals: &[SharedSlice], bytes: u32) -> Result<()> {
         self.run("read", |state, token| {
             let slot = state.session.endpoint.post_read(token, self.handle, offset, bytes)?;
             state.session.set_locals(slot, locals);
@@ -529,6 +534,7 @@ impl Region {
         }
     }
 
+    #[inline]
     pub(crate) fn check_all(&self, offset: u64, locals: &[SharedSlice]) -> Result<u32> {
         let bytes = locals.iter().map(SharedSlice::len).fold(0, usize::saturating_add);
         self.check(offset, bytes)?;

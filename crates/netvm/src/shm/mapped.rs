@@ -341,6 +341,7 @@ impl Mapped {
     }
 
     /// As `read`, into memory that others may change.
+    #[inline]
     pub(crate) fn read_shared(&self, peer: &PeerSession, offset: u64, locals: &[SharedSlice]) -> bool {
         let mut at = offset as usize;
         locals.iter().all(|&local| {
