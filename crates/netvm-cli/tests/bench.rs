@@ -124,18 +124,76 @@ fn bench_rma_measures_all_operations_beside_their_floors() {
     }
     let drawn = std::fs::read_to_string(&svg).unwrap();
     std::fs::remove_file(&svg).unwrap();
-    assert!(drawn.contains("<svg") && drawn.contains("bare stream"), "no picture in {drawn}");
+    assert!(drawn.contains("<svg"), "no picture in {drawn}");
+    for word in ["latency, us", "bandwidth, GB/s", "put and flush", "bare stream", "bare sockets"] {
+        assert!(drawn.contains(word), "no {word} in the picture");
+    }
 }
 
 #[test]
 fn bench_rma_over_rails_and_encrypted() {
-    for (flags, link) in [(&["--rails", "4"][..], "tcp"), (&["--encrypt"], "tcp-encrypted")] {
+    for (flags, link) in [(&["--rails", "4"][..], "tcp-x4"), (&["--encrypt"], "tcp-encrypted")] {
         let common = ["rma", "--quick", "--json", "--placement", "unpinned", "--case", "get"];
         let rows = rows_of(&[&common[..], flags].concat());
         let row = rows.iter().find(|row| row["case"] == "get-bw" && row["peer"].is_null()).expect("a row");
         assert_eq!(row["link"], link);
         assert!(number(row, "median") > 0.0 && number(row, "ratio") > 0.0);
     }
+}
+
+/// All ways to connect in one table, beside the same floors.
+#[test]
+fn bench_rma_over_several_ways_to_connect() {
+    let common = ["rma", "--quick", "--json", "--placement", "unpinned", "--case", "put-complete"];
+    let rows = rows_of(&[&common[..], &["--rails", "1,2", "--encrypt=both", "--wait", "poll"]].concat());
+    let of_netvm = |row: &&serde_json::Value| row["case"] == "put-complete" && row["peer"].is_null();
+    for link in ["tcp", "tcp-x2", "tcp-encrypted", "tcp-encrypted-x2"] {
+        let mine: Vec<_> = rows.iter().filter(of_netvm).filter(|row| row["link"] == link).collect();
+        assert_eq!(mine.len(), 2, "{link}: 8 B and 4 KiB");
+        assert!(mine.iter().all(|row| number(row, "ratio") > 0.0));
+    }
+    assert_eq!(rows.iter().filter(|row| row["case"] == "ask-poll").count(), 2);
+}
+
+#[test]
+fn bench_rma_by_how_one_waits() {
+    let cases = |wait: &[&str]| -> Vec<String> {
+        let common = ["rma", "--quick", "--json", "--placement", "unpinned", "--case", "put"];
+        let rows = rows_of(&[&common[..], wait].concat());
+        for row in rows.iter().filter(|row| row["peer"].is_null()) {
+            assert!(number(row, "median") > 0.0 && number(row, "floor") > 0.0, "{row}");
+        }
+        rows.iter().filter(|row| row["peer"].is_null()).map(|row| row["case"].to_string()).collect()
+    };
+    let (poll, block) = (cases(&["--wait", "poll"]), cases(&["--wait", "block"]));
+    assert!(poll.iter().all(|case| !case.contains("block") && !case.contains("passive")), "{poll:?}");
+    for name in ["put-block", "put-complete-block", "put-complete-passive"] {
+        assert!(block.iter().any(|case| case.trim_matches('"') == name), "no {name} in {block:?}");
+    }
+    assert_eq!(cases(&["--wait", "both"]).len(), poll.len() + block.len());
+}
+
+/// What SPEC.md says of locks, copies, idle nodes and dead ones.
+#[test]
+fn bench_rma_measures_halves_copies_idle_nodes_and_dead_ones() {
+    for (part, cases) in [
+        ("lock", &["lock", "lock-take", "lock-give", "fetch-add"][..]),
+        ("sem-", &["sem-take", "sem-give", "fetch-add"]),
+        ("copy", &["copy", "copy-through", "copy-bw"]),
+        ("idle", &["idle-cpu", "memory_per_idle_peer_bytes"]),
+        ("detect-killed", &["detect-killed"]),
+    ] {
+        let rows = rows_of(&["rma", "--quick", "--json", "--placement", "unpinned", "--case", part]);
+        for case in cases {
+            let row = rows.iter().find(|row| row["case"] == *case && row["peer"].is_null());
+            let row = row.unwrap_or_else(|| panic!("--case {part}: no {case}"));
+            assert!(number(row, "median") > 0.0 && number(row, "floor") > 0.0, "{row}");
+            assert!(number(row, "n") > 0.0 && row["link"] == "tcp", "{row}");
+        }
+    }
+    let rows = rows_of(&["rma", "--quick", "--json", "--link", "unix", "--case", "detect-stopped"]);
+    let milliseconds = number(&rows[0], "median");
+    assert!(rows.len() == 1 && (3000.0..5000.0).contains(&milliseconds), "found after {milliseconds} ms");
 }
 
 #[test]
@@ -154,6 +212,10 @@ fn bench_rma_says_what_is_wrong_and_how_to_get_peers() {
     for (arguments, word) in [
         (&["--rails", "0"][..], "1..=16"),
         (&["--rails", "17"], "1..=16"),
+        (&["--rails", "1,x"], "invalid digit"),
+        (&["--rounds", "0"], "1"),
+        (&["--wait", "long"], "block"),
+        (&["--encrypt=perhaps"], "both"),
         (&["--link", "pigeon"], "tcp"),
         (&["--encrypt", "--link", "unix"], "only TCP"),
         (&["--case", "no-such-case"], "there is no case"),

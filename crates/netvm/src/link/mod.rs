@@ -16,6 +16,8 @@ mod loopback;
 pub(crate) mod sealed;
 pub(crate) mod session;
 pub(crate) mod spin;
+#[doc(hidden)]
+pub use spin::switch_looking_off;
 #[cfg(test)]
 mod suite;
 

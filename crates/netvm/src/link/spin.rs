@@ -4,6 +4,7 @@
 //! what the last waits took decides (Karlin et al., *Empirical studies of competitive spinning for a shared-memory
 //! multiprocessor*, SOSP 1991).
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Waits in a row that must have been short before spinning starts is half of this; it stops as soon after long ones.
@@ -65,6 +66,14 @@ impl Spin {
     }
 }
 
+static SWITCHED_OFF: AtomicBool = AtomicBool::new(false);
+
+/// From now on whoever waits for a peer sleeps at once, or (at first) not: a measurement of what looking saves.
+#[doc(hidden)]
+pub fn switch_looking_off(off: bool) {
+    SWITCHED_OFF.store(off, Ordering::Relaxed);
+}
+
 /// Decides by what looking brought: where the other side needs our CPU to answer, waits are short and looking is vain all the same.
 #[derive(Clone, Debug)]
 pub struct Trial {
@@ -85,6 +94,9 @@ impl Trial {
 
     /// How long to look in the wait that begins now.
     pub fn budget(&mut self) -> Duration {
+        if SWITCHED_OFF.load(Ordering::Relaxed) {
+            return Duration::ZERO;
+        }
         if self.score < SCORE_MAX / 2 {
             self.blind += 1;
             if self.blind < TRY_EVERY {

@@ -201,7 +201,7 @@ impl Table {
         let mut row = Row::new("fault", series.case, if sequential { "GB/s" } else { "us" });
         row.placement = series.placement;
         row.peer = series.peer;
-        row.link = matches!(series.peer, None | Some("floor-tcp")).then_some("tcp");
+        row.link = matches!(series.peer, None | Some("floor-tcp")).then_some("tcp".into());
         row.size_bytes = Some(match series.case {
             STREAM | COPY_SEQUENTIAL => floors::STREAM_BYTES,
             "seq-read" | "seq-write" => CHUNK_BYTES,

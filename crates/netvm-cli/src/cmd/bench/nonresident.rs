@@ -88,7 +88,7 @@ fn writes(region: &Region, from: u64, count: u64, size: usize, seed: &mut u64) -
 
 fn row(case: &str, unit: &'static str, size: u64, cases: &[f64], floors: &[f64], note: &str) -> Row {
     let mut row = Row::new("nonresident", case, unit);
-    row.link = Some("tcp");
+    row.link = Some("tcp".into());
     row.size_bytes = Some(size);
     row.n = cases.len() as u64;
     row.note = note.to_owned();

@@ -1,8 +1,11 @@
 //! Rows of measurements: the one JSON form that all benches share, and the table for people.
 
+use std::borrow::Cow;
 use std::io::Write;
 
 use serde::Serialize;
+
+use super::super::super::size::Size;
 
 /// One measured number in the form that all benches of the project share. Unused keys are null.
 #[derive(Clone, Debug, Serialize)]
@@ -11,8 +14,8 @@ pub struct Row {
     pub bench: &'static str,
     /// What was done, e.g. `random-read`.
     pub case: String,
-    /// What carried the bytes, e.g. `tcp`.
-    pub link: Option<&'static str>,
+    /// What carried the bytes, e.g. `tcp`, `tcp-encrypted` or `tcp-x4` over four connections.
+    pub link: Option<Cow<'static, str>>,
     /// Which CPUs the two sides ran on.
     pub placement: Option<&'static str>,
     /// Bytes in one operation.
@@ -76,49 +79,93 @@ pub fn write_json(rows: &[Row], out: &mut impl Write) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Writes an aligned table.
+const COLUMNS: usize = 12;
+/// Words to the left, numbers to the right.
+const NUMBERS: std::ops::RangeInclusive<usize> = 4..=10;
+
+fn heading(unit: &str) -> [String; COLUMNS] {
+    let median = format!("median, {unit}");
+    let (p99, floor) = (format!("p99, {unit}"), format!("floor, {unit}"));
+    [
+        "placement",
+        "link",
+        "what",
+        "case",
+        "size",
+        &median,
+        "spread",
+        &p99,
+        "per s",
+        &floor,
+        "ratio",
+        "remarks",
+    ]
+    .map(str::to_owned)
+}
+
+fn line(row: &Row) -> [String; COLUMNS] {
+    let number = |value: Option<f64>| value.map_or("-".into(), short);
+    [
+        row.placement.unwrap_or("-").into(),
+        row.link.as_deref().unwrap_or("-").into(),
+        row.peer.unwrap_or("netvm").into(),
+        row.case.clone(),
+        row.size_bytes.map_or("-".into(), |bytes| Size(bytes).to_string()),
+        number(row.median),
+        row.spread.map_or(String::new(), |(low, high)| format!("{}..{}", short(low), short(high))),
+        number(row.p99),
+        row.per_s.map_or("-".into(), thousands),
+        number(row.floor),
+        row.ratio.map_or("-".into(), |ratio| format!("{ratio:.2}x")),
+        row.note.clone(),
+    ]
+}
+
+/// Writes an aligned table for each unit, which its headings name.
 ///
 /// # Errors
 /// That of the writer, e.g. a closed pipe.
 pub fn write_table(rows: &[Row], out: &mut impl Write) -> std::io::Result<()> {
-    let header =
-        ["placement", "what", "case", "median", "spread", "p99", "per s", "floor", "ratio", "size, remarks"];
-    let mut lines: Vec<[String; 10]> = vec![header.map(str::to_string)];
+    let mut units: Vec<&str> = Vec::new();
     for row in rows {
-        let with_unit =
-            |value: Option<f64>| value.map_or("-".into(), |value| format!("{} {}", short(value), row.unit));
-        lines.push([
-            row.placement.unwrap_or("-").into(),
-            row.peer.unwrap_or("netvm").into(),
-            row.case.clone(),
-            with_unit(row.median),
-            row.spread.map_or(String::new(), |(low, high)| format!("{}..{}", short(low), short(high))),
-            with_unit(row.p99),
-            row.per_s.map_or("-".into(), thousands),
-            with_unit(row.floor),
-            row.ratio.map_or("-".into(), |ratio| format!("{ratio:.2}x")),
-            row.note.clone(),
-        ]);
-    }
-    let mut widths = [0; 10];
-    for line in &lines {
-        for (width, cell) in widths.iter_mut().zip(line) {
-            *width = (*width).max(cell.chars().count());
+        if !units.contains(&row.unit) {
+            units.push(row.unit);
         }
     }
-    for (index, line) in lines.iter().enumerate() {
-        let mut text = String::new();
-        for (column, (cell, width)) in line.iter().zip(widths).enumerate() {
-            let pad = " ".repeat(width - cell.chars().count());
-            // Words to the left, numbers to the right.
-            let padded =
-                if (3..=8).contains(&column) { format!("{pad}{cell}") } else { format!("{cell}{pad}") };
-            text.push_str(&padded);
-            text.push_str("  ");
+    for (index, unit) in units.into_iter().enumerate() {
+        if index > 0 {
+            writeln!(out)?;
         }
-        writeln!(out, "{}", text.trim_end())?;
-        if index == 0 {
-            writeln!(out, "{}", "-".repeat(widths.iter().sum::<usize>() + 18))?;
+        let of_unit = rows.iter().filter(|row| row.unit == unit).map(line);
+        let lines: Vec<_> = std::iter::once(heading(unit)).chain(of_unit).collect();
+        let mut widths = [0; COLUMNS];
+        for line in &lines {
+            for (width, cell) in widths.iter_mut().zip(line) {
+                *width = (*width).max(cell.chars().count());
+            }
+        }
+        // Columns that would be empty are left out: no peer, no link, no spread.
+        let kept = |column: usize| {
+            column == 3 || lines[1..].iter().any(|line| !matches!(line[column].as_str(), "" | "-"))
+        };
+        for (index, line) in lines.iter().enumerate() {
+            let mut text = String::new();
+            for (column, (cell, width)) in
+                line.iter().zip(widths).enumerate().filter(|(column, _)| kept(*column))
+            {
+                let pad = " ".repeat(width - cell.chars().count());
+                let padded =
+                    if NUMBERS.contains(&column) { format!("{pad}{cell}") } else { format!("{cell}{pad}") };
+                text.push_str(&padded);
+                text.push_str("  ");
+            }
+            let text = text.trim_end();
+            writeln!(out, "{text}")?;
+            if index == 0 {
+                let wide: usize =
+                    (0..COLUMNS).filter(|column| kept(*column)).map(|column| widths[column] + 2).sum();
+                writeln!(out, "{}", "-".repeat(wide - 2))?;
+            }
         }
     }
     Ok(())
@@ -168,6 +215,29 @@ mod tests {
         assert_eq!(median_and_spread(&[3.0, 1.0, 2.0]), Some((2.0, (1.0, 3.0))));
         assert_eq!(median_and_spread(&[4.0, 1.0]), Some((2.5, (1.0, 4.0))));
         assert_eq!(percentile(&mut [5.0, 1.0, 3.0], 0.5), Some(3.0));
+    }
+
+    #[test]
+    fn tables_have_their_units_in_the_headings() {
+        let row = |case: &str, unit, median| {
+            let mut row = Row::new("rma", case, unit);
+            (row.median, row.size_bytes, row.link) = (Some(median), Some(4096), Some("tcp".into()));
+            row
+        };
+        let mut out = Vec::new();
+        write_table(&[row("put", "us", 5.25), row("put-bw", "GB/s", 1.5), row("get", "us", 12.0)], &mut out)
+            .unwrap();
+        let expected = "\
+link  what   case   size  median, us
+------------------------------------
+tcp   netvm  put   4 KiB        5.25
+tcp   netvm  get   4 KiB        12.0
+
+link  what   case     size  median, GB/s
+----------------------------------------
+tcp   netvm  put-bw  4 KiB          1.50
+";
+        assert_eq!(String::from_utf8(out).unwrap(), expected);
     }
 
     #[test]

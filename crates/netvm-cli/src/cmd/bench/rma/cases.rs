@@ -3,11 +3,15 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
+use netvm::copy::Copied;
 use netvm::node::Mapping;
 use netvm::notify::Notify;
 use netvm::region::Region;
 
+use netvm::link::switch_looking_off;
+
 use super::super::child::Helper;
+use super::copies::Third;
 use super::meet::{self, Here};
 use super::partner::{HANDLED, How, PONG, PONG_OFFSET, Side};
 use super::raw::AREA_BYTES;
@@ -38,6 +42,7 @@ pub struct Pair {
     pub address: String,
     /// Opened when they are measured first.
     pub meet: Option<Here>,
+    pub third: Third,
 }
 
 impl Pair {
@@ -141,6 +146,75 @@ impl Pair {
         self.partner.tell("compute 0")?;
         self.partner.line()?;
         result
+    }
+
+    /// With nobody who looks before he sleeps.
+    pub fn sleeping<R>(&mut self, measure: impl FnOnce(&mut Self) -> Result<R>) -> Result<R> {
+        self.partner.tell("look 0")?;
+        self.partner.line()?;
+        switch_looking_off(true);
+        let result = measure(self);
+        switch_looking_off(false);
+        self.partner.tell("look 1")?;
+        self.partner.line()?;
+        result
+    }
+
+    /// One way of a put whose notification wakes the other side's program.
+    pub fn put_block(&mut self, size: usize, time: Duration) -> Result<Sample> {
+        let rounds = self.rounds(size, time)?;
+        let bytes = vec![self.salt; size];
+        self.partner.tell(&format!("put-block {size} {rounds}"))?;
+        let sample = latency_of(rounds, || {
+            self.region.write_notify(PONG_OFFSET as u64, &bytes, Notify::Count { number: PONG })?;
+            self.here.await_signal(PONG, How::Block)
+        });
+        self.partner.line()?;
+        sample
+    }
+
+    /// One half of taking a lock or a permit and giving it back. The node's turn between them is an atomic.
+    pub fn halves(&mut self, name: &str, time: Duration) -> Result<Sample> {
+        self.meet()?;
+        let Self { region, meet, .. } = self;
+        let meet = meet.as_ref().ok_or("nobody to meet")?;
+        let mut histogram = super::super::histogram()?;
+        let start = Instant::now();
+        let mut end = start;
+        while end.duration_since(start) < time {
+            region.fetch_add(WORD, 1u64)?;
+            let begin = Instant::now();
+            let (taken, given) =
+                if name.starts_with("lock") { meet.take_lock()? } else { meet.take_permit()? };
+            end = given;
+            let half = if name.ends_with("take") { taken - begin } else { given - taken };
+            histogram.saturating_record(half.as_nanos() as u64);
+        }
+        Sample::of(&histogram, end.duration_since(start), 1)
+    }
+
+    /// From the partner to a third node, asked for here.
+    pub fn copy(&mut self, size: usize, through: bool, time: Duration) -> Result<Sample> {
+        let (bytes, to) = (vec![self.salt; size], self.third.region(&self.here)?);
+        self.region.write(0, &bytes)?;
+        let sample = latency(time, 1, || {
+            if through {
+                return Ok(self.region.copy_through(0, to, 0, size as u64)?);
+            }
+            match self.region.copy_to(0, to, 0, size as u64)? {
+                Copied::Pushed | Copied::Pulled => Ok(()),
+                other => Err(format!("copied in another way: {other:?}").into()),
+            }
+        })?;
+        let mut there = vec![0; size];
+        to.read(0, &mut there)?;
+        if there == bytes { Ok(sample) } else { Err("what was copied is not there".into()) }
+    }
+
+    /// GB/s of such copies, one after the other.
+    pub fn copy_bandwidth(&mut self, size: usize, time: Duration) -> Result<Sample> {
+        let one = self.copy(size, false, time)?;
+        Ok(Sample { median: one.per_s * size as f64 / 1e9, p99: None, ..one })
     }
 
     pub fn put_complete(&mut self, size: usize, time: Duration) -> Result<Sample> {
@@ -263,7 +337,5 @@ pub fn latency_of(rounds: u64, mut one: impl FnMut() -> Result<()>) -> Result<Sa
         histogram.saturating_record(end.duration_since(now).as_nanos() as u64);
         now = end;
     }
-    let at = |share| histogram.value_at_quantile(share) as f64 / 2000.0;
-    let per_s = rounds as f64 / now.duration_since(start).as_secs_f64();
-    Ok(Sample { median: at(0.5), p99: Some(at(0.99)), per_s, n: rounds })
+    Sample::of(&histogram, now.duration_since(start), 2)
 }

@@ -91,6 +91,22 @@ impl Here {
         latency(time, 1, || Ok(self.semaphore.acquire(1, Some(TIMEOUT)).map(drop)?))
     }
 
+    /// When a free lock was taken, and when it was given back.
+    pub fn take_lock(&self) -> Result<(Instant, Instant)> {
+        let guard = self.lock.lock(Some(TIMEOUT))?;
+        let taken = Instant::now();
+        drop(guard);
+        Ok((taken, Instant::now()))
+    }
+
+    /// The same of a unit.
+    pub fn take_permit(&self) -> Result<(Instant, Instant)> {
+        let permit = self.semaphore.acquire(1, Some(TIMEOUT))?;
+        let taken = Instant::now();
+        drop(permit);
+        Ok((taken, Instant::now()))
+    }
+
     /// Queues, and is woken by itself: two exchanges.
     pub fn queue(&self, time: Duration) -> Result<Sample> {
         latency(time, 1, || {

@@ -1,11 +1,13 @@
 //! `netvm bench rma`: one-sided operations between two processes beside bare sockets.
 
+use std::borrow::Cow;
 use std::error::Error;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 use netvm::node::Node;
+use netvm::region::Region;
 use netvm::security::Secret;
 use netvm_sys::bench_floor::{allowed_cpus, unpin_thread};
 use netvm_sys::cpu::pin;
@@ -15,13 +17,20 @@ use super::report::{self, Row, median_and_spread};
 use cases::Pair;
 use partner::{How, MEMORY_BYTES, Side};
 pub use partner::{PartnerArgs, run as run_partner};
+use plan::{
+    ASK_BLOCKING, ASK_PASSIVE, ASK_POLLING, Case, PING_BLOCKING, PING_PASSIVE, PING_POLLING, Placement,
+    Placements, STREAM, Wait, all_cases, is_wanted, placements,
+};
 use timing::Sample;
 
 mod cases;
+mod copies;
+mod failing;
 mod idle;
 mod meet;
 mod partner;
 mod peers;
+mod plan;
 mod plot;
 mod raw;
 mod shm;
@@ -33,9 +42,14 @@ type Failure = Box<dyn Error>;
 #[command(after_help = "Examples:
   netvm bench rma                                  over TCP, all placements, and the peers that are installed
   netvm bench rma --placement two-cpus --link unix
-  netvm bench rma --rails 4 --case put-bw          over four connections at once
-  netvm bench rma --encrypt --case bw              encrypted TCP
+  netvm bench rma --wait both --case get           who waits looks all the time, or sleeps
+  netvm bench rma --rails 1,2,4 --case bw          over one, two and four connections
+  netvm bench rma --encrypt=both --case bw         plain and encrypted TCP
   netvm bench rma --case passive                   while the target's program computes
+  netvm bench rma --case lock                      taking and giving back, together and each by itself
+  netvm bench rma --case copy                      from one node to another, asked for by a third
+  netvm bench rma --case idle                      processor time and memory of nodes that do nothing
+  netvm bench rma --case detect                    how soon a dead or stopped peer is found
   netvm bench rma --peers install-hint             how to get UCX, libfabric and Open MPI
   netvm bench rma --json --svg rma.svg             for a program, and a picture
 
@@ -43,16 +57,20 @@ Two processes: one operates on the memory of the other, whose program does nothi
 and barrier, where it does the same. In *-passive it computes all the time, on the CPU of netvm's thread.
 
   put, notify-*, channel      one way: half of a ping-pong; floor: half of one with bare sockets
-  others in us                from the call to the answer; floor: a round trip of bare sockets with the same bytes
-                              (waitq has two: to queue, and to be woken)
+  get, put-complete           from the call to the answer; floor: a message with these bytes one way, 8 bytes the other
+  others in us                from the call to the answer; floor: a round trip of bare sockets with 8 bytes
+                              (waitq has two: to queue, and to be woken; copy one for us and one between the others)
+  *-take, *-give              the two halves of lock and sem, in turns with an atomic; floors: that atomic, one way
+  *-block                     nobody looks before sleeping, on either side, and put comes with a notification
   put-bw, get-bw, *-rate      floor: a bare stream in sends of that size (channel-rate: messages of one sender;
                               shared-rate: of four, into one ring)
   with --link shm             floors: a ping-pong of plain stores, copies and an atomic within one process
   memory_per_idle_peer_bytes  growth of a process for each peer that has been served; floor: the limit of 256 KiB
+  idle-cpu, detect-*          floor: the limit, 0.1 % of a CPU and 5 s
 
-Floors poll, except for notify-block and notify-handler, with both processes on one CPU, and in *-passive, where they
-block. The ratio says how many times worse: 1 is the floor. Contents are checked. Floors and cases take turns, and the
-spread is over the rounds. Peers run after the rounds, one after the other, on the same CPUs.")]
+Floors poll, except for notify-block and notify-handler, with both processes on one CPU, in *-block and in *-passive,
+where they block. The ratio says how many times worse: 1 is the floor. Contents are checked. Floors and cases take
+turns, and the spread is over the rounds. Peers run after the rounds, one after the other, on the same CPUs.")]
 pub struct RmaArgs {
     /// Print one JSON object per line
     #[arg(long)]
@@ -66,27 +84,72 @@ pub struct RmaArgs {
     /// Only the cases whose name contains this
     #[arg(long)]
     case: Option<String>,
+    /// How whoever waits does so [default: poll, and the cases that are there in one way only]
+    #[arg(long, value_enum)]
+    wait: Option<Wait>,
+    /// Puts and gets of all sizes one by one too, as --svg does
+    #[arg(long)]
+    by_size: bool,
     /// Rounds, in each of which all floors and cases have a turn
-    #[arg(long, default_value_t = 5)]
-    rounds: usize,
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
+    rounds: u16,
     /// Milliseconds of one case in one round
-    #[arg(long, default_value_t = 150)]
-    case_ms: u64,
+    #[arg(long, default_value_t = 150, value_parser = clap::value_parser!(u16).range(1..))]
+    case_ms: u16,
     /// A short run, for tests
     #[arg(long)]
     quick: bool,
-    /// Connections of one session, 1 to 16
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
-    rails: u8,
-    /// Encrypt every byte (TCP)
-    #[arg(long)]
-    encrypt: bool,
+    /// Connections of one session, 1 to 16; several numbers are measured in turns
+    #[arg(long, default_value = "1", value_delimiter = ',', value_parser = clap::value_parser!(u8).range(1..=16))]
+    rails: Vec<u8>,
+    /// Encrypt every byte (TCP), or measure both ways in turns
+    #[arg(long, value_enum, default_value = "no", default_missing_value = "yes", num_args = 0..=1, require_equals = true)]
+    encrypt: Encrypt,
     /// Measure UCX, libfabric and Open MPI too [default: auto, none with --quick, --case or --encrypt]
     #[arg(long, value_enum)]
     peers: Option<Peers>,
-    /// Write a plot of bandwidth by size to this file
+    /// Write plots of latency and bandwidth by size to this file
     #[arg(long)]
     svg: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Encrypt {
+    No,
+    Yes,
+    Both,
+}
+
+/// One way to connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Variant {
+    encrypt: bool,
+    rails: u8,
+}
+
+impl Variant {
+    fn all(args: &RmaArgs) -> Vec<Self> {
+        let ways: &[bool] = match args.encrypt {
+            Encrypt::No => &[false],
+            Encrypt::Yes => &[true],
+            Encrypt::Both => &[false, true],
+        };
+        let mut all: Vec<Self> = Vec::new();
+        for &encrypt in ways {
+            for &rails in &args.rails {
+                let one = Self { encrypt, rails };
+                if !all.contains(&one) {
+                    all.push(one);
+                }
+            }
+        }
+        all
+    }
+
+    fn name(self, link: Link) -> Cow<'static, str> {
+        let name = if self.encrypt { "tcp-encrypted" } else { link.name() };
+        if self.rails == 1 { name.into() } else { format!("{name}-x{}", self.rails).into() }
+    }
 }
 
 /// What to do about other libraries.
@@ -129,164 +192,31 @@ impl Link {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Placements {
-    /// Each process on a CPU of its own
-    TwoCpus,
-    /// Both on one
-    SameCpu,
-    /// As the kernel likes
-    Unpinned,
-    /// All three
-    All,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Placement {
-    name: &'static str,
-    here: Option<usize>,
-    there: Option<usize>,
-}
-
-fn placements(wanted: Placements) -> Vec<Placement> {
-    let cpus = allowed_cpus();
-    let (first, second) = (cpus.first().copied(), cpus.get(1).copied());
-    let is = |one| wanted == one || wanted == Placements::All;
-    let mut all = Vec::new();
-    if is(Placements::TwoCpus) {
-        if second.is_some() {
-            all.push(Placement { name: "two-cpus", here: first, there: second });
-        } else {
-            eprintln!("skipped (two-cpus: there is only one)");
-        }
-    }
-    if is(Placements::SameCpu) {
-        all.push(Placement { name: "same-cpu", here: first, there: first });
-    }
-    if is(Placements::Unpinned) {
-        all.push(Placement { name: "unpinned", here: None, there: None });
-    }
-    all
-}
-
-const PING_POLLING: &str = "ping-pong-poll";
-const PING_BLOCKING: &str = "ping-pong-block";
-/// While the other side's program computes.
-const PING_PASSIVE: &str = "ping-pong-passive";
-const STREAM: &str = "stream";
-const SIZES: [usize; 9] = [8, 64, 512, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 8 << 20];
-
-/// What is measured: a floor or a case of netvm.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Case {
-    name: &'static str,
-    size: usize,
-    /// Bytes off alignment.
-    shift: usize,
-    is_floor: bool,
-}
-
-impl Case {
-    fn unit(&self) -> &'static str {
-        match self.name {
-            "put-bw" | "get-bw" | "put-bw-misaligned" | "get-bw-misaligned" | STREAM => "GB/s",
-            "put-rate" | "channel-rate" | "shared-rate" => "M/s",
-            _ => "us",
-        }
-    }
-
-    /// The name and size of its floor, and how many of its operations are one of the floor's.
-    fn floor(&self, link: Link, placement: &str) -> Option<(&'static str, usize, f64)> {
-        if link == Link::Shm {
-            return shm::floor_of(self);
-        }
-        // Who polls keeps the other one from running.
-        let ping = if placement == "same-cpu" { PING_BLOCKING } else { PING_POLLING };
-        Some(match self.name {
-            _ if self.is_floor => return None,
-            "put" => (ping, self.size, 0.5),
-            "notify-spin" => (ping, 8, 0.5),
-            "notify-block" | "notify-handler" => (PING_BLOCKING, 8, 0.5),
-            "channel" => (ping, self.size, 0.5),
-            "lock" | "sem" | "barrier" => (ping, 8, 1.0),
-            "waitq" => (ping, 8, 2.0),
-            "put-complete-passive" | "get-passive" | "fetch-add-passive" => (PING_PASSIVE, self.size, 1.0),
-            "put-complete" | "get" | "fetch-add" | "cas" => (ping, self.size, 1.0),
-            _ => (STREAM, self.size, 1.0),
-        })
-    }
-}
-
-fn all_cases(link: Link, quick: bool) -> Vec<Case> {
-    let case = |name, size| Case { name, size, shift: 0, is_floor: false };
-    let floor = |name, size| Case { is_floor: true, ..case(name, size) };
-    let mut all = Vec::new();
-    for size in [8, 4 << 10] {
-        all.extend([floor(PING_POLLING, size), floor(PING_BLOCKING, size), floor(PING_PASSIVE, size)]);
-    }
-    if link == Link::Shm {
-        all = shm::floors();
-    }
-    let sizes: &[usize] = if quick { &[8, 64, 4 << 10, 64 << 10, 1 << 20] } else { &SIZES };
-    all.extend(sizes.iter().map(|&size| floor(STREAM, size)));
-    for name in ["put", "put-complete", "get"] {
-        all.extend([case(name, 8), case(name, 4 << 10)]);
-    }
-    all.extend(
-        ["fetch-add", "cas", "notify-spin", "notify-block", "notify-handler"].map(|name| case(name, 8)),
-    );
-    all.extend([case("channel", 8), case("channel", 4 << 10)]);
-    all.extend(["lock", "waitq", "sem", "barrier"].map(|name| case(name, 8)));
-    for name in ["put-complete-passive", "get-passive"] {
-        all.extend([case(name, 8), case(name, 4 << 10)]);
-    }
-    all.push(case("fetch-add-passive", 8));
-    for name in ["put-rate", "channel-rate", "shared-rate"] {
-        all.extend([case(name, 8), case(name, 64)]);
-    }
-    for name in ["put-bw", "get-bw"] {
-        all.extend(sizes.iter().map(|&size| case(name, size)));
-    }
-    for name in ["put-bw-misaligned", "get-bw-misaligned"] {
-        let odd = sizes.iter().filter(|size| (64..=1 << 20).contains(*size));
-        all.extend(odd.map(|&size| Case { shift: 1, ..case(name, size) }));
-    }
-    all.retain(|case| link != Link::Shm || shm::has(case));
-    all
-}
-
-/// One placement, ready to measure.
+/// One placement and way to connect, ready to measure.
 struct Setup {
-    placement: Placement,
     link: Link,
     raw: String,
     pair: Pair,
 }
 
 impl Setup {
-    fn new(args: &RmaArgs, placement: Placement) -> Result<Self, Failure> {
-        let link = args.link;
-        let mut partner = Helper::start(&partner_args(link, args.encrypt, placement.there), false)?;
-        let secret = tell_secret(&mut partner, args.encrypt)?;
+    fn new(link: Link, variant: Variant, placement: Placement) -> Result<Self, Failure> {
+        let other = Other::start(link, variant.encrypt, placement.there)?;
         if let Some(cpu) = placement.here {
             // The node's thread is started here and stays with it.
             pin(cpu)?;
         }
-        let raw = partner.line()?;
-        let ticket = partner.line()?;
-        let here = Side::new(link, secret, usize::from(args.rails))?;
-        let region = here.connect(&ticket)?;
+        let here = Side::new(link, other.secret()?, usize::from(variant.rails))?;
+        let region = here.connect(&other.ticket)?;
+        let Other { mut partner, raw, ticket, secret } = other;
         partner.tell(&here.ticket)?;
         partner.line()?;
         let address = ticket.split(' ').next().unwrap_or_default().to_owned();
         let local = Node::memory(MEMORY_BYTES)?;
         let local = std::sync::Arc::into_inner(local).ok_or("the local memory is shared already")?;
-        Ok(Self {
-            placement,
-            link,
-            raw,
-            pair: Pair { here, region, partner, local, round: 0, salt: 1, address, meet: None },
-        })
+        let third = copies::Third::new(link, secret, placement.there);
+        let (meet, round, salt) = (None, 0, 1);
+        Ok(Self { link, raw, pair: Pair { here, region, partner, local, round, salt, address, meet, third } })
     }
 
     fn measure(&mut self, case: &Case, time: Duration) -> Result<Sample, Failure> {
@@ -297,20 +227,23 @@ impl Setup {
         {
             return sample;
         }
+        let bare = |size, back, polling| raw::round_trip(self.link, &self.raw, (size, back), polling, time);
         match case.name {
-            PING_POLLING | PING_BLOCKING => {
-                raw::round_trip(self.link, &self.raw, size, case.name == PING_POLLING, time)
-            }
-            PING_PASSIVE => {
-                let (link, raw) = (self.link, &self.raw);
-                pair.passive(|_| raw::round_trip(link, raw, size, false, time))
-            }
+            PING_POLLING | PING_BLOCKING => bare(size, size, case.name == PING_POLLING),
+            ASK_POLLING | ASK_BLOCKING => bare(8, size, case.name == ASK_POLLING),
+            PING_PASSIVE => pair.passive(|_| bare(size, size, false)),
+            ASK_PASSIVE => pair.passive(|_| bare(8, size, false)),
             STREAM => raw::stream(self.link, &self.raw, size, time),
             "put" => pair.put(size, time),
             "put-complete" => pair.put_complete(size, time),
             "get" => pair.get(size, time),
             "fetch-add" => pair.fetch_add(time),
             "cas" => pair.compare_swap(time),
+            "put-block" => pair.sleeping(|pair| pair.put_block(size, time)),
+            "put-complete-block" => pair.sleeping(|pair| pair.put_complete(size, time)),
+            "get-block" => pair.sleeping(|pair| pair.get(size, time)),
+            "fetch-add-block" => pair.sleeping(|pair| pair.fetch_add(time)),
+            "cas-block" => pair.sleeping(|pair| pair.compare_swap(time)),
             "notify-spin" => pair.notify(How::Spin, time),
             "notify-block" => pair.notify(How::Block, time),
             "notify-handler" => pair.notify_handler(time),
@@ -318,8 +251,11 @@ impl Setup {
             "get-passive" => pair.passive(|pair| pair.get(size, time)),
             "fetch-add-passive" => pair.passive(|pair| pair.fetch_add(time)),
             "lock" | "sem" | "waitq" => pair.turns(case.name, time),
+            "lock-take" | "lock-give" | "sem-take" | "sem-give" => pair.halves(case.name, time),
             "channel" | "barrier" => pair.together(case.name, size, time),
             "channel-rate" | "shared-rate" => pair.messages(case.name, size, time),
+            "copy" | "copy-through" => pair.copy(size, case.name == "copy-through", time),
+            "copy-bw" => pair.copy_bandwidth(size, time),
             "put-rate" => pair.put_bandwidth(size, 0, time).map(Sample::in_millions),
             "put-bw" | "put-bw-misaligned" => pair.put_bandwidth(size, shift, time),
             _ => pair.get_bandwidth(size, shift, time),
@@ -330,6 +266,7 @@ impl Setup {
 /// What all rounds of one case in one placement found.
 struct Series {
     placement: &'static str,
+    variant: Variant,
     case: Case,
     samples: Vec<Sample>,
     note: String,
@@ -344,77 +281,69 @@ pub fn run(args: &RmaArgs) -> Result<(), Failure> {
         println!("{}", peers::INSTALL_HINT);
         return Ok(());
     }
-    if args.encrypt && args.link != Link::Tcp {
+    if args.encrypt != Encrypt::No && args.link != Link::Tcp {
         return Err("only TCP is encrypted; leave --link or --encrypt out".into());
     }
-    let (rounds, time) = if args.quick {
-        (2, Duration::from_millis(20))
-    } else {
-        (args.rounds.max(1), Duration::from_millis(args.case_ms.max(1)))
+    let (part, by_size) = (args.case.as_deref(), args.by_size || args.svg.is_some());
+    let all = all_cases(args.link, by_size, args.quick);
+    let wanted = |case: &Case| !case.is_floor && is_wanted(case, part, args.wait);
+    let single = |name: &str| match part {
+        None => args.wait.is_none(),
+        Some(part) => name.contains(part),
     };
-    let wanted = |case: &Case| args.case.as_deref().is_none_or(|part| case.name.contains(part));
-    let all = all_cases(args.link, args.quick);
-    let needed = |floor: &Case| {
-        let is_floor_of = |case: &&Case| {
-            placements(args.placement).iter().any(|placement| {
-                case.floor(args.link, placement.name)
-                    .is_some_and(|(name, size, _)| (name, size) == (floor.name, floor.size))
-            })
-        };
-        all.iter().filter(|case| wanted(case)).any(|case| is_floor_of(&case))
-    };
-    let cases: Vec<Case> =
-        all.iter().copied().filter(|case| if case.is_floor { needed(case) } else { wanted(case) }).collect();
-    if let Some(part) = &args.case
-        && cases.is_empty()
-        && !idle::CASE.contains(part.as_str())
+    let singles = [idle::MEMORY, idle::CPU, failing::KILLED, failing::STOPPED];
+    if let Some(part) = part
+        && !all.iter().any(wanted)
+        && !singles.into_iter().any(single)
     {
         let mut names: Vec<&str> = all.iter().filter(|case| !case.is_floor).map(|case| case.name).collect();
+        names.extend(singles);
         names.dedup();
-        return Err(format!("there is no case {part}: {}, {}", names.join(", "), idle::CASE).into());
+        return Err(format!("there is no case {part}: {}", names.join(", ")).into());
     }
-    let cpus = allowed_cpus();
+    let placements = placements(args.placement);
+    if placements.len() < if args.placement == Placements::All { 3 } else { 1 } {
+        eprintln!("skipped (two-cpus: there is only one)");
+    }
+    // Cases too: a half of a lock is measured beside an atomic.
+    let is_needed = |one: &Case| {
+        wanted(one) || all.iter().any(|case| wanted(case) && case.needs(one, args.link, &placements))
+    };
+    let cases: Vec<Case> = all.iter().copied().filter(is_needed).collect();
     let mut rows = Vec::new();
-    for placement in placements(args.placement) {
-        unpin_thread(&cpus)?;
-        let series = Setup::new(args, placement).map(|mut setup| {
-            let mut series = start(&cases, placement.name);
-            for _ in 0..rounds {
-                for one in &mut series {
-                    // Whoever polls on the same CPU gets a turn only when the other one's time is up.
-                    if one.case.name == PING_POLLING && setup.placement.name == "same-cpu" {
-                        continue;
-                    }
-                    match setup.measure(&one.case, time) {
-                        Ok(sample) => one.samples.push(sample),
-                        Err(error) => one.note = format!("failed ({error})"),
-                    }
-                }
-            }
-            series
-        });
-        unpin_thread(&cpus)?;
-        let series = series?;
+    for placement in &placements {
+        if cases.is_empty() {
+            break;
+        }
         let first = rows.len();
-        rows.extend(
-            series
-                .iter()
-                .filter(|one| !one.samples.is_empty() || !one.note.is_empty())
-                .map(|one| row(one, &series, args)),
-        );
-        let alone = args.quick || args.case.is_some() || args.encrypt;
+        rows.extend(measure_all(args, placement, &cases)?);
+        let alone = args.quick || args.case.is_some() || args.encrypt != Encrypt::No;
         if args.peers.unwrap_or(if alone { Peers::None } else { Peers::Auto }) == Peers::Auto {
             let ours = rows[first..].to_vec();
             let floor = |case: &str, size: usize| {
                 let same = |row: &&report::Row| row.case == case && row.size_bytes == Some(size as u64);
                 ours.iter().find(same).and_then(|row| row.floor)
             };
-            rows.extend(peers::measure(args.link, &placement, args.quick, floor));
+            rows.extend(peers::measure(args.link, placement, args.quick, floor));
         }
     }
-    if args.case.as_deref().is_none_or(|part| idle::CASE.contains(part)) {
-        let mut row = idle::measure(args.link, args.encrypt, if args.quick { 20 } else { 200 })?;
-        row.link = Some(link_name(args));
+    let encrypt = args.encrypt == Encrypt::Yes;
+    let mut singly = Vec::new();
+    if single(idle::MEMORY) {
+        singly.push(idle::memory(args.link, encrypt, if args.quick { 20 } else { 200 })?);
+    }
+    if single(idle::CPU) {
+        singly.push(idle::cpu(args.link, encrypt, Duration::from_secs(if args.quick { 1 } else { 10 }))?);
+    }
+    if single(failing::KILLED) {
+        singly.push(failing::killed(args.link, encrypt)?);
+    }
+    // It takes seconds, also in a short run.
+    if single(failing::STOPPED) && (part.is_some() || !args.quick) {
+        singly.push(failing::stopped(args.link, encrypt)?);
+    }
+    for mut row in singly {
+        row.link = Some(Variant { encrypt, rails: 1 }.name(args.link));
         rows.push(row);
     }
     if let Some(path) = &args.svg {
@@ -427,28 +356,65 @@ pub fn run(args: &RmaArgs) -> Result<(), Failure> {
     }
 }
 
-fn start(cases: &[Case], placement: &'static str) -> Vec<Series> {
-    let one = |&case: &Case| Series { placement, case, samples: Vec::new(), note: String::new() };
-    cases.iter().map(one).collect()
+/// All rounds of one placement.
+fn measure_all(args: &RmaArgs, placement: &Placement, cases: &[Case]) -> Result<Vec<Row>, Failure> {
+    let (rounds, time) = if args.quick {
+        (2, Duration::from_millis(20))
+    } else {
+        (args.rounds, Duration::from_millis(args.case_ms.into()))
+    };
+    let cpus = allowed_cpus();
+    let variants = Variant::all(args);
+    unpin_thread(&cpus)?;
+    let setups: Result<Vec<_>, _> =
+        variants.iter().map(|&variant| Setup::new(args.link, variant, *placement)).collect();
+    let measured = setups.map(|mut setups| {
+        // Floors do not depend on how netvm connects.
+        let start = |index: usize, case: Case| {
+            let variant = variants[index];
+            (
+                index,
+                Series { placement: placement.name, variant, case, samples: Vec::new(), note: String::new() },
+            )
+        };
+        let of_case = |&case: &Case| {
+            let times = if case.is_floor { 1 } else { variants.len() };
+            (0..times).map(move |index| start(index, case)).collect::<Vec<_>>()
+        };
+        let mut series: Vec<(usize, Series)> = cases.iter().flat_map(of_case).collect();
+        for _ in 0..rounds {
+            for (setup, one) in &mut series {
+                // Whoever polls on the same CPU gets a turn only when the other one's time is up.
+                if [PING_POLLING, ASK_POLLING].contains(&one.case.name) && placement.name == "same-cpu" {
+                    continue;
+                }
+                match setups[*setup].measure(&one.case, time) {
+                    Ok(sample) => one.samples.push(sample),
+                    Err(error) => one.note = format!("failed ({error})"),
+                }
+            }
+        }
+        series.into_iter().map(|(_, one)| one).collect::<Vec<_>>()
+    });
+    unpin_thread(&cpus)?;
+    let series = measured?;
+    let with_news = series.iter().filter(|one| !one.samples.is_empty() || !one.note.is_empty());
+    Ok(with_news.map(|one| row(one, &series, args.link)).collect())
 }
 
 fn median(series: &Series) -> Option<(f64, (f64, f64))> {
     median_and_spread(&series.samples.iter().map(|sample| sample.median).collect::<Vec<_>>())
 }
 
-fn row(series: &Series, all: &[Series], args: &RmaArgs) -> Row {
-    let Series { placement, case, samples, note } = series;
+fn row(series: &Series, all: &[Series], link: Link) -> Row {
+    let Series { placement, variant, case, samples, note } = series;
     let mut row = Row::new("rma", case.name, case.unit());
-    row.link = Some(link_name(args));
+    row.link = Some(if case.is_floor { link.name().into() } else { variant.name(link) });
     row.placement = Some(placement);
     row.size_bytes = Some(case.size as u64);
-    row.peer = case.is_floor.then(|| args.link.floor());
+    row.peer = case.is_floor.then(|| link.floor());
     row.n = samples.iter().map(|sample| sample.n).sum();
-    row.note = if note.is_empty() {
-        super::super::super::size::Size(case.size as u64).to_string()
-    } else {
-        note.clone()
-    };
+    row.note.clone_from(note);
     let Some((middle, spread)) = median(series) else { return row };
     row.median = Some(middle);
     row.spread = Some(spread);
@@ -456,40 +422,62 @@ fn row(series: &Series, all: &[Series], args: &RmaArgs) -> Row {
     row.p99 = median_and_spread(&tails).map(|(middle, _)| middle);
     row.per_s = median_and_spread(&samples.iter().map(|sample| sample.per_s).collect::<Vec<_>>())
         .map(|(middle, _)| middle);
-    if let Some((name, size, share)) = case.floor(args.link, placement) {
-        let floor =
-            all.iter().find(|one| (one.case.name, one.case.size) == (name, size) && one.case.is_floor);
-        row.floor = floor.and_then(median).map(|(floor, _)| match case.unit() {
-            "M/s" => floor * 1e3 / size as f64,
-            _ => floor * share,
-        });
-        row.ratio = row.floor.map(|floor| if case.unit() == "us" { middle / floor } else { floor / middle });
-    }
+    let parts = case.floor(link, placement);
+    let part = |(name, size, share): &(&str, usize, f64)| {
+        let same = |one: &&Series| {
+            (one.case.name, one.case.size) == (*name, *size) && (one.case.is_floor || one.variant == *variant)
+        };
+        let (found, _) = all.iter().find(same).and_then(median)?;
+        Some(if case.unit() == "M/s" { found * 1e3 / *size as f64 } else { found * share })
+    };
+    let floors: Option<Vec<f64>> = parts.iter().map(part).collect();
+    row.floor = floors.filter(|floors| !floors.is_empty()).map(|floors| floors.iter().sum());
+    row.ratio = row.floor.map(|floor| if case.unit() == "us" { middle / floor } else { floor / middle });
     row
 }
 
-fn link_name(args: &RmaArgs) -> &'static str {
-    if args.encrypt { "tcp-encrypted" } else { args.link.name() }
+/// Another process, before it has been connected to.
+struct Other {
+    partner: Helper,
+    /// Where its floors are.
+    raw: String,
+    ticket: String,
+    /// What both know, and nobody else sees.
+    secret: Option<String>,
 }
 
-/// How the other process is started.
-fn partner_args(link: Link, encrypt: bool, cpu: Option<usize>) -> Vec<String> {
-    let mut args = ["bench", "rma-partner", "--link", link.name()].map(str::to_owned).to_vec();
-    if let Some(cpu) = cpu {
-        args.extend(["--cpu".to_owned(), cpu.to_string()]);
+impl Other {
+    fn start(link: Link, encrypt: bool, cpu: Option<usize>) -> Result<Self, Failure> {
+        let secret = if encrypt { Some(Secret::random()?.to_content().trim_end().to_owned()) } else { None };
+        Self::with_secret(link, secret, cpu)
     }
-    if encrypt {
-        args.push("--encrypt".to_owned());
-    }
-    args
-}
 
-/// A secret for both, which nobody else sees.
-fn tell_secret(partner: &mut Helper, encrypt: bool) -> Result<Option<Secret>, Failure> {
-    if !encrypt {
-        return Ok(None);
+    fn with_secret(link: Link, secret: Option<String>, cpu: Option<usize>) -> Result<Self, Failure> {
+        let mut args = ["bench", "rma-partner", "--link", link.name()].map(str::to_owned).to_vec();
+        if let Some(cpu) = cpu {
+            args.extend(["--cpu".to_owned(), cpu.to_string()]);
+        }
+        if secret.is_some() {
+            args.push("--encrypt".to_owned());
+        }
+        let mut partner = Helper::start(&args, false)?;
+        if let Some(secret) = &secret {
+            partner.tell(secret)?;
+        }
+        let (raw, ticket) = (partner.line()?, partner.line()?);
+        Ok(Self { partner, raw, ticket, secret })
     }
-    let secret = Secret::random()?;
-    partner.tell(secret.to_content().trim_end())?;
-    Ok(Some(secret))
+
+    fn secret(&self) -> Result<Option<Secret>, Failure> {
+        Ok(self.secret.as_ref().map(|secret| Secret::from_content(secret.as_bytes())).transpose()?)
+    }
+
+    /// A side here that is connected to it.
+    fn connect(&mut self, link: Link) -> Result<(Side, Region), Failure> {
+        let here = Side::new(link, self.secret()?, 1)?;
+        let region = here.connect(&self.ticket)?;
+        self.partner.tell(&here.ticket)?;
+        self.partner.line()?;
+        Ok((here, region))
+    }
 }

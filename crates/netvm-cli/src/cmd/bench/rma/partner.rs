@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use netvm::copy::Copies;
+use netvm::link::switch_looking_off;
 use netvm::node::{ConnectOptions, LinkChoice, Mapping, Node, RemoteKey, Rights};
 use netvm::notify::{Notifications, Notify};
 use netvm::region::{Peer, Region};
@@ -200,6 +202,8 @@ pub fn run(args: &PartnerArgs) -> Result<(), Box<dyn Error>> {
     };
     println!("{}", raw::serve(args.link)?);
     let side = Arc::new(Side::new(args.link, secret, 1)?);
+    // The third node of a copy.
+    side.node.allow_copies(Copies::Anywhere);
     println!("{}", side.ticket);
     let Some(ticket) = lines.next().transpose()? else { return Ok(()) };
     let region = Arc::new(side.accept(&ticket)?);
@@ -234,6 +238,15 @@ pub fn run(args: &PartnerArgs) -> Result<(), Box<dyn Error>> {
                     region.write(PONG_OFFSET as u64, &bytes)?;
                 }
             }
+            "put-block" => {
+                let (size, rounds) = (number()? as usize, number()?);
+                let bytes = vec![3; size];
+                for _ in 0..rounds {
+                    side.await_signal(PONG, How::Block)?;
+                    region.write_notify(PONG_OFFSET as u64, &bytes, Notify::Count { number: PONG })?;
+                }
+            }
+            "look" => switch_looking_off(number()? == 0),
             "spin" | "block" => {
                 let how = if what == "spin" { How::Spin } else { How::Block };
                 for _ in 0..number()? {

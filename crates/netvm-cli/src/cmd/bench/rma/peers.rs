@@ -8,7 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::super::report::Row;
-use super::{Link, Placement};
+use super::Link;
+use super::plan::Placement;
 
 type Result<T> = std::result::Result<T, Box<dyn Error>>;
 
@@ -303,12 +304,12 @@ pub fn measure(
             note: Box::leak(format!("skipped ({error})").into_boxed_str()),
         });
         let mut row = Row::new("rma", found.case, found.unit);
-        (row.link, row.placement, row.peer) = (Some(link.name()), Some(placement.name), Some(peer));
+        (row.link, row.placement, row.peer) = (Some(link.name().into()), Some(placement.name), Some(peer));
         row.size_bytes = Some(found.size as u64);
-        let size = super::super::super::super::size::Size(found.size as u64);
-        row.note = if found.note.is_empty() { size.to_string() } else { format!("{size}, {}", found.note) };
+        row.note = found.note.to_owned();
         if link != Link::Tcp {
-            row.note += ", over shared memory";
+            let (comma, over) = (if row.note.is_empty() { "" } else { ", " }, "over shared memory");
+            row.note = format!("{}{comma}{over}", row.note);
         }
         if found.n == 0 {
             row.note = found.note.to_owned();

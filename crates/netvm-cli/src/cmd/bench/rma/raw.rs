@@ -74,17 +74,19 @@ pub fn serve(link: Link) -> Result<String, Box<dyn Error>> {
 fn serve_one(mut socket: Box<dyn Socket>) -> std::io::Result<()> {
     let mut wish = [0; 9];
     socket.read_exact(&mut wish)?;
-    let size = u64::from_le_bytes(wish[1..].try_into().unwrap_or_default()) as usize;
+    let size = u64::from_le_bytes(wish[1..].try_into().unwrap_or_default());
+    // Of an echo: what comes and what goes back.
+    let (size, back) = ((size & u64::from(u32::MAX)) as usize, (size >> 32) as usize);
     match wish[0] {
         shm::ECHO => shm::serve(size),
         ECHO | ECHO_POLLING => {
             if wish[0] == ECHO_POLLING {
                 socket.poll_only()?;
             }
-            let mut bytes = vec![0; size];
+            let (mut bytes, answer) = (vec![0; size], vec![7; back]);
             loop {
                 read_all(&mut *socket, &mut bytes)?;
-                write_all(&mut *socket, &bytes)?;
+                write_all(&mut *socket, &answer)?;
             }
         }
         _ => {
@@ -146,25 +148,26 @@ pub fn connect(link: Link, address: &str, wish: u8, size: usize) -> Result<Box<d
     Ok(socket)
 }
 
-/// Round trips of `size` bytes each way.
+/// Round trips of so many bytes there and back.
 ///
 /// # Errors
 /// When the connection fails.
 pub fn round_trip(
     link: Link,
     address: &str,
-    size: usize,
+    (size, back): (usize, usize),
     polling: bool,
     time: Duration,
 ) -> Result<Sample, Box<dyn Error>> {
-    let mut socket = connect(link, address, if polling { ECHO_POLLING } else { ECHO }, size)?;
+    let wish = if polling { ECHO_POLLING } else { ECHO };
+    let mut socket = connect(link, address, wish, size | back << 32)?;
     if polling {
         socket.poll_only()?;
     }
-    let mut bytes = vec![7; size];
+    let (bytes, mut answer) = (vec![7; size], vec![0; back]);
     timing::latency(time, 1, || {
         write_all(&mut *socket, &bytes)?;
-        Ok(read_all(&mut *socket, &mut bytes)?)
+        Ok(read_all(&mut *socket, &mut answer)?)
     })
 }
 

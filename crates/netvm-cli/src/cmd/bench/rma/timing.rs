@@ -3,6 +3,8 @@
 use std::error::Error;
 use std::time::{Duration, Instant};
 
+use hdrhistogram::Histogram;
+
 /// What one round of one case found.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
@@ -21,6 +23,19 @@ impl Sample {
     pub fn of_rate(count: u64, size: usize, elapsed: Duration) -> Self {
         let per_s = count as f64 / elapsed.as_secs_f64();
         Self { median: per_s * size as f64 / 1e9, p99: None, per_s, n: count }
+    }
+
+    /// Microseconds of operations whose nanoseconds are in the histogram, divided by `ways`.
+    ///
+    /// # Errors
+    /// When there are none.
+    pub fn of(histogram: &Histogram<u64>, elapsed: Duration, ways: u32) -> Result<Self, Box<dyn Error>> {
+        if histogram.is_empty() {
+            return Err("nothing was measured".into());
+        }
+        let at = |share| histogram.value_at_quantile(share) as f64 / 1000.0 / f64::from(ways);
+        let per_s = histogram.len() as f64 / elapsed.as_secs_f64();
+        Ok(Self { median: at(0.5), p99: Some(at(0.99)), per_s, n: histogram.len() })
     }
 
     /// The same in millions of operations per second.
@@ -50,11 +65,5 @@ pub fn latency(
         histogram.saturating_record(end.duration_since(now).as_nanos() as u64);
         now = end;
     }
-    let at = |share| histogram.value_at_quantile(share) as f64 / 1000.0 / f64::from(ways);
-    Ok(Sample {
-        median: at(0.5),
-        p99: Some(at(0.99)),
-        per_s: histogram.len() as f64 / now.duration_since(start).as_secs_f64(),
-        n: histogram.len(),
-    })
+    Sample::of(&histogram, now.duration_since(start), ways)
 }
