@@ -58,7 +58,11 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let result = match Cli::parse().command {
+    let command = Cli::parse().command;
+    if let Command::Status(_) | Command::Secret(_) | Command::Doctor(_) | Command::Completions(_) = &command {
+        netvm_sys::signal::end_at_closed_pipes();
+    }
+    let result = match command {
         Command::Lend(args) => cmd::lend::run(args),
         Command::Run(args) => cmd::run::run(args),
         Command::Status(args) => cmd::status::run(&args),

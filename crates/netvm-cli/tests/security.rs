@@ -15,6 +15,18 @@ fn secret(folder: &Folder, name: &str) -> PathBuf {
     path
 }
 
+/// `netvm completions bash | head -1`
+#[test]
+fn who_prints_ends_quietly_when_nobody_reads() {
+    for arguments in [&["completions", "bash"][..], &["doctor"]] {
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let output = netvm().args(arguments).stdout(writer).stderr(Stdio::piped()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(said.is_empty() && !output.status.success(), "{arguments:?}: {} {said}", output.status);
+    }
+}
+
 /// A lender over TCP on this machine, with more arguments, and its address.
 fn lend(arguments: &[&str], secret: Option<&Path>) -> (Guard, String) {
     let mut command = netvm();

@@ -41,7 +41,7 @@ impl FromStr for Address {
             };
         }
         let Some((host, port)) = text.rsplit_once(':') else {
-            return Err("expected HOST:PORT or unix:/path");
+            return Err("it has no port");
         };
         if host.is_empty() {
             return Err("the host before the colon is missing");

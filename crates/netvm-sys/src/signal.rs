@@ -102,6 +102,13 @@ impl AsFd for SignalFd {
     }
 }
 
+/// From now on a write to a pipe that nobody reads ends the process without a word, as it ends other tools: Rust's runtime ignores
+/// SIGPIPE. For programs that only print.
+pub fn end_at_closed_pipes() {
+    // SAFETY: signal(2) takes numbers only; the default disposition runs no code of ours.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
+}
+
 /// Sends a signal to a process.
 ///
 /// # Errors

@@ -93,4 +93,13 @@ mod tests {
         table.set(100_000, Entry::default());
         assert_eq!((table.next_touched(6..200_000), table.far_pages()), (None, 2));
     }
+    #[test]
+    fn sixteen_bytes_for_each_far_page() {
+        let pages = 1 << 20;
+        let table = PageTable::new(pages).unwrap();
+        let words = table.entries.len() + table.hashes.len() + table.touched.len();
+        let bytes = (words * 8) as f64 / pages as f64;
+        println!("{bytes:.3} bytes for each far page");
+        assert!((16.0..16.1).contains(&bytes), "{bytes}");
+    }
 }
