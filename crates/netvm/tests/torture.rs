@@ -214,7 +214,7 @@ fn worker() {
     let mut left: Vec<u64> = (0..LOCKS).collect();
     while !left.is_empty() {
         // One that many want, and others.
-        let at = if worker.one_in(8) { 0 } else { (worker.random.next() % left.len() as u64) as usize };
+        let at = if worker.one_in(16) { 0 } else { (worker.random.next() % left.len() as u64) as usize };
         if !worker.section(&locks[left[at] as usize], left[at] * RECORD, target) {
             left.swap_remove(at);
         }
@@ -282,7 +282,7 @@ fn torture(sections: u64, kill_every: Duration) {
             .args(["--exact", "worker", "--ignored", "--nocapture"])
             .env("NETVM_TEST_WORKER", format!("{address} {worker} {incarnation} {}", keys.join(" ")))
             // Some have the memory mapped, the others' reads and writes go over their sockets.
-            .env("NETVM_LINK", if round % 4 == 0 { "socket" } else { "auto" })
+            .env("NETVM_LINK", if round % 8 == 0 { "socket" } else { "auto" })
             .stdout(std::process::Stdio::null())
             .spawn()
             .unwrap()
