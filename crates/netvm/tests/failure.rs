@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use netvm::Error;
 use netvm::copy::{Copied, Copies};
-use netvm::node::{KeepAlive, LinkChoice, Node, Rights};
+use netvm::node::{ConnectOptions, KeepAlive, LinkChoice, Node, Rights};
 use netvm::posted::{Atomically, Counter};
 use netvm::region::{Peer, Region};
 use netvm::sync::{Kind, Lock, SyncError};
@@ -67,6 +67,14 @@ fn process() {
             let share = used as f64 / start.elapsed().as_nanos() as f64;
             writeln!(out, "ready {share}").unwrap();
             region.read(0, &mut [0; 8]).unwrap();
+        }
+        "adder" => {
+            let node = Node::new().unwrap();
+            let socket = ConnectOptions { link: LinkChoice::Socket, rails: None };
+            let peer = node.connect_with(role[1], &socket).unwrap();
+            let region = peer.import("memory", &key(role[2])).unwrap();
+            writeln!(out, "ready adding").unwrap();
+            while region.fetch_add(0, 1u64).is_ok() {}
         }
         "cable" => cut_cable(),
         other => panic!("no such role: {other}"),
@@ -146,6 +154,29 @@ fn a_stopped_process_is_found_by_all_who_wait_for_it() {
     println!("found after {took:?}");
     assert!(took < FOUND);
     drop(guard);
+}
+
+#[test]
+fn who_was_stopped_himself_blames_nobody() {
+    let server = Process::start("server");
+    let adder = Process::start(&format!("adder {} {}", server.said[0], server.said[1]));
+    let node = Node::new().unwrap();
+    node.keep_alive(KeepAlive { interval_ms: 1 << 20, timeout_ms: 1 << 22 });
+    let (_peer, region) = open(&server, &node);
+    for _ in 0..2 {
+        server.signal("-STOP");
+        adder.signal("-STOP");
+        std::thread::sleep(Duration::from_secs(7));
+        // As if the whole machine, or both, had been asleep.
+        adder.signal("-CONT");
+        std::thread::sleep(Duration::from_millis(300));
+        server.signal("-CONT");
+        let (start, before) = (Instant::now(), region.atomic_load::<u64>(0).unwrap());
+        while region.atomic_load::<u64>(0).unwrap() < before + 100 {
+            assert!(start.elapsed() < FOUND, "it has given its peer up");
+            std::thread::yield_now();
+        }
+    }
 }
 
 #[test]
@@ -264,7 +295,7 @@ fn proxy(server: &str, cut: Arc<AtomicUsize>) -> String {
 fn a_cut_rail_is_found_and_named() {
     const NONE: usize = usize::MAX;
     let slow = KeepAlive { interval_ms: 1 << 20, timeout_ms: 1 << 22 };
-    let quick = KeepAlive { interval_ms: 200, timeout_ms: 1000 };
+    let quick = KeepAlive { interval_ms: 300, timeout_ms: 3000 };
     // Found by both, by who waits only, and by the other only, who tells.
     for (case, (one, two)) in
         [(KeepAlive::default(), KeepAlive::default()), (quick, slow), (slow, quick)].into_iter().enumerate()
@@ -282,7 +313,7 @@ fn a_cut_rail_is_found_and_named() {
             region.flush().unwrap();
         }
         // Nobody has said anything for longer than the quick one allows.
-        std::thread::sleep(Duration::from_millis(2000));
+        std::thread::sleep(Duration::from_millis(4000));
         idle.read(0, &mut [0; 8]).unwrap();
         // A rail of the one, in the middle of its work, or of the other, which has none.
         let (region, number) = if case == 0 { (&region, 1) } else { (&idle, 3 + 1) };
@@ -290,7 +321,7 @@ fn a_cut_rail_is_found_and_named() {
         let start = Instant::now();
         let error = loop {
             if case != 0 {
-                std::thread::sleep(Duration::from_millis(if one == slow { 3000 } else { 100 }));
+                std::thread::sleep(Duration::from_millis(if one == slow { 4500 } else { 100 }));
             }
             if let Err(error) = region.write(0, &[2; 30_000]).and_then(|()| region.flush()) {
                 break error;

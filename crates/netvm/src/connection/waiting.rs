@@ -16,8 +16,11 @@ use crate::link::spin::Trial;
 const SERIES_GAP: Duration = Duration::from_micros(20);
 /// Waits of a series before the node's thread is kept out between them too.
 const SERIES_MIN: u32 = 4;
-/// One that lives, but does not answer this operation, has failed after so many times that.
+/// One that lives, but does not answer this operation, has failed after so many times that. The node's thread finds one that gives no
+/// sign of life.
 const ROUNDS_ALIVE: u32 = 6;
+/// Who wakes up so late was stopped himself, or had no CPU: that time does not count.
+const LATE: Duration = Duration::from_secs(1);
 
 impl PeerSession {
     fn timeout(&self, state: &mut State, what: &'static str, rounds: u32) -> Error {
@@ -54,17 +57,17 @@ impl PeerSession {
         mut ready: impl FnMut(&Self, &mut State) -> Option<Result<R>>,
     ) -> (MutexGuard<'a, State>, Result<R>) {
         let mut state = state;
-        let mut rounds = 0;
+        let (mut rounds, mut before): (u32, Option<Instant>) = (0, None);
         loop {
-            let received = state.session.received_bytes();
             match self.wait_for(state, TIMEOUT, patience, |state| &mut state.look, &mut ready) {
                 (state, Some(result)) => return (state, result),
                 (waited, None) => state = waited,
             }
-            rounds += 1;
-            // The node's thread asks silent peers for a sign of life: who sends nothing at all has failed, unless we do not listen.
-            let is_silent = state.session.received_bytes() == received && !state.session.is_stalled();
-            if rounds == ROUNDS_ALIVE || is_silent {
+            let now = Instant::now();
+            let late = before.is_some_and(|before| now.duration_since(before) > TIMEOUT + LATE);
+            before = Some(now);
+            rounds += u32::from(!late);
+            if rounds == ROUNDS_ALIVE {
                 let error = self.timeout(&mut state, what, rounds);
                 let result = ready(self, &mut state).unwrap_or(Err(error));
                 return (state, result);
