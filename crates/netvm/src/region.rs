@@ -310,7 +310,13 @@ impl Region {
             };
             let peer = &self.connection.session;
             let (state, _) = peer.post(peer.lock(), post)?;
-            return peer.push(state, at_once);
+            let pushed = peer.push(state, at_once);
+            if options.notify.is_some()
+                && let Some(mapped) = &self.mapped
+            {
+                mapped.ask_what_is_applied(peer);
+            }
+            return pushed;
         }
         let mut offset = offset;
         let mut parts = bytes.chunks(BOUNCE_BYTES).peekable();

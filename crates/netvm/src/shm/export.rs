@@ -70,6 +70,7 @@ impl Sharing {
             }
             Request::Meet { name, hello, proof } => self.meet(&name, &hello, proof),
             Request::Share { handle, light, apart } => self.share(shared, imports, handle, light, apart),
+            Request::Applied => Ok(Vec::new()),
             Request::Ring { handle } => {
                 let exports = lock(&shared.exports);
                 let (id, _) = imports.notifications(&exports.table, handle).ok_or(Status::NoHandle)?;

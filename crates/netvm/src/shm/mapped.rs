@@ -77,6 +77,8 @@ pub(crate) struct Beside {
     posted: AtomicU64,
     applied: AtomicU64,
     flushed: AtomicU64,
+    /// For how many the peer has been asked whether it has applied them.
+    asked: AtomicU64,
     ended: AtomicBool,
 }
 
@@ -373,6 +375,25 @@ impl Mapped {
         let full = loads || !cfg!(target_arch = "x86_64");
         let memory = memory.shared();
         self.visit(peer, full, || crate::atomic::execute(&memory, offset as usize, atomic)).flatten()
+    }
+
+    /// A notification has gone over the links, behind writes that may not have been applied there. A peer that answers through our memory would
+    /// never tell that they have, and all that come later had to go there too.
+    pub(crate) fn ask_what_is_applied(&self, peer: &PeerSession) {
+        let Beside { posted, applied, asked, .. } = &peer.beside;
+        let before = asked.load(Ordering::Relaxed);
+        if applied.load(Ordering::Acquire) >= before
+            && asked
+                .compare_exchange(
+                    before,
+                    posted.load(Ordering::Acquire),
+                    Ordering::Relaxed,
+                    Ordering::Relaxed,
+                )
+                .is_ok()
+        {
+            let _ = peer.call_unseen(SHM_METHOD, &Request::Applied.encode());
+        }
     }
 
     /// All that was written before is in the peer's memory, also for those who look there without an operation of ours; false when the

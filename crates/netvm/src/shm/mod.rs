@@ -136,7 +136,8 @@ type Secret = [u8; 16];
 ///  +---+----------------+----------------+----------------+
 ///  | 2 | handle (4) | flags (1)     |                               share; answered by a Share
 ///  | 3 | handle (4) |                                           ring: a watcher of the board's descriptor
-///  +---+------------+
+///  | 4 |------------+                                           applied: answered by nothing, behind all earlier writes
+///  +---+
 /// ```
 ///
 /// Flags: 1: our threads are included in membarriers; 2: memory that cannot be mapped is welcome, if the kernel lets us copy.
@@ -145,6 +146,7 @@ enum Request {
     Meet { name: Secret, hello: Secret, proof: Secret },
     Share { handle: u32, light: bool, apart: bool },
     Ring { handle: u32 },
+    Applied,
 }
 
 impl Request {
@@ -155,6 +157,7 @@ impl Request {
                 [&[2], &handle.to_le_bytes()[..], &[u8::from(*light) | u8::from(*apart) << 1]].concat()
             }
             Self::Ring { handle } => [&[3], &handle.to_le_bytes()[..]].concat(),
+            Self::Applied => vec![4],
         }
     }
 
@@ -170,6 +173,7 @@ impl Request {
                 Self::Share { handle: number(rest)?, light: flag(1), apart: flag(2) }
             }
             (3, 4) => Self::Ring { handle: number(rest)? },
+            (4, 0) => Self::Applied,
             _ => return None,
         })
     }

@@ -20,7 +20,8 @@ fn golden_bytes() {
     assert_eq!((apart.encode()[5], Request::decode(&apart.encode())), (3, Some(apart)));
     let ring = Request::Ring { handle: 5 };
     assert_eq!(ring.encode(), [3, 5, 0, 0, 0]);
-    for request in [meet, share, ring] {
+    assert_eq!(Request::Applied.encode(), [4]);
+    for request in [meet, share, ring, Request::Applied] {
         let bytes = request.encode();
         assert_eq!(Request::decode(&bytes), Some(request));
         assert_eq!(Request::decode(&bytes[..bytes.len() - 1]), None);
@@ -190,8 +191,8 @@ fn random_requests_are_refused() {
             *first %= 5;
         }
         let answer = stranger.call(&body);
-        let rings = matches!(Request::decode(&body), Some(Request::Ring { handle: 0 }));
-        assert!(answer.is_err() || rings, "{body:?}");
+        let harmless = matches!(Request::decode(&body), Some(Request::Ring { handle: 0 } | Request::Applied));
+        assert!(answer.is_err() || harmless, "{body:?}");
     }
 }
 
@@ -229,6 +230,33 @@ fn mapped_and_posted_operations_keep_their_order() {
         let flushed = if round % 2 == 0 { mapped.flush() } else { posted.flush() };
         assert!(matches!(flushed, Err(Error::Op { code: Status::NoRights, .. })), "{flushed:?}");
         mapped.flush().unwrap();
+    }
+}
+
+#[test]
+fn notifications_find_back_from_the_links() {
+    use crate::node::KeepAlive;
+    let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
+    // Nothing else is to tell.
+    for node in [&server, &client] {
+        node.keep_alive(KeepAlive::new(60_000, 60_000));
+    }
+    let memory = Node::memory(4096).unwrap();
+    let (key, board) = server.export_notified("memory", memory, Rights::ReadWrite, 1).unwrap();
+    let other = server.export("private", Node::private_memory(4096).unwrap(), Rights::ReadWrite).unwrap();
+    let peer = client.connect_local(&server).unwrap();
+    let (mapped, posted) = (peer.import("memory", &key).unwrap(), peer.import("private", &other).unwrap());
+    assert_eq!((mapped.link(), posted.link()), ("shm", "loopback"));
+    for _ in 0..10 {
+        posted.write(0, &[1; 100]).unwrap();
+        assert!(!mapped.session().beside.is_applied());
+        mapped.notify(crate::notify::Notify::Count { number: 0 }).unwrap();
+        assert!(board.wait(0, Some(std::time::Duration::from_secs(20))) && board.acknowledge(0));
+        let start = std::time::Instant::now();
+        while !mapped.session().beside.is_applied() {
+            assert!(start.elapsed().as_secs() < 10, "the way through memory is not found again");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
     }
 }
 
