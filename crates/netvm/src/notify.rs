@@ -56,6 +56,8 @@ type Board = netvm_core::notify::Board<BoardWords>;
 const SPIN_NS_MAX: u64 = 50_000;
 /// Who spins longer lets others run in between.
 const YIELD_AFTER_NS: u64 = 5_000;
+/// Whose notifications come through shared memory looks at the links only so often: that takes ten times as long as to look at the board.
+const LINKS_EVERY_NS: u64 = 20_000;
 /// Calls of one handler before the others have their turn.
 const CALLS_MAX: usize = 64;
 
@@ -82,6 +84,10 @@ struct Inner {
     descriptor: OnceLock<EventFd>,
     /// How long waits lately took, in nanoseconds: an exponential mean.
     wait_ns_mean: AtomicU64,
+    /// Notifications that this process has put on the board, for peers on its links too.
+    delivered: AtomicU64,
+    /// The last one that somebody spun for came through shared memory.
+    from_memory: AtomicBool,
     /// Where `wait_any` looks first.
     next: AtomicU32,
     dispatch: Mutex<Dispatch>,
@@ -121,6 +127,8 @@ impl Notifications {
             board: Board::of_words(words),
             descriptor: OnceLock::new(),
             wait_ns_mean: AtomicU64::new(SPIN_NS_MAX / 4),
+            delivered: AtomicU64::new(0),
+            from_memory: AtomicBool::new(false),
             next: AtomicU32::new(0),
             dispatch: Mutex::default(),
             queue: OnceLock::new(),
@@ -196,6 +204,8 @@ impl Notifications {
 
     /// As [`Notifications::notify`], on somebody's account.
     pub(crate) fn notify_from(&self, notify: Notify, account: Option<&Arc<Account>>) -> bool {
+        // First: who finds it knows.
+        self.inner().delivered.fetch_add(1, Ordering::Release);
         if matches!(notify, Notify::Queue { .. }) {
             // Before the bell, as for numbers.
             let is_number = u32::from(notify.number()) < self.numbers();
@@ -396,18 +406,29 @@ impl Inner {
         let late = |now: Duration| timeout.is_some_and(|timeout| now >= timeout);
         let node = if spin_ns > 0 { self.node.upgrade() } else { None };
         let mut polled = false;
+        let delivered = self.delivered.load(Ordering::Acquire);
+        let mut poll_at =
+            if self.from_memory.load(Ordering::Relaxed) { u128::from(LINKS_EVERY_NS) } else { 0 };
+        let mut now = Duration::ZERO;
         loop {
             for _ in 0..16 {
                 if let Some(found) = ready(&self.board) {
+                    let from_memory = self.delivered.load(Ordering::Acquire) == delivered;
+                    self.from_memory.store(from_memory, Ordering::Relaxed);
                     return Some(found);
                 }
                 std::hint::spin_loop();
             }
-            if let Some(node) = &node {
+            if let Some(node) = &node
+                && now.as_nanos() >= poll_at
+            {
                 node.poll();
                 polled = true;
+                if poll_at > 0 {
+                    poll_at = now.as_nanos() + u128::from(LINKS_EVERY_NS);
+                }
             }
-            let now = start.elapsed();
+            now = start.elapsed();
             if late(now) {
                 return None;
             }

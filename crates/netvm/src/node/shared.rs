@@ -78,7 +78,7 @@ pub(crate) struct Shared {
     /// A peer has connected.
     pub(super) arrivals: Condvar,
     /// How often somebody has polled.
-    polls: AtomicUsize,
+    pub(crate) polls: AtomicUsize,
     pub(super) session_numbers: AtomicU64,
     /// Unexporting takes the locks of all peers: one at a time.
     pub(super) unexporting: Mutex<()>,

@@ -38,6 +38,47 @@ fn waits_end_with_a_notification_or_in_time() {
 }
 
 #[test]
+fn who_is_notified_through_memory_seldom_looks_at_the_links() {
+    use crate::node::{LinkChoice, Node, Rights};
+    let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
+    let memory = Node::memory(4096).unwrap();
+    let (key, board) = server.export_notified("memory", memory, Rights::ReadWrite, 2).unwrap();
+    let address = server.listen("127.0.0.1:0").unwrap();
+    let import = |link| {
+        let peer = client.connect(&address).unwrap();
+        peer.choose(link);
+        peer.import("memory", &key).unwrap()
+    };
+    let (mapped, posted) = (import(LinkChoice::Shm), import(LinkChoice::Socket));
+    let spun_for = |region: &crate::region::Region| {
+        let spinning = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| {
+                spinning.store(true, Ordering::Release);
+                board.spin(0, SOON) && board.acknowledge(0)
+            });
+            while !spinning.load(Ordering::Acquire) {
+                std::thread::yield_now();
+            }
+            std::thread::sleep(Duration::from_millis(2));
+            region.notify(count(0)).unwrap();
+            assert!(waiter.join().unwrap());
+        });
+    };
+    for _ in 0..3 {
+        spun_for(&mapped);
+        assert!(board.inner().from_memory.load(Ordering::Relaxed));
+        let polls = || server.shared().polls.load(Ordering::Relaxed);
+        let (start, before) = (Instant::now(), polls());
+        assert!(!board.spin(1, Some(Duration::from_millis(2))));
+        let most = start.elapsed().as_nanos() as u64 / LINKS_EVERY_NS + 1;
+        assert!((polls() - before) as u64 <= most, "{} polls, not {most}", polls() - before);
+        spun_for(&posted);
+        assert!(!board.inner().from_memory.load(Ordering::Relaxed));
+    }
+}
+
+#[test]
 fn many_waiters_take_every_signal_once() {
     const EACH: u64 = 20_000;
     let board = Notifications::new(3, std::sync::Weak::new());
