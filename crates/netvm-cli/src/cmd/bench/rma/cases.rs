@@ -66,7 +66,7 @@ impl Pair {
     }
 
     /// How many rounds fit the time, from a short run.
-    fn rounds(&mut self, size: usize, time: Duration) -> Result<u64> {
+    pub fn rounds(&mut self, size: usize, time: Duration) -> Result<u64> {
         let few = latency(time / 20, 1, || Ok(self.region.read(0, &mut vec![0; size])?))?;
         Ok(((time.as_secs_f64() * 1e6 / few.median.max(1.0)) as u64).clamp(100, 200_000))
     }

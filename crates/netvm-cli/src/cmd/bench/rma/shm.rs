@@ -12,7 +12,7 @@ use netvm_sys::memfd::Memfd;
 use netvm_sys::shared::SharedSlice;
 
 use super::cases::Pair;
-use super::partner::TIMEOUT;
+use super::partner::{PONG_OFFSET, TIMEOUT};
 use super::raw::{self, AREA_BYTES};
 use super::timing::Sample;
 use super::{Case, Link, PING_POLLING, STREAM};
@@ -44,7 +44,7 @@ pub fn floors() -> Vec<Case> {
 }
 
 /// Cases that are measured over shared memory.
-const CASES: [&str; 14] = [
+const CASES: [&str; 19] = [
     "put",
     "put-complete",
     "get",
@@ -53,6 +53,11 @@ const CASES: [&str; 14] = [
     "notify-spin",
     "notify-block",
     "notify-handler",
+    "channel",
+    "lock",
+    "sem",
+    "waitq",
+    "barrier",
     "put-rate",
     "put-bw",
     "get-bw",
@@ -72,6 +77,9 @@ pub fn floor_of(case: &Case) -> Option<(&'static str, usize, f64)> {
         _ if case.is_floor => return None,
         "put" => (PING_POLLING, case.size, 0.5),
         "notify-spin" | "notify-block" | "notify-handler" => (PING_POLLING, 8, 0.5),
+        "channel" => (PING_POLLING, case.size, 0.5),
+        "lock" | "sem" | "barrier" => (PING_POLLING, 8, 1.0),
+        "waitq" => (PING_POLLING, 8, 2.0),
         "put-complete" | "get" => (COPY, case.size, 1.0),
         "fetch-add" | "cas" => (ATOMIC, 8, 1.0),
         _ => (STREAM, case.size, 1.0),
@@ -86,6 +94,7 @@ pub fn measure(pair: &mut Pair, raw: &str, case: &Case, time: Duration) -> Optio
         STREAM => stream(size, time),
         COPY => copy(size, time),
         ATOMIC => atomic(time),
+        "put" => put_one_way(pair, size, time),
         "put-complete" => put_complete(pair, size, time),
         "get" => get(pair, size, time),
         "fetch-add" => fetch_add(pair, time),
@@ -247,6 +256,35 @@ fn atomic(time: Duration) -> Result<Sample> {
         std::hint::black_box(memory.shared().with_u64(0, |word| word.fetch_add(1, Ordering::SeqCst)));
         Ok(())
     })
+}
+
+/// Half a ping-pong, timed as its floor is.
+fn put_one_way(pair: &mut Pair, size: usize, time: Duration) -> Result<Sample> {
+    let batches = (pair.rounds(size, time)? / u64::from(BATCH)).max(4);
+    let rounds = batches * u64::from(BATCH);
+    let mut bytes = vec![5; size];
+    let first = pair.round + 1;
+    pair.round += rounds;
+    pair.partner.tell(&format!("put {size} {first} {}", first + rounds))?;
+    let mut histogram = super::super::histogram()?;
+    let mut next = first;
+    let start = Instant::now();
+    let mut now = start;
+    for _ in 0..batches {
+        for _ in 0..BATCH {
+            bytes[size - 8..].copy_from_slice(&next.to_ne_bytes());
+            pair.region.write(PONG_OFFSET as u64, &bytes)?;
+            pair.here.await_put(size, next)?;
+            next += 1;
+        }
+        let end = Instant::now();
+        histogram.saturating_record(end.duration_since(now).as_nanos() as u64 * 10 / u64::from(BATCH));
+        now = end;
+    }
+    pair.partner.line()?;
+    let at = |share| histogram.value_at_quantile(share) as f64 / 20_000.0;
+    let per_s = rounds as f64 / now.duration_since(start).as_secs_f64();
+    Ok(Sample { median: at(0.5), p99: Some(at(0.99)), per_s, n: rounds })
 }
 
 fn put_complete(pair: &mut Pair, size: usize, time: Duration) -> Result<Sample> {
