@@ -60,9 +60,11 @@ pub struct Wake {
 const SLEEPING: u32 = 1;
 /// Somebody watches the descriptor, which is not readable.
 const WATCHED: u32 = 2;
-const EPOCH: u32 = 4;
+/// Whoever calls handlers may sleep on the bell, and cares for numbers that have one only.
+const DISPATCHING: u32 = 4;
+const EPOCH: u32 = 8;
 
-/// Words of one number: signals ever, which only grow; signals taken, never more than that; the posted value.
+/// Words of one number: signals ever, which only grow; signals taken, never more than that; the posted value; 1 when it has a handler.
 const SLOT_WORDS: usize = 4;
 
 /// How many words a board of so many numbers has.
@@ -74,6 +76,7 @@ struct Slot<'a> {
     signals: &'a AtomicU64,
     acknowledged: &'a AtomicU64,
     value: &'a AtomicU64,
+    handled: &'a AtomicU64,
 }
 
 /// The notification numbers of one segment.
@@ -117,7 +120,7 @@ impl<W: Words> Board<W> {
     fn slot(&self, number: u16) -> Option<Slot<'_>> {
         let at = usize::from(number) * SLOT_WORDS;
         match self.words.words().get(at..at + SLOT_WORDS)? {
-            [signals, acknowledged, value, _] => Some(Slot { signals, acknowledged, value }),
+            [signals, acknowledged, value, handled] => Some(Slot { signals, acknowledged, value, handled }),
             _ => None,
         }
     }
@@ -138,18 +141,45 @@ impl<W: Words> Board<W> {
             // The driver keeps the queue, and has put it there.
             Notify::Queue { .. } => {}
         }
-        Some(self.ring())
+        let old = self.advance();
+        // Acquire in `advance`: who sees the dispatcher's bit sees what has a handler. It stays until the dispatcher takes it back.
+        let dispatcher = old & DISPATCHING != 0 && slot.handled.load(Ordering::Relaxed) != 0;
+        Some(Wake { sleepers: old & SLEEPING != 0 || dispatcher, descriptor: old & WATCHED != 0 })
     }
 
     /// Wakes everybody so that they look again.
-    #[inline]
     pub fn ring(&self) -> Wake {
+        let old = self.advance();
+        Wake { sleepers: old & (SLEEPING | DISPATCHING) != 0, descriptor: old & WATCHED != 0 }
+    }
+
+    /// Has those who are about to sleep look again; returns the bell as it was.
+    #[inline]
+    fn advance(&self) -> u32 {
         // One step: bits set after it belong to somebody who will see what was done before it.
         let next = |bell: u32| Some(bell.wrapping_add(EPOCH) & !(SLEEPING | WATCHED));
         // AcqRel: pairs with `prepare` and `watch` in both directions.
         let updated = self.bell().fetch_update(Ordering::AcqRel, Ordering::Relaxed, next);
         let (Ok(old) | Err(old)) = updated;
-        Wake { sleepers: old & SLEEPING != 0, descriptor: old & WATCHED != 0 }
+        old
+    }
+
+    /// Says whether a number has a handler; the dispatcher has to look once more ([`Board::ring`]).
+    pub fn handle(&self, number: u16, handled: bool) {
+        if let Some(slot) = self.slot(number) {
+            slot.handled.store(u64::from(handled), Ordering::Release);
+        }
+    }
+
+    /// As [`Board::prepare`], for the one that calls handlers: numbers without one do not wake it.
+    #[must_use]
+    pub fn prepare_dispatcher(&self) -> u32 {
+        self.bell().fetch_or(DISPATCHING, Ordering::AcqRel) | DISPATCHING
+    }
+
+    /// It does not sleep any more.
+    pub fn end_dispatcher(&self) {
+        self.bell().fetch_and(!DISPATCHING, Ordering::AcqRel);
     }
 
     /// Announces a sleeper. Look at the numbers next; then sleep on [`Board::bell`] while it has this value.

@@ -339,6 +339,7 @@ impl Notifications {
             dispatch.thread = Some(thread.thread().id());
         }
         let replaced = dispatch.handlers.insert(number, handler);
+        inner.board.handle(number, true);
         drop(dispatch);
         // Two threads armed the number at once: the one before goes as if disarmed.
         if let Some(replaced) = replaced {
@@ -352,7 +353,12 @@ impl Notifications {
     /// Removes the handler of a number; false when there is none. When this returns it does not run and is not called again (when
     /// it disarms itself, its present call is the last). Signals that it has not been called for stay pending.
     pub fn disarm(&self, number: u16) -> bool {
-        let removed = lock(&self.inner().dispatch).handlers.remove(&number);
+        let mut dispatch = lock(&self.inner().dispatch);
+        let removed = dispatch.handlers.remove(&number);
+        if removed.is_some() {
+            self.board().handle(number, false);
+        }
+        drop(dispatch);
         if let Some(handler) = &removed {
             self.inner().retire(handler);
         }
@@ -462,11 +468,12 @@ impl Inner {
     fn dispatch(&self) {
         let mut armed = Vec::new();
         loop {
-            let seen = self.board.prepare();
+            let seen = self.board.prepare_dispatcher();
             {
                 let mut dispatch = lock(&self.dispatch);
                 if dispatch.handlers.is_empty() {
                     dispatch.thread = None;
+                    self.board.end_dispatcher();
                     return;
                 }
                 let pending = dispatch.handlers.iter().filter(|(number, _)| self.board.is_pending(**number));
@@ -475,11 +482,13 @@ impl Inner {
             if armed.is_empty() {
                 futex_wait_shared(self.board.bell(), seen, None);
             }
+            self.board.end_dispatcher();
             for (number, handler) in armed.drain(..) {
                 if !handler.run(number, &self.board) {
                     let mut dispatch = lock(&self.dispatch);
                     if dispatch.handlers.get(&number).is_some_and(|now| Arc::ptr_eq(now, &handler)) {
                         dispatch.handlers.remove(&number);
+                        self.board.handle(number, false);
                     }
                 }
             }

@@ -247,3 +247,36 @@ fn wake_ups_coalesce() {
         assert_ne!(board.bell().load(Ordering::Relaxed), seen, "a late sleeper does not sleep");
     });
 }
+
+/// Number 1 gets a handler while others signal: its dispatcher is woken for it, and for no other number.
+#[test]
+fn a_dispatcher_is_woken_for_what_has_a_handler() {
+    model(3, || {
+        let driven = Driven::new(2);
+        let signaller = {
+            let driven = Arc::clone(&driven);
+            thread::spawn(move || {
+                driven.deliver(ONE);
+                driven.deliver(Notify::Count { number: 1 });
+            })
+        };
+        driven.board.handle(1, true);
+        loop {
+            let seen = driven.board.prepare_dispatcher();
+            if driven.board.acknowledge(1, 1) == 1 {
+                break;
+            }
+            driven.sleep(seen);
+            driven.board.end_dispatcher();
+        }
+        signaller.join().unwrap();
+        // It is still said to sleep.
+        assert_eq!(driven.board.deliver(ONE), Some(Wake::default()));
+        assert!(driven.board.deliver(Notify::Count { number: 1 }).unwrap().sleepers);
+        assert!(driven.board.ring().sleepers);
+        driven.board.handle(1, false);
+        assert_eq!(driven.board.deliver(Notify::Count { number: 1 }), Some(Wake::default()));
+        driven.board.end_dispatcher();
+        assert_eq!(driven.board.ring(), Wake::default());
+    });
+}
