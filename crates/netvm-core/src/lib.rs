@@ -22,5 +22,6 @@ pub mod segment;
 pub mod sim;
 pub mod slab;
 pub mod sync;
+pub mod volume;
 pub mod wire;
 pub mod words;

@@ -2,6 +2,7 @@
 //!
 //! - [`lender`]: a lender serves slabs of its memory; a borrower reads and writes them one-sidedly.
 //! - [`pager`]: far memory: addresses whose pages live on lenders, within an exact local budget.
+//! - [`volume`]: a range of bytes on lenders, with replicas, for block devices and files.
 //! - [`node`], [`region`], [`atomic`], [`notify`]: one-sided memory between processes: export, import, read, write, change words,
 //!   notify and wait.
 //! - [`posted`]: the same operations without waiting: handles and completion counters.
@@ -38,6 +39,7 @@ pub mod security;
 mod shm;
 pub mod stats;
 pub mod sync;
+pub mod volume;
 
 pub use error::{Error, Result};
 

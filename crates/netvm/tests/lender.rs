@@ -560,7 +560,7 @@ fn refused_reads_among_others_do_not_disturb_them() {
         }
         let done = settle(&mut borrower);
         assert_eq!(done.len() as u64, count);
-        for Completion { token, result } in done {
+        for Completion { token, result, .. } in done {
             let (slice, page, bad) = expected[token as usize];
             assert_eq!(result.is_err(), bad);
             let good = |(index, byte): (usize, &u8)| *byte == (page + index / 4096) as u8;

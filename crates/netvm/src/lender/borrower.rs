@@ -44,6 +44,8 @@ impl Default for BorrowOptions {
 
 /// Number of the operations that blocking calls post: not for users.
 const INTERNAL: u64 = u64::MAX;
+/// Set in the number of a posted call for a slab.
+const BORROW_BIT: u64 = 1 << 63;
 
 /// An operation has ended.
 #[derive(Clone, Debug)]
@@ -52,6 +54,8 @@ pub struct Completion {
     pub token: u64,
     /// How it ended.
     pub result: Result<()>,
+    /// What [`Borrower::post_borrow`] got.
+    pub slab: Option<u32>,
 }
 
 /// A claim to a copy of a lease: plain data, good for one [`Borrower::adopt`] within ten seconds, in any process.
@@ -89,7 +93,7 @@ impl std::fmt::Debug for BorrowerParts {
 
 /// A lease at one lender and the connection that it lives on.
 ///
-/// Tokens are the caller's own numbers; `u64::MAX` is not for use. It belongs to one thread: whoever owns it posts operations, and drives them with [`Borrower::poll`]. The lease and all its
+/// Tokens are the caller's own numbers below 2^63. It belongs to one thread: whoever owns it posts operations, and drives them with [`Borrower::poll`]. The lease and all its
 /// slabs end when the connection does, also when this process dies.
 ///
 /// A read completes when its bytes are in place. A write completes when its buffer may be used again; every read and call posted after
@@ -276,9 +280,58 @@ impl Borrower {
 
     fn posted(&mut self, slot: u16, locals: &[SharedSlice]) {
         self.session.set_locals(slot, locals);
+        self.waits();
+    }
+
+    fn waits(&mut self) {
         if self.waiting_since.is_none() {
             self.waiting_since = Some(Instant::now());
         }
+    }
+
+    /// Asks the lender to apply all writes posted so far; it has when this completes.
+    ///
+    /// # Errors
+    /// [`PostError::Full`] is backpressure: poll, then post again.
+    pub fn post_flush(&mut self, token: u64) -> Result<(), PostError> {
+        self.session.endpoint.post_flush(token)?;
+        self.waits();
+        Ok(())
+    }
+
+    /// Borrows one more slab: [`Completion::slab`] is `None` when the lender has none left.
+    ///
+    /// # Errors
+    /// [`PostError::Full`] is backpressure: poll, then post again.
+    pub fn post_borrow(&mut self, token: u64) -> Result<(), PostError> {
+        self.post_call(token | BORROW_BIT, protocol::BORROW, BodyWriter::default())
+    }
+
+    /// Gives a slab back.
+    ///
+    /// # Errors
+    /// [`PostError::Full`] is backpressure: poll, then post again.
+    pub fn post_return(&mut self, token: u64, slab: u32) -> Result<(), PostError> {
+        let mut body = BodyWriter::default();
+        body.u32(slab);
+        self.post_call(token, protocol::RETURN, body)
+    }
+
+    /// Tells the lender that it need not keep `bytes` bytes from `offset` of `slab` on, both multiples of 4096. They read as zeros
+    /// afterwards, if the lender knows how; if it does not, the operation fails and nothing happens.
+    ///
+    /// # Errors
+    /// [`PostError::Full`] is backpressure: poll, then post again.
+    pub fn post_discard(&mut self, token: u64, slab: u32, offset: u64, bytes: u64) -> Result<(), PostError> {
+        let mut body = BodyWriter::default();
+        body.u32(slab).u64(offset).u64(bytes);
+        self.post_call(token, protocol::DISCARD, body)
+    }
+
+    fn post_call(&mut self, token: u64, method: u32, body: BodyWriter) -> Result<(), PostError> {
+        self.session.endpoint.post_call(token, method, body.0)?;
+        self.waits();
+        Ok(())
     }
 
     /// Sends what is queued, without receiving; never blocks.
@@ -316,13 +369,12 @@ impl Borrower {
     /// [`Error::LenderFull`], [`Error::Timeout`], [`Error::LenderLost`].
     pub fn borrow_slab(&mut self) -> Result<u32> {
         let answer = self.call(protocol::BORROW, Vec::new(), "slab")?;
-        let mut body = BodyReader(&answer);
-        match (body.u32(), body.u32(), body.u64(), body.u64()) {
-            (Some(1), Some(slab), ..) => Ok(slab),
-            (Some(0), Some(_), Some(size_bytes), Some(used_bytes)) => {
+        match borrow_answer(&answer) {
+            Some((Some(slab), ..)) => Ok(slab),
+            Some((None, size_bytes, used_bytes)) => {
                 Err(Error::LenderFull { lender: self.lender.clone(), size_bytes, used_bytes })
             }
-            _ => Err(self.nonsense()),
+            None => Err(self.nonsense()),
         }
     }
 
@@ -469,7 +521,12 @@ impl Borrower {
                 }
                 Event::Completed { token: INTERNAL, .. } => {}
                 Event::Completed { token, result, .. } => {
+                    let mut slab = None;
                     let result = match result {
+                        Ok(Answer::Reply(body)) if token & BORROW_BIT != 0 => {
+                            let answer = borrow_answer(&body).ok_or_else(|| self.nonsense());
+                            answer.map(|(got, ..)| slab = got)
+                        }
                         Ok(_) => Ok(()),
                         Err(OpError::Refused(code)) => {
                             Err(Error::Op { lender: self.lender.clone(), what: "read or write", code })
@@ -478,7 +535,7 @@ impl Borrower {
                             Err(self.broken.clone().unwrap_or_else(|| self.nonsense()))
                         }
                     };
-                    self.ready.push(Completion { token, result });
+                    self.ready.push(Completion { token: token & !BORROW_BIT, result, slab });
                 }
                 Event::WriteRefused(status) => {
                     let reason = format!("it refused a write ({status}), so data is missing");
@@ -498,6 +555,11 @@ impl Borrower {
             }
         }
         Ok(any)
+    }
+
+    /// Ends the connection: the next [`Borrower::poll`] returns everything under way as failed.
+    pub fn abandon(&mut self, reason: &str) {
+        self.break_off(Error::LenderLost { lender: self.lender.clone(), reason: reason.to_owned() });
     }
 
     fn check(&self) -> Result<()> {
@@ -530,10 +592,18 @@ impl Borrower {
             if let Event::Completed { token, .. } = event
                 && token != INTERNAL
             {
-                self.ready.push(Completion { token, result: Err(error.clone()) });
+                let token = token & !BORROW_BIT;
+                self.ready.push(Completion { token, result: Err(error.clone()), slab: None });
             }
         }
     }
+}
+
+/// The slab, if there was one; size of the lender, and how much of it is lent.
+fn borrow_answer(body: &[u8]) -> Option<(Option<u32>, u64, u64)> {
+    let mut body = BodyReader(body);
+    let (had, slab, size_bytes, used_bytes) = (body.u32()?, body.u32()?, body.u64()?, body.u64()?);
+    (had <= 1).then_some(((had == 1).then_some(slab), size_bytes, used_bytes))
 }
 
 fn total(locals: &[SharedSlice]) -> Result<u32, PostError> {

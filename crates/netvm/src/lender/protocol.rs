@@ -18,6 +18,8 @@ pub(super) const FORK: u32 = 4;
 pub(super) const SOLE: u32 = 5;
 /// Answer: see [`LenderStatus`].
 pub(super) const STATUS: u32 = 6;
+/// Body: slab, offset, bytes, whole pages: they read as zeros from now on, and cost nothing.
+pub(super) const DISCARD: u32 = 7;
 
 /// One borrower of a lender.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -30,6 +30,8 @@ pub(crate) mod fuzzing;
 const CONNECTIONS_MAX: usize = 4096;
 /// Receives for one connection before the others have their turn.
 const ROUNDS_MAX: usize = 8;
+/// Parts of slabs are given back in pages.
+const PAGE_BYTES: u64 = 4096;
 const STOP_ID: u64 = u64::MAX;
 const PARENT_ID: u64 = u64::MAX - 1;
 /// Listeners have the numbers from here on.
@@ -115,13 +117,17 @@ impl Memories {
 
     /// Makes slabs read as zeros again and gives their memory back.
     fn clear(&self, slabs: &[u32]) {
-        let bytes = self.slabs.slab_bytes();
         for &slab in slabs {
-            if self.file.punch_hole(u64::from(slab) * bytes, bytes).is_err() {
-                // Never another borrower's data, whatever it costs.
-                if let Some(memory) = self.slab(slab, 0, bytes as u32) {
-                    memory.fill(0);
-                }
+            self.discard(slab, 0, self.slabs.slab_bytes());
+        }
+    }
+
+    /// The same for a part of a slab.
+    fn discard(&self, slab: u32, offset: u64, bytes: u64) {
+        if self.file.punch_hole(u64::from(slab) * self.slabs.slab_bytes() + offset, bytes).is_err() {
+            // Never another borrower's data, whatever it costs.
+            if let Some(memory) = self.slab(slab, offset, bytes as u32) {
+                memory.fill(0);
             }
         }
     }
@@ -599,6 +605,19 @@ impl Lender {
                 let slab = reader.u32().ok_or(Status::BadRequest)?;
                 let sole = slabs.sole_holder(lease, slab).map_err(|_| Status::NoHandle)?;
                 out.u32(u32::from(sole));
+            }
+            protocol::DISCARD => {
+                let range = (reader.u32(), reader.u64(), reader.u64());
+                let (Some(slab), Some(offset), Some(bytes)) = range else { return Err(Status::BadRequest) };
+                if !slabs.holds(lease, slab) {
+                    return Err(Status::NoHandle);
+                }
+                let end = offset.checked_add(bytes).filter(|&end| end <= slabs.slab_bytes());
+                end.ok_or(Status::OutOfBounds)?;
+                if (offset | bytes) % PAGE_BYTES != 0 {
+                    return Err(Status::BadRequest);
+                }
+                self.memories.discard(slab, offset, bytes);
             }
             _ => return Err(Status::NoMethod),
         }

@@ -1,0 +1,309 @@
+//! Volumes on lenders that are arrays of bytes, with transfers that end late, and lenders that are lost at any time.
+
+use alloc::collections::VecDeque;
+use alloc::vec;
+use alloc::vec::Vec;
+
+use super::*;
+use crate::sim::Random;
+
+const EXTENT_BYTES: u64 = 1 << 20;
+const SLABS: usize = 12;
+
+struct FakeLender {
+    memory: Vec<Vec<u8>>,
+    free: Vec<u32>,
+    posted: VecDeque<(TransferId, Transfer)>,
+    lost: bool,
+}
+
+struct World {
+    volume: Volume,
+    lenders: Vec<FakeLender>,
+    /// Buffers of the ops under way, by token; and for reads what they must read.
+    ops: Vec<Option<Running>>,
+    model: Vec<u8>,
+    chunk: Vec<u8>,
+    random: Random,
+    failures: u32,
+}
+
+struct Running {
+    kind: Kind,
+    offset: u64,
+    buffer: Vec<u8>,
+    expected: Vec<u8>,
+}
+
+impl World {
+    fn new(seed: u64, size: u64, replicas: usize, lenders: usize) -> Self {
+        let mut random = Random::new(seed);
+        let mut volume = Volume::new(size, EXTENT_BYTES, replicas, lenders);
+        let mut fakes: Vec<_> = (0..lenders)
+            .map(|_| FakeLender {
+                // What a lender's memory holds before must never be seen.
+                memory: (0..SLABS).map(|_| vec![random.draw() as u8 | 1; EXTENT_BYTES as usize]).collect(),
+                free: (0..SLABS as u32).collect(),
+                posted: VecDeque::new(),
+                lost: false,
+            })
+            .collect();
+        for extent in 0..volume.extents() {
+            for _ in 0..replicas {
+                let lender = volume.candidate(extent).unwrap();
+                let slab = fakes[lender as usize].free.pop().unwrap();
+                volume.place(extent, lender, slab);
+            }
+        }
+        Self {
+            volume,
+            lenders: fakes,
+            ops: Vec::new(),
+            model: vec![0; size as usize],
+            chunk: vec![0; CHUNK_BYTES as usize],
+            random,
+            failures: 0,
+        }
+    }
+
+    fn submit(&mut self) {
+        let size = self.model.len() as u64;
+        let longest = if self.random.once_in(12) { 2 << 20 } else { 20_000 };
+        let offset = self.random.below(size);
+        let offset = if self.random.once_in(2) { offset / BLOCK_BYTES * BLOCK_BYTES } else { offset };
+        let bytes = (1 + self.random.below(longest)).min(size - offset);
+        let kind = [Kind::Read, Kind::Write, Kind::Write, Kind::Discard][self.random.below(4) as usize];
+        let overlaps = |op: &Running| {
+            op.offset < offset + bytes
+                && offset < op.offset + op.buffer.len() as u64
+                && (op.kind != Kind::Read || kind != Kind::Read)
+        };
+        if self.ops.iter().flatten().any(overlaps) {
+            return;
+        }
+        let range = offset as usize..(offset + bytes) as usize;
+        let mut buffer = vec![0xEE; bytes as usize];
+        if kind == Kind::Write {
+            let mut bytes = Random::new(self.random.draw());
+            buffer.fill_with(|| bytes.draw() as u8);
+        }
+        match kind {
+            Kind::Read => {}
+            Kind::Write => self.model[range.clone()].copy_from_slice(&buffer),
+            Kind::Discard => self.model[range.clone()].fill(0),
+        }
+        let expected = self.model[range].to_vec();
+        let token = self.ops.iter().position(Option::is_none).unwrap_or(self.ops.len());
+        self.ops.resize_with(self.ops.len().max(token + 1), || None);
+        self.ops[token] = Some(Running { kind, offset, buffer, expected });
+        self.volume.submit(token as u64, kind, offset, bytes).unwrap();
+        self.collect();
+    }
+
+    fn collect(&mut self) {
+        while let Some(Zeros { token, at, bytes }) = self.volume.zeros() {
+            let op = self.ops[token as usize].as_mut().unwrap();
+            op.buffer[at as usize..(at + bytes) as usize].fill(0);
+        }
+        while let Some((token, result)) = self.volume.ended() {
+            let op = self.ops[token as usize].take().expect("an op ends once");
+            match result {
+                Ok(()) if op.kind == Kind::Read => {
+                    assert!(op.buffer == op.expected, "read of {} at {}", op.buffer.len(), op.offset);
+                }
+                Ok(()) => {}
+                Err(_) => self.failures += 1,
+            }
+        }
+    }
+
+    fn step(&mut self) {
+        let number = self.random.below(self.lenders.len() as u64) as u32;
+        let index = number as usize;
+        if self.random.once_in(2) {
+            if let Some((id, transfer)) = self.volume.next(number) {
+                assert!(!self.lenders[index].lost, "a transfer for a lost lender");
+                self.volume.posted(number);
+                self.post(id, transfer);
+            }
+        } else if let Some((id, transfer)) = self.lenders[index].posted.pop_front() {
+            let later = self.lenders[index].posted.len();
+            if transfer.what == What::Discard && later > 0 && !self.random.once_in(3) {
+                // A lender answers calls when it has applied what came with them.
+                let place = 1 + self.random.below(later as u64) as usize;
+                return self.lenders[index].posted.insert(place, (id, transfer));
+            }
+            let result = if self.lenders[index].lost { Err(Gone) } else { Ok(self.execute(transfer)) };
+            self.volume.done(id, result);
+            self.collect();
+        }
+    }
+
+    /// Writes take their bytes when they are posted: this is when a real connection may have sent them.
+    fn post(&mut self, id: TransferId, transfer: Transfer) {
+        self.lenders[transfer.lender as usize].posted.push_back((id, transfer));
+    }
+
+    fn execute(&mut self, transfer: Transfer) -> Done {
+        let Transfer { lender, slab, offset, bytes, what } = transfer;
+        let lender = &mut self.lenders[lender as usize];
+        let (from, to) = (offset as usize, offset as usize + bytes as usize);
+        if what == What::Borrow {
+            return lender.free.pop().map_or(Done::Full, |slab| {
+                lender.memory[slab as usize].fill(0x77);
+                Done::Slab(slab)
+            });
+        }
+        assert!(!lender.free.contains(&slab) || what == What::Flush, "{what:?} of a slab that is not lent");
+        let place = &mut lender.memory[slab as usize][from..to];
+        match what {
+            What::Read { token, at } => {
+                let op = self.ops[token as usize].as_mut().unwrap();
+                op.buffer[at as usize..][..bytes as usize].copy_from_slice(place);
+            }
+            What::Write { token, at, before, after } => {
+                let middle = (bytes - before - after) as usize;
+                place.fill(0);
+                let op = self.ops[token as usize].as_ref().unwrap();
+                place[before as usize..][..middle].copy_from_slice(&op.buffer[at as usize..][..middle]);
+            }
+            What::ChunkRead => self.chunk[..bytes as usize].copy_from_slice(place),
+            What::ChunkWrite => place.copy_from_slice(&self.chunk[..bytes as usize]),
+            What::Return => lender.free.push(slab),
+            // What it holds afterwards is its affair.
+            What::Discard => place.fill(0x99),
+            What::Flush | What::Borrow => {}
+        }
+        Done::Ok
+    }
+
+    fn lose(&mut self, lender: u32) {
+        self.lenders[lender as usize].lost = true;
+        self.volume.lender_lost(lender);
+        self.collect();
+    }
+
+    /// With nothing of what it had; false when something that was posted to it has not ended yet.
+    fn come_back(&mut self, lender: usize) -> bool {
+        let place = &mut self.lenders[lender];
+        if !place.posted.is_empty() {
+            return false;
+        }
+        (place.lost, place.free) = (false, (0..SLABS as u32).collect());
+        place.memory.iter_mut().for_each(|slab| slab.fill(0x55));
+        self.volume.lender_back(lender as u32);
+        true
+    }
+
+    fn settle(&mut self) {
+        for _ in 0..1_000_000 {
+            let queued = (0..self.lenders.len() as u32).any(|lender| self.volume.next(lender).is_some());
+            if !queued && self.lenders.iter().all(|lender| lender.posted.is_empty()) {
+                assert!(self.ops.iter().all(Option::is_none), "ops that never end");
+                assert!(self.volume.is_idle() && !self.volume.is_mending());
+                return;
+            }
+            self.step();
+        }
+        panic!("it does not settle");
+    }
+
+    fn read_all(&mut self) -> bool {
+        let expected = self.model.clone();
+        self.ops =
+            vec![Some(Running { kind: Kind::Read, offset: 0, buffer: vec![0xEE; expected.len()], expected })];
+        let failures = self.failures;
+        self.volume.submit(0, Kind::Read, 0, self.model.len() as u64).unwrap();
+        self.collect();
+        self.settle();
+        self.failures == failures
+    }
+}
+
+#[test]
+fn what_is_written_is_read_whatever_one_lender_does() {
+    for seed in 0..20 {
+        let lenders = 2 + seed as usize % 3;
+        let mut world = World::new(seed, 5 * EXTENT_BYTES - 777, 2, lenders);
+        let mut losses = 0;
+        for step in 0..6000 {
+            if world.random.once_in(3) && world.ops.iter().flatten().count() < 8 {
+                world.submit();
+            }
+            world.step();
+            for lender in 0..lenders {
+                if world.lenders[lender].lost && world.random.once_in(400) && world.come_back(lender) {
+                    losses -= 1;
+                }
+            }
+            // One at a time: another only when the first one's copies have been made anew.
+            let may_lose = losses + 2 < lenders || losses == 0;
+            if step > 500 && world.random.once_in(1500) && may_lose && world.volume.degraded() == (0, 0) {
+                let alive: Vec<u32> =
+                    (0..lenders as u32).filter(|&n| !world.lenders[n as usize].lost).collect();
+                let lender = alive[world.random.below(alive.len() as u64) as usize];
+                world.lose(lender);
+                losses += 1;
+            }
+        }
+        world.settle();
+        assert!(world.read_all(), "seed {seed}");
+        assert_eq!(world.failures, 0);
+        let alive = lenders - losses;
+        let degraded = if alive >= 2 { 0 } else { world.volume.extents() as u64 };
+        assert_eq!(world.volume.degraded(), (degraded, 0), "seed {seed}: {losses} lost");
+    }
+}
+
+#[test]
+fn a_lost_extent_fails_and_the_others_go_on() {
+    for seed in 0..40 {
+        let mut world = World::new(seed, 6 * EXTENT_BYTES, 1 + seed as usize % 2, 3);
+        for step in 0..3000 {
+            if world.random.once_in(3) && world.ops.iter().flatten().count() < 8 {
+                world.submit();
+            }
+            if step == 1000 || step == 1003 {
+                world.lose(u32::from(step == 1003));
+            }
+            world.step();
+        }
+        world.settle();
+        let (_, lost) = world.volume.degraded();
+        assert!((1..6).contains(&lost), "{lost}");
+        let good: Vec<usize> = (0..6).filter(|&extent| world.volume.extents[extent].lost.is_none()).collect();
+        for extent in good {
+            let range = extent * EXTENT_BYTES as usize..(extent + 1) * EXTENT_BYTES as usize;
+            let expected = world.model[range.clone()].to_vec();
+            let buffer = vec![0xEE; expected.len()];
+            world.ops =
+                vec![Some(Running { kind: Kind::Read, offset: range.start as u64, buffer, expected })];
+            let failures = world.failures;
+            world.volume.submit(0, Kind::Read, range.start as u64, EXTENT_BYTES).unwrap();
+            world.collect();
+            world.settle();
+            assert_eq!(world.failures, failures);
+        }
+        assert!(!world.read_all(), "what is lost is not read as anything");
+        world.ops = vec![Some(Running { kind: Kind::Discard, offset: 0, buffer: vec![], expected: vec![] })];
+        let failures = world.failures;
+        world.volume.flush(0);
+        world.collect();
+        world.settle();
+        assert_eq!(world.failures, failures + 1, "something that was written is gone");
+    }
+}
+
+#[test]
+fn ranges_are_checked() {
+    let mut volume = Volume::new(10_000, EXTENT_BYTES, 1, 1);
+    volume.place(0, 0, 0);
+    for (offset, bytes) in [(0, 10_001), (10_001, 0), (u64::MAX, 2), (9_999, u64::MAX)] {
+        assert_eq!(volume.submit(1, Kind::Read, offset, bytes), Err(OutOfBounds));
+    }
+    volume.submit(1, Kind::Write, 10_000, 0).unwrap();
+    assert_eq!(volume.ended(), Some((1, Ok(()))));
+    volume.submit(2, Kind::Write, 9_999, 1).unwrap();
+    let (_, transfer) = volume.next(0).unwrap();
+    assert_eq!((transfer.offset, transfer.bytes), (8192, 4096), "the last block is whole at the lender");
+}

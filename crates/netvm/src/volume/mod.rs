@@ -1,0 +1,553 @@
+//! A range of bytes on lenders, with replicas: what the views for kernels read and write. docs/design/volume.md has the whole.
+
+mod comeback;
+
+use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::{Duration, Instant};
+
+use netvm_core::endpoint::PostError;
+use netvm_core::volume::{self as core, CHUNK_BYTES, Done, Gone, Kind, Transfer, What, Zeros};
+use netvm_sys::epoll::{Epoll, Interest};
+use netvm_sys::mapping::Mapping;
+use netvm_sys::shared::SharedSlice;
+
+use crate::error::{Error, Result};
+use crate::lender::{BorrowOptions, Borrower, Completion};
+use comeback::Comeback;
+
+pub use netvm_core::volume::{BLOCK_BYTES, LENDERS_MAX, Presence};
+
+/// How a volume is made.
+#[derive(Clone, Debug)]
+pub struct VolumeOptions {
+    /// How many lenders have each byte: 1 to the number of lenders.
+    pub replicas: usize,
+    /// How to borrow.
+    pub borrow: BorrowOptions,
+    /// A lender that has sent nothing for so long while something was asked of it is lost.
+    pub silence: Duration,
+    /// The same where other lenders have all that it has, and do answer.
+    pub silence_with_replicas: Duration,
+}
+
+impl Default for VolumeOptions {
+    fn default() -> Self {
+        Self {
+            replicas: 1,
+            borrow: BorrowOptions::default(),
+            silence: Duration::from_secs(5),
+            silence_with_replicas: Duration::from_millis(700),
+        }
+    }
+}
+
+/// An operation has ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// The number it was begun under.
+    pub token: u64,
+    /// How it ended.
+    pub result: Result<()>,
+}
+
+/// Something that whoever runs the volume should know.
+#[derive(Clone, Debug)]
+pub enum Event {
+    /// A lender is lost.
+    LenderLost {
+        /// Its address.
+        lender: String,
+        /// What was seen.
+        error: Error,
+        /// Extents that have fewer copies than they should.
+        degraded: u64,
+        /// Extents of which nothing is left.
+        lost: u64,
+    },
+    /// A lost lender can be used again.
+    LenderBack {
+        /// Its address.
+        lender: String,
+    },
+    /// Every extent that is not lost has all its copies again.
+    Mended {
+        /// Since something was missing.
+        after: Duration,
+    },
+}
+
+/// How a lender of a volume is doing.
+#[derive(Clone, Debug)]
+pub struct LenderState {
+    /// Its address.
+    pub address: String,
+    /// Why it is lost.
+    pub lost: Option<Error>,
+    /// Operations that it has not answered.
+    pub pending: usize,
+}
+
+struct Side {
+    address: String,
+    borrower: Option<Borrower>,
+    lost: Option<Error>,
+    /// Waits for room.
+    writable: bool,
+    comeback: Option<Comeback>,
+    /// For how long something has been asked of it and nothing has come, as far as we looked.
+    silent: Duration,
+}
+
+struct Op {
+    token: u64,
+    local: Option<SharedSlice>,
+}
+
+/// A volume, and its connections to the lenders. One thread owns it, and drives it with [`Volume::poll`].
+pub struct Volume {
+    core: core::Volume,
+    sides: Vec<Side>,
+    epoll: Epoll,
+    ops: Vec<Op>,
+    free: Vec<usize>,
+    zeros: Mapping,
+    chunk: Mapping,
+    options: VolumeOptions,
+    polled: Instant,
+    completions: Vec<Completion>,
+    events: VecDeque<Event>,
+    poor_since: Option<Instant>,
+}
+
+impl std::fmt::Debug for Volume {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Volume")
+            .field("size_bytes", &self.size_bytes())
+            .field("lenders", &self.lenders())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Zeros that a write may need before or behind its bytes.
+const ZEROS_BYTES: usize = 1 << 20;
+
+impl Volume {
+    /// Borrows `size_bytes` from the lenders, `replicas` times. Everything reads as zeros.
+    ///
+    /// # Errors
+    /// What [`Borrower::connect`] says, for any of the lenders; [`Error::Other`] when the lenders have too little or are too few.
+    pub fn open(lenders: &[String], size_bytes: u64, options: VolumeOptions) -> Result<Self> {
+        let replicas = options.replicas;
+        if !(1..=LENDERS_MAX).contains(&lenders.len()) || !(1..=lenders.len()).contains(&replicas) {
+            return Err(Error::Other(format!(
+                "{replicas} replicas on {} lenders are not possible: there must be 1 to {LENDERS_MAX} lenders, and as many \
+                 replicas at most",
+                lenders.len()
+            )));
+        }
+        let epoll = Epoll::new().map_err(|error| Error::system("make an epoll set", &error))?;
+        let mut sides: Vec<Side> = Vec::new();
+        for address in lenders {
+            if sides.iter().any(|side| side.address == *address) && replicas > 1 {
+                return Err(Error::Other(format!(
+                    "lender {address} is named twice: replicas must be on different lenders"
+                )));
+            }
+            let borrower = Borrower::connect(address, &options.borrow)?;
+            watch(&epoll, &borrower)?;
+            let address = address.clone();
+            sides.push(Side {
+                address,
+                borrower: Some(borrower),
+                lost: None,
+                writable: false,
+                comeback: None,
+                silent: Duration::ZERO,
+            });
+        }
+        let slabs = sides.iter().filter_map(|side| side.borrower.as_ref().map(Borrower::slab_bytes));
+        let extent_bytes = slabs.min().unwrap_or(0) / BLOCK_BYTES * BLOCK_BYTES;
+        if extent_bytes == 0 {
+            return Err(Error::Other("a lender's slabs are smaller than a block of 4096 bytes".to_owned()));
+        }
+        let memory = |bytes| {
+            Mapping::anonymous(bytes).map_err(|error| Error::system("reserve memory for buffers", &error))
+        };
+        let mut volume = Self {
+            core: core::Volume::new(size_bytes, extent_bytes, replicas, sides.len()),
+            sides,
+            epoll,
+            ops: Vec::new(),
+            free: Vec::new(),
+            zeros: memory(ZEROS_BYTES)?,
+            chunk: memory(CHUNK_BYTES as usize)?,
+            options,
+            polled: Instant::now(),
+            completions: Vec::new(),
+            events: VecDeque::new(),
+            poor_since: None,
+        };
+        for extent in 0..volume.core.extents() {
+            for _ in 0..replicas {
+                volume.borrow_copy(extent)?;
+            }
+        }
+        Ok(volume)
+    }
+
+    fn borrow_copy(&mut self, extent: usize) -> Result<()> {
+        while let Some(lender) = self.core.candidate(extent) {
+            let Some(borrower) = &mut self.sides[lender as usize].borrower else { break };
+            match borrower.borrow_slab() {
+                Ok(slab) => {
+                    self.core.place(extent, lender, slab);
+                    return Ok(());
+                }
+                Err(Error::LenderFull { .. }) => self.core.set_full(lender),
+                Err(error) => return Err(error),
+            }
+        }
+        let (size, replicas) = (self.core.size_bytes(), self.options.replicas);
+        let had = extent as u64 * size / self.core.extents() as u64;
+        Err(Error::Other(format!(
+            "the lenders have too little memory for {} MiB in {replicas} replicas on different lenders: it sufficed for {} MiB; \
+             lend more, name more lenders, or ask for less",
+            size >> 20,
+            had >> 20
+        )))
+    }
+
+    /// Bytes of the volume.
+    pub fn size_bytes(&self) -> u64 {
+        self.core.size_bytes()
+    }
+
+    /// Which blocks hold data; the others read as zeros.
+    pub fn presence(&self) -> &Presence {
+        self.core.presence()
+    }
+
+    /// Extents with fewer copies than there should be, and extents of which nothing is left.
+    pub fn degraded(&self) -> (u64, u64) {
+        self.core.degraded()
+    }
+
+    /// How the lenders are doing.
+    pub fn lenders(&self) -> Vec<LenderState> {
+        let state = |side: &Side| LenderState {
+            address: side.address.clone(),
+            lost: side.lost.clone(),
+            pending: side.borrower.as_ref().map_or(0, Borrower::pending),
+        };
+        self.sides.iter().map(state).collect()
+    }
+
+    /// Readable when a lender has sent something, or takes more. What was begun since the last [`Volume::poll`] may have ended
+    /// without that: poll before waiting.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+
+    /// How long to wait at most before calling [`Volume::poll`] even if nothing is readable.
+    pub fn patience(&self) -> Duration {
+        let waits = self.sides.iter().any(|side| {
+            side.comeback.is_some() || side.borrower.as_ref().is_some_and(|borrower| borrower.pending() > 0)
+        });
+        if waits { self.silence_min() / 8 } else { Duration::from_secs(1) }
+    }
+
+    /// Begins to read the bytes at `offset` into `local`, which is the volume's until this has ended.
+    ///
+    /// # Errors
+    /// [`Error::Other`] when they lie outside of the volume.
+    pub fn read(&mut self, token: u64, offset: u64, local: SharedSlice) -> Result<()> {
+        self.begin(token, Kind::Read, offset, local.len() as u64, Some(local))
+    }
+
+    /// Begins to write the bytes of `local`, which must not change until this has ended, to `offset`.
+    ///
+    /// # Errors
+    /// [`Error::Other`] when they lie outside of the volume.
+    pub fn write(&mut self, token: u64, offset: u64, local: SharedSlice) -> Result<()> {
+        self.begin(token, Kind::Write, offset, local.len() as u64, Some(local))
+    }
+
+    /// Makes `bytes` bytes from `offset` on read as zeros, and gives the memory back that they used.
+    ///
+    /// # Errors
+    /// [`Error::Other`] when they lie outside of the volume.
+    pub fn discard(&mut self, token: u64, offset: u64, bytes: u64) -> Result<()> {
+        self.begin(token, Kind::Discard, offset, bytes, None)
+    }
+
+    /// Ends when all writes that have ended before are applied; fails when something that was written is lost.
+    pub fn flush(&mut self, token: u64) {
+        let op = self.add(Op { token, local: None });
+        self.core.flush(op);
+        self.post();
+    }
+
+    fn begin(
+        &mut self,
+        token: u64,
+        kind: Kind,
+        offset: u64,
+        bytes: u64,
+        local: Option<SharedSlice>,
+    ) -> Result<()> {
+        let op = self.add(Op { token, local });
+        if self.core.submit(op, kind, offset, bytes).is_err() {
+            self.free.push(op as usize);
+            return Err(Error::Other(format!(
+                "{bytes} bytes from {offset} on lie outside of the volume of {} bytes",
+                self.size_bytes()
+            )));
+        }
+        self.post();
+        Ok(())
+    }
+
+    fn add(&mut self, op: Op) -> u64 {
+        match self.free.pop() {
+            Some(index) => {
+                self.ops[index] = op;
+                index as u64
+            }
+            None => {
+                self.ops.push(op);
+                self.ops.len() as u64 - 1
+            }
+        }
+    }
+
+    /// Posts what the lenders' connections take. Sends nothing yet: [`Volume::push`] does.
+    fn post(&mut self) {
+        for lender in 0..self.sides.len() {
+            while let Some((id, transfer)) = self.core.next(lender as u32) {
+                match self.post_one(lender, id, &transfer) {
+                    Ok(()) => self.core.posted(lender as u32),
+                    Err(PostError::Full) => break,
+                    Err(error) => {
+                        // It has failed already, or will not take what the volume wants: both end it.
+                        if let Some(borrower) = &mut self.sides[lender].borrower {
+                            borrower.abandon(&format!("a transfer could not be posted: {error}"));
+                        }
+                        break;
+                    }
+                }
+            }
+        }
+    }
+
+    fn post_one(&mut self, lender: usize, id: u32, transfer: &Transfer) -> Result<(), PostError> {
+        let Some(borrower) = &mut self.sides[lender].borrower else { return Err(PostError::Full) };
+        let Transfer { slab, offset, bytes, what, .. } = *transfer;
+        let (id, length) = (u64::from(id), bytes as usize);
+        let part = |token: u64, at: u64, bytes: usize| {
+            self.ops[token as usize].local.and_then(|local| local.sub(at as usize, bytes))
+        };
+        match what {
+            What::Read { token, at } => {
+                let local = part(token, at, length).ok_or(PostError::TooLong)?;
+                borrower.post_read(id, slab, offset, local)
+            }
+            What::Write { token, at, before, after } => {
+                let (before, after) = (before as usize, after as usize);
+                let zeros = self.zeros.shared();
+                let pieces = [
+                    zeros.sub(0, before),
+                    if before + after == length {
+                        zeros.sub(0, 0)
+                    } else {
+                        part(token, at, length - before - after)
+                    },
+                    zeros.sub(0, after),
+                ];
+                let mut locals = [zeros; 3];
+                let mut count = 0;
+                for piece in pieces {
+                    let piece = piece.ok_or(PostError::TooLong)?;
+                    if !piece.is_empty() {
+                        (locals[count], count) = (piece, count + 1);
+                    }
+                }
+                borrower.post_write_pages(id, slab, offset, &locals[..count])
+            }
+            What::ChunkRead | What::ChunkWrite => {
+                let chunk = self.chunk.shared().sub(0, length).ok_or(PostError::TooLong)?;
+                match what {
+                    What::ChunkRead => borrower.post_read(id, slab, offset, chunk),
+                    _ => borrower.post_write(id, slab, offset, chunk),
+                }
+            }
+            What::Discard => borrower.post_discard(id, slab, offset, bytes.into()),
+            What::Flush => borrower.post_flush(id),
+            What::Borrow => borrower.post_borrow(id),
+            What::Return => borrower.post_return(id, slab),
+        }
+    }
+
+    /// Sends what was begun, as far as the connections take it.
+    pub fn push(&mut self) {
+        for side in &mut self.sides {
+            if let Some(borrower) = &mut side.borrower {
+                // What fails is found by the next poll.
+                let _ = borrower.push();
+                let writable = borrower.wants_write();
+                if writable != side.writable {
+                    side.writable = writable;
+                    // Nobody looks at the numbers in this set.
+                    let _ = self.epoll.change(borrower.as_fd(), 0, Interest { readable: true, writable });
+                }
+            }
+        }
+    }
+
+    fn silence_min(&self) -> Duration {
+        self.options.silence.min(self.options.silence_with_replicas)
+    }
+
+    /// Sends and receives what can be; never blocks. What has ended is appended to `out`.
+    pub fn poll(&mut self, out: &mut Vec<Ended>) {
+        for lender in 0..self.sides.len() {
+            self.poll_lender(lender);
+            self.look_for_comeback(lender);
+        }
+        self.check_silence();
+        self.post();
+        self.push();
+        self.collect(out);
+        self.note_repair();
+    }
+
+    fn poll_lender(&mut self, lender: usize) {
+        let Some(borrower) = &mut self.sides[lender].borrower else { return };
+        let mut completions = std::mem::take(&mut self.completions);
+        if let Err(error) = borrower.poll(&mut completions) {
+            let _ = self.epoll.remove(borrower.as_fd());
+            self.lose(lender, error);
+        }
+        for Completion { token, result, slab } in completions.drain(..) {
+            let id = token as u32;
+            let done = match (slab, result) {
+                (Some(slab), Ok(())) => Ok(Done::Slab(slab)),
+                (None, Ok(())) => Ok(Done::Ok),
+                // It is only a hint, and a lender may not know it.
+                (_, Err(Error::Op { .. })) if self.core.is_hint(id) => Ok(Done::Ok),
+                (_, Err(error @ Error::Op { .. })) => {
+                    if let Some(borrower) = &mut self.sides[lender].borrower {
+                        borrower.abandon(&error.to_string());
+                    }
+                    self.lose(lender, error);
+                    Err(Gone)
+                }
+                (_, Err(_)) => Err(Gone),
+            };
+            self.core.done(id, done);
+        }
+        self.completions = completions;
+    }
+
+    /// Gives up lenders that do not answer. Time in which this process did not look, because it was stopped or starved, does not
+    /// count against them.
+    fn check_silence(&mut self) {
+        let now = Instant::now();
+        let looked = (now - self.polled).min(self.silence_min() / 4);
+        self.polled = now;
+        let mut silent = [false; LENDERS_MAX];
+        for (side, silent) in self.sides.iter_mut().zip(&mut silent) {
+            let since = side.borrower.as_ref().and_then(Borrower::oldest_pending);
+            let waited = since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+            side.silent = if waited < side.silent { Duration::ZERO } else { side.silent };
+            side.silent = (side.silent + looked).min(waited);
+            *silent = side.silent > self.options.silence_with_replicas;
+        }
+        let can_spare = silent.contains(&true) && self.core.can_spare(&silent);
+        for (side, silent) in self.sides.iter_mut().zip(silent) {
+            if let Some(borrower) = &mut side.borrower
+                && (side.silent > self.options.silence || (silent && can_spare))
+            {
+                borrower.abandon(&format!("it has not answered for {} ms", side.silent.as_millis()));
+            }
+        }
+    }
+
+    fn lose(&mut self, lender: usize, error: Error) {
+        let side = &mut self.sides[lender];
+        if side.lost.is_some() {
+            return;
+        }
+        side.lost = Some(error.clone());
+        (side.writable, side.silent) = (false, Duration::ZERO);
+        self.core.lender_lost(lender as u32);
+        let (degraded, lost) = self.core.degraded();
+        let address = side.address.clone();
+        if self.options.replicas > 1 {
+            side.comeback = Comeback::start(&address, &self.options.borrow);
+            if degraded > 0 {
+                self.poor_since.get_or_insert_with(Instant::now);
+            }
+        }
+        self.events.push_back(Event::LenderLost { lender: address, error, degraded, lost });
+    }
+
+    /// Takes a lost lender back when it can be reached again: as one that has nothing.
+    fn look_for_comeback(&mut self, lender: usize) {
+        let side = &mut self.sides[lender];
+        if side.lost.is_some() && side.borrower.as_ref().is_some_and(|borrower| borrower.pending() == 0) {
+            // All that was under way has been reported.
+            side.borrower = None;
+        }
+        if side.borrower.is_none()
+            && let Some(borrower) = side.comeback.as_mut().and_then(Comeback::take)
+            && borrower.slab_bytes() >= self.core.extent_bytes()
+            && watch(&self.epoll, &borrower).is_ok()
+        {
+            (side.borrower, side.lost, side.comeback) = (Some(borrower), None, None);
+            self.events.push_back(Event::LenderBack { lender: side.address.clone() });
+            self.core.lender_back(lender as u32);
+        }
+    }
+
+    fn note_repair(&mut self) {
+        if let Some(since) = self.poor_since
+            && !self.core.is_mending()
+            && self.core.degraded().0 == 0
+        {
+            self.poor_since = None;
+            self.events.push_back(Event::Mended { after: since.elapsed() });
+        }
+    }
+
+    fn collect(&mut self, out: &mut Vec<Ended>) {
+        while let Some(Zeros { token, at, bytes }) = self.core.zeros() {
+            let local = self.ops[token as usize].local;
+            if let Some(part) = local.and_then(|local| local.sub(at as usize, bytes as usize)) {
+                part.fill(0);
+            }
+        }
+        while let Some((op, result)) = self.core.ended() {
+            self.free.push(op as usize);
+            let result = result.map_err(|lost| {
+                let lender = &self.sides[lost.lender as usize];
+                lender.lost.clone().unwrap_or_else(|| Error::LenderLost {
+                    lender: lender.address.clone(),
+                    reason: "it was lost, and what it had".to_owned(),
+                })
+            });
+            let Op { token, .. } = self.ops[op as usize];
+            out.push(Ended { token, result });
+        }
+    }
+
+    /// What has happened since the last call.
+    pub fn event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+}
+
+fn watch(epoll: &Epoll, borrower: &Borrower) -> Result<()> {
+    let added = epoll.add(borrower.as_fd(), 0, Interest { readable: true, writable: false });
+    added.map_err(|error| Error::system("watch a lender's connection", &error))
+}

@@ -1,0 +1,242 @@
+//! Volumes over real lenders, some of which are lost.
+
+use std::collections::HashMap;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use netvm::lender::{Lender, LenderConfig, StopFlag};
+use netvm::volume::{Ended, Event, Volume, VolumeOptions};
+use netvm_sys::mapping::Mapping;
+use netvm_sys::thread::poll;
+use std::os::fd::AsRawFd;
+
+mod common;
+use common::Random;
+
+const SLAB: u64 = 1 << 20;
+
+struct Lent {
+    address: String,
+    stop: StopFlag,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Lent {
+    fn new(slabs: u64) -> Self {
+        Self::at("127.0.0.1:0", slabs)
+    }
+
+    fn at(address: &str, slabs: u64) -> Self {
+        let listen = vec![address.to_owned()];
+        let config =
+            LenderConfig { listen, size_bytes: slabs * SLAB, slab_bytes: SLAB, ..LenderConfig::default() };
+        let mut lender = Lender::bind(config).unwrap();
+        let address = lender.addresses()[0].clone();
+        let stop = StopFlag::new().unwrap();
+        let flag = stop.clone();
+        let thread = Some(std::thread::spawn(move || lender.run(&flag).unwrap()));
+        Self { address, stop, thread }
+    }
+}
+
+impl Drop for Lent {
+    fn drop(&mut self) {
+        while let Some(thread) = self.thread.take_if(|thread| !thread.is_finished()) {
+            self.stop.stop();
+            std::thread::sleep(Duration::from_millis(2));
+            self.thread = Some(thread);
+        }
+    }
+}
+
+fn turn(volume: &mut Volume, ended: &mut Vec<Ended>) {
+    volume.poll(ended);
+    if !ended.is_empty() {
+        return;
+    }
+    let fd = volume.as_fd().as_raw_fd();
+    let mut fds = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
+    poll(&mut fds, Some(volume.patience())).unwrap();
+    volume.poll(ended);
+}
+
+/// Drives the volume until the op has ended.
+fn wait(volume: &mut Volume, token: u64) -> netvm::Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    let mut ended = Vec::new();
+    while Instant::now() < deadline {
+        turn(volume, &mut ended);
+        if let Some(op) = ended.iter().find(|op| op.token == token) {
+            return op.result.clone();
+        }
+    }
+    panic!("it does not end");
+}
+
+fn open(lenders: &[&Lent], size: u64, replicas: usize) -> netvm::Result<Volume> {
+    let addresses: Vec<String> = lenders.iter().map(|lender| lender.address.clone()).collect();
+    Volume::open(&addresses, size, VolumeOptions { replicas, ..VolumeOptions::default() })
+}
+
+#[test]
+fn random_operations_read_back_while_lenders_come_and_go() {
+    let size = 8 * SLAB - 12_345;
+    let mut lenders: Vec<Option<Lent>> = (0..3).map(|_| Some(Lent::new(10))).collect();
+    let addresses: Vec<String> = lenders.iter().flatten().map(|lender| lender.address.clone()).collect();
+    let options = VolumeOptions { replicas: 2, ..VolumeOptions::default() };
+    let mut volume = Volume::open(&addresses, size, options).unwrap();
+    let memory = Mapping::anonymous(16 << 20).unwrap();
+    let place = |token: u64| memory.shared().sub((token as usize) << 20, 1 << 20).unwrap();
+    let mut model = vec![0u8; size as usize];
+    let mut random = Random::new(5);
+    let mut running: HashMap<u64, (bool, u64, Vec<u8>)> = HashMap::new();
+    let mut ended = Vec::new();
+    let (mut losses, mut backs, mut mends) = (0, 0, 0);
+    let start = Instant::now();
+    let mut round = 0u64;
+    while round < 4000 || (mends < 2 && start.elapsed() < Duration::from_secs(40)) {
+        round += 1;
+        assert!(
+            start.elapsed() < Duration::from_secs(60),
+            "round {round}: {} run in {volume:?}",
+            running.len()
+        );
+        let offset = random.next() % size;
+        let most = if random.next().is_multiple_of(8) { 1 << 20 } else { 9000 };
+        let bytes = (1 + random.next() % most).min(size - offset);
+        let overlaps = |(_, at, content): &(bool, u64, Vec<u8>)| {
+            *at < offset + bytes && offset < at + content.len() as u64
+        };
+        if running.len() < 16 && !running.values().any(overlaps) {
+            let token = (0..16).find(|token| !running.contains_key(token)).unwrap();
+            let local = place(token).sub(0, bytes as usize).unwrap();
+            let range = offset as usize..(offset + bytes) as usize;
+            let is_read = random.next().is_multiple_of(2);
+            if is_read {
+                local.fill(0xEE);
+                volume.read(token, offset, local).unwrap();
+            } else if random.next().is_multiple_of(4) {
+                model[range.clone()].fill(0);
+                volume.discard(token, offset, bytes).unwrap();
+            } else {
+                let seed = random.next();
+                let content: Vec<u8> = (0..bytes).map(|at| (seed >> (at % 57)) as u8).collect();
+                local.write_from(0, &content).unwrap();
+                model[range.clone()].copy_from_slice(&content);
+                volume.write(token, offset, local).unwrap();
+            }
+            running.insert(token, (is_read, offset, model[range].to_vec()));
+        }
+        turn(&mut volume, &mut ended);
+        for Ended { token, result } in ended.drain(..) {
+            result.unwrap();
+            let (is_read, _, expected) = running.remove(&token).unwrap();
+            assert!(!is_read || place(token).sub(0, expected.len()).unwrap().to_vec() == expected);
+        }
+        while let Some(event) = volume.event() {
+            match event {
+                Event::LenderLost { lost, .. } => assert_eq!(lost, 0),
+                Event::LenderBack { .. } => backs += 1,
+                Event::Mended { .. } => mends += 1,
+            }
+        }
+        if round.is_multiple_of(1500) && losses < 2 && volume.degraded() == (0, 0) {
+            let victim = losses % 3;
+            lenders[victim] = None;
+            losses += 1;
+            // The second one comes back, and is used again.
+            if losses == 2 {
+                lenders[victim] = Some(Lent::at(&addresses[victim], 10));
+            }
+        }
+    }
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !running.is_empty() {
+        assert!(Instant::now() < deadline, "{} never end: {volume:?}", running.len());
+        turn(&mut volume, &mut ended);
+        for Ended { token, result } in ended.drain(..) {
+            result.unwrap();
+            running.remove(&token);
+        }
+    }
+    assert_eq!((losses, mends), (2, 2), "{backs} came back");
+    assert_eq!((backs, volume.degraded()), (1, (0, 0)));
+    for at in (0..size).step_by(1 << 20) {
+        let local = place(0).sub(0, (1 << 20).min((size - at) as usize)).unwrap();
+        volume.read(99, at, local).unwrap();
+        wait(&mut volume, 99).unwrap();
+        assert!(local.to_vec() == model[at as usize..at as usize + local.len()]);
+    }
+}
+
+#[test]
+fn without_replicas_a_lost_lender_is_named_and_the_rest_goes_on() {
+    let mut lenders: Vec<Lent> = (0..2).map(|_| Lent::new(4)).collect();
+    let mut volume = open(&[&lenders[0], &lenders[1]], 4 * SLAB, 1).unwrap();
+    let memory = Mapping::anonymous(SLAB as usize).unwrap();
+    memory.shared().fill(7);
+    for extent in 0..4 {
+        volume.write(1, extent * SLAB, memory.shared()).unwrap();
+        wait(&mut volume, 1).unwrap();
+    }
+    volume.flush(2);
+    wait(&mut volume, 2).unwrap();
+    let gone = lenders.remove(0);
+    let address = gone.address.clone();
+    drop(gone);
+    let mut failed = 0;
+    for extent in 0..4 {
+        volume.read(1, extent * SLAB, memory.shared()).unwrap();
+        if let Err(error) = wait(&mut volume, 1) {
+            assert!(error.to_string().contains(&address), "{error}");
+            failed += 1;
+        }
+    }
+    assert_eq!((failed, volume.degraded()), (2, (0, 2)));
+    volume.flush(2);
+    assert!(wait(&mut volume, 2).is_err(), "what was written is gone");
+    assert!(volume.lenders().iter().any(|lender| lender.lost.is_some() && lender.address == address));
+}
+
+#[test]
+fn what_cannot_be_is_said() {
+    let (one, two) = (Lent::new(4), Lent::new(4));
+    let error = open(&[&one, &two], 5 * SLAB, 2).unwrap_err().to_string();
+    assert!(error.contains("too little memory") && error.contains("sufficed for 4 MiB"), "{error}");
+    assert!(open(&[&one, &two], SLAB, 3).is_err());
+    assert!(open(&[&one, &one], SLAB, 2).unwrap_err().to_string().contains("named twice"));
+    let mut volume = open(&[&one, &two], 8 * SLAB, 1).unwrap();
+    let memory = Mapping::anonymous(4096).unwrap();
+    assert!(volume.write(1, 8 * SLAB - 1, memory.shared().sub(0, 2).unwrap()).is_err());
+    assert!(volume.discard(1, u64::MAX, 2).is_err());
+    volume.write(1, 8 * SLAB - 1, memory.shared().sub(0, 1).unwrap()).unwrap();
+    wait(&mut volume, 1).unwrap();
+}
+
+#[test]
+fn discarded_memory_goes_back_to_the_machine() {
+    let lender = Lent::new(16);
+    let mut volume = open(&[&lender], 16 * SLAB, 1).unwrap();
+    let memory = Mapping::anonymous(SLAB as usize).unwrap();
+    memory.shared().fill(7);
+    for extent in 0..16 {
+        volume.write(1, extent * SLAB, memory.shared()).unwrap();
+        wait(&mut volume, 1).unwrap();
+    }
+    volume.flush(2);
+    wait(&mut volume, 2).unwrap();
+    let resident = || netvm::lender::status(&lender.address).unwrap().resident_bytes;
+    assert!(resident() >= 16 * SLAB);
+    assert_eq!(volume.presence().bytes(), 16 * SLAB);
+    volume.discard(3, SLAB / 2, 15 * SLAB).unwrap();
+    wait(&mut volume, 3).unwrap();
+    volume.flush(2);
+    wait(&mut volume, 2).unwrap();
+    assert_eq!(volume.presence().bytes(), SLAB);
+    assert!(resident() <= 2 * SLAB, "{}", resident());
+    volume.read(4, 0, memory.shared()).unwrap();
+    wait(&mut volume, 4).unwrap();
+    let half = SLAB as usize / 2;
+    let bytes = memory.shared().to_vec();
+    assert!(bytes[..half].iter().all(|&byte| byte == 7) && bytes[half..].iter().all(|&byte| byte == 0));
+}
