@@ -19,7 +19,7 @@ usage: cargo xtask check        format, lints
                                 (/usr/local); with the environment variable DESTDIR below that folder";
 
 /// Programs that tests run, and the packages that have them.
-const PROGRAMS: [(&str, &str); 9] = [
+const PROGRAMS: [(&str, &str); 15] = [
     ("/usr/bin/redis-server", "redis-server"),
     ("/usr/bin/sqlite3", "sqlite3"),
     ("/usr/bin/python3", "python3"),
@@ -29,6 +29,12 @@ const PROGRAMS: [(&str, &str); 9] = [
     ("/usr/bin/pkg-config", "pkg-config"),
     ("/usr/bin/groff", "groff"),
     ("/usr/bin/sort", "coreutils"),
+    ("/usr/bin/nbdinfo", "libnbd-bin"),
+    ("/usr/lib/python3/dist-packages/nbd.py", "python3-libnbd"),
+    ("/usr/bin/qemu-img", "qemu-utils"),
+    ("/usr/bin/fio", "fio"),
+    ("/usr/bin/nbdkit", "nbdkit"),
+    ("/usr/bin/openssl", "openssl"),
 ];
 
 fn main() -> ExitCode {

@@ -25,6 +25,8 @@ Examples:
   netvm lend --size 8G --listen 0.0.0.0:7070 --secret key
   netvm run --local 256M --lender big:7070 --secret key -- sort --buffer-size=4G huge.txt
   netvm run --local 256M -- python3 job.py          without a lender: a private one on this machine
+  netvm nbd --size 4G --lender big:7070 --secret key
+                                                    a block device of lent memory
   netvm status big:7070 --secret key                what a lender serves
   netvm doctor                                      what works on this machine"
 )]
@@ -39,6 +41,8 @@ enum Command {
     Lend(cmd::lend::LendArgs),
     /// Run a program on lent memory
     Run(cmd::run::RunArgs),
+    /// Serve lent memory as a network block device
+    Nbd(cmd::nbd::NbdArgs),
     /// Show what a lender serves
     Status(cmd::status::StatusArgs),
     /// Make the secret that lenders and borrowers share
@@ -65,6 +69,7 @@ fn main() -> ExitCode {
     let result = match command {
         Command::Lend(args) => cmd::lend::run(args),
         Command::Run(args) => cmd::run::run(args),
+        Command::Nbd(args) => cmd::nbd::run(args),
         Command::Status(args) => cmd::status::run(&args),
         Command::Secret(args) => cmd::secret::run(&args),
         Command::Demo(args) => cmd::demo::run(&args),

@@ -2,6 +2,7 @@
 //!
 //! - [`lender`]: a lender serves slabs of its memory; a borrower reads and writes them one-sidedly.
 //! - [`pager`]: far memory: addresses whose pages live on lenders, within an exact local budget.
+//! - [`view`]: volumes as block devices.
 //! - [`volume`]: a range of bytes on lenders, with replicas, for block devices and files.
 //! - [`node`], [`region`], [`atomic`], [`notify`]: one-sided memory between processes: export, import, read, write, change words,
 //!   notify and wait.
@@ -39,6 +40,7 @@ pub mod security;
 mod shm;
 pub mod stats;
 pub mod sync;
+pub mod view;
 pub mod volume;
 
 pub use error::{Error, Result};

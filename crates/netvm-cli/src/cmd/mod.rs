@@ -5,6 +5,7 @@ pub mod demo;
 pub mod docs;
 pub mod doctor;
 pub mod lend;
+pub mod nbd;
 pub mod run;
 pub mod secret;
 pub mod status;

@@ -223,3 +223,13 @@ impl Random {
         z ^ (z >> 31)
     }
 }
+
+/// Whether programs that a test runs are there. Says which are not, past the capture of the test harness.
+pub fn has(test: &str, programs: &[&str]) -> bool {
+    let missing: Vec<&str> =
+        programs.iter().copied().filter(|program| !Path::new(program).exists()).collect();
+    if !missing.is_empty() {
+        let _ = writeln!(std::io::stderr(), "{test}: skipped (no {})", missing.join(", "));
+    }
+    missing.is_empty()
+}

@@ -96,6 +96,11 @@ impl StopFlag {
         self.0.signal();
     }
 
+    /// How often it has been raised since this was last asked.
+    pub(crate) fn take(&self) -> u64 {
+        self.0.take()
+    }
+
     /// Readable when raised and not yet seen.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
@@ -313,7 +318,7 @@ impl Lender {
             for Ready { id, interest } in ready.drain(..) {
                 match id {
                     STOP_ID => {
-                        if stop.0.take() > 1 || self.draining {
+                        if stop.take() > 1 || self.draining {
                             return Ok(());
                         }
                         self.draining = true;

@@ -1,0 +1,372 @@
+//! `netvm nbd`, with the clients that people use.
+
+mod common;
+
+use common::{Folder, Guard, Lender, finish, has, netvm, signal, until};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+const NBDINFO: &str = "/usr/bin/nbdinfo";
+const NBDCOPY: &str = "/usr/bin/nbdcopy";
+const NBDSH: &str = "/usr/bin/nbdsh";
+const QEMU_IMG: &str = "/usr/bin/qemu-img";
+const QEMU_IO: &str = "/usr/bin/qemu-io";
+const FIO: &str = "/usr/bin/fio";
+const OPENSSL: &str = "/usr/bin/openssl";
+
+struct Device {
+    process: Guard,
+    folder: Folder,
+    errors: PathBuf,
+}
+
+impl Device {
+    fn start(size: &str, lenders: &[&Lender], more: &[&str]) -> Self {
+        let folder = Folder::new("nbd");
+        let errors = folder.path("errors");
+        let mut command = netvm();
+        command.args(["nbd", "--size", size, "--unix"]).arg(folder.path("socket"));
+        for lender in lenders {
+            command.args(["--lender", &lender.address]);
+        }
+        command.args(more).stdout(Stdio::piped()).stderr(std::fs::File::create(&errors).unwrap());
+        let mut child = command.spawn().unwrap();
+        // It says where it listens when it does.
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.contains("serving"), "{line}{}", std::fs::read_to_string(&errors).unwrap());
+        Self { process: Guard(child), folder, errors }
+    }
+
+    fn uri(&self) -> String {
+        format!("nbd+unix:///?socket={}", self.folder.path("socket").display())
+    }
+
+    fn said(&self) -> String {
+        std::fs::read_to_string(&self.errors).unwrap()
+    }
+
+    fn raw(&self) -> UnixStream {
+        let stream = UnixStream::connect(self.folder.path("socket")).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        stream
+    }
+}
+
+fn lender(size: &str) -> (Folder, Lender) {
+    let folder = Folder::new("nbd-lender");
+    let lender = Lender::start(&folder, size);
+    (folder, lender)
+}
+
+/// Random bytes in a file.
+fn random_file(folder: &Folder, bytes: usize) -> PathBuf {
+    let path = folder.path("random");
+    let mut content = vec![0; bytes];
+    std::fs::File::open("/dev/urandom").unwrap().read_exact(&mut content).unwrap();
+    std::fs::write(&path, content).unwrap();
+    path
+}
+
+/// A script in Python, with `h` for the device.
+#[track_caller]
+fn python(uri: &str, script: &str) -> String {
+    let mut command = Command::new(NBDSH);
+    // The module belongs to the system's python3.
+    command.env("PATH", "/usr/bin:/bin").args(["-u", uri, "-c", script]);
+    finish(&mut command).must_succeed().out()
+}
+
+#[test]
+fn the_clients_of_others() {
+    if !has("the_clients_of_others", &[NBDINFO, NBDCOPY, QEMU_IMG, QEMU_IO, FIO]) {
+        return;
+    }
+    let (_folder, lender) = lender("256M");
+    let device = Device::start("128M", &[&lender], &["--export", "disk"]);
+    let uri = device.uri();
+    let info = finish(Command::new(NBDINFO).arg(&uri)).must_succeed().out();
+    for line in ["export-size: 134217728", "can_multi_conn: true", "can_fua: true", "base:allocation"] {
+        assert!(info.contains(line), "{info}");
+    }
+    let list = finish(Command::new(NBDINFO).args(["--list", &uri])).must_succeed().out();
+    assert!(list.contains("export=\"disk\""), "{list}");
+    let unknown = uri.replace("///", "///other");
+    assert!(!finish(Command::new(NBDINFO).arg(unknown)).status.success());
+
+    let file = random_file(&device.folder, 40_000_001);
+    let name = file.to_str().unwrap();
+    finish(Command::new(NBDCOPY).args([name, &uri])).must_succeed();
+    let map = finish(Command::new(NBDINFO).args(["--map", &uri])).must_succeed().out();
+    let lines: Vec<Vec<&str>> = map.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines.iter().map(|line| line[3]).collect::<Vec<_>>(), ["data", "hole,zero"], "{map}");
+    let back = device.folder.path("back");
+    finish(Command::new(NBDCOPY).arg(&uri).arg(&back)).must_succeed();
+    let (sent, back) = (std::fs::read(&file).unwrap(), std::fs::read(back).unwrap());
+    assert_eq!(back.len(), 128 << 20);
+    assert!(back[..sent.len()] == sent && back[sent.len()..].iter().all(|&byte| byte == 0));
+
+    finish(Command::new(QEMU_IO).args([
+        "-f",
+        "raw",
+        "-c",
+        "write -P 0x5a 3M 7M",
+        "-c",
+        "discard 5M 2M",
+        &uri,
+    ]))
+    .must_succeed();
+    let check = ["read -P 0x5a 3M 2M", "read -P 0 5M 2M", "read -P 0x5a 7M 3M", "flush"];
+    let mut command = Command::new(QEMU_IO);
+    command.args(["-f", "raw"]).args(check.iter().flat_map(|check| ["-c", check])).arg(&uri);
+    let said = finish(&mut command).must_succeed().out();
+    assert!(!said.contains("verification failed"), "{said}");
+    let image = device.folder.path("image");
+    finish(Command::new(QEMU_IMG).args(["convert", "-f", "raw", "-O", "qcow2", &uri]).arg(&image))
+        .must_succeed();
+    let same = ["compare", "-f", "qcow2", "-F", "raw"];
+    let said = finish(Command::new(QEMU_IMG).args(same).arg(&image).arg(&uri)).must_succeed().out();
+    assert!(said.contains("identical"), "{said}");
+
+    // Four jobs write and verify random blocks at once.
+    let mut command = Command::new(FIO);
+    command.current_dir(device.folder.path(".")).args([
+        "--name=x",
+        "--ioengine=nbd",
+        "--rw=randrw",
+        "--bsrange=512-256k",
+    ]);
+    command.args(["--iodepth=8", "--numjobs=4", "--size=24M", "--offset_increment=32M", "--verify=xxhash"]);
+    command.args(["--verify_fatal=1", "--bs_unaligned", "--randrepeat=0", &format!("--uri={uri}")]);
+    finish(&mut command).must_succeed();
+    signal(device.process.0.id(), "TERM");
+    let Device { mut process, errors, .. } = device;
+    until("it has ended", || process.0.try_wait().unwrap().is_some());
+    assert_eq!(std::fs::read_to_string(errors).unwrap_or_default(), "");
+}
+
+#[test]
+fn commands_and_their_errors() {
+    if !has("commands_and_their_errors", &[NBDSH]) {
+        return;
+    }
+    let (_folder, lender) = lender("64M");
+    let device = Device::start("33M", &[&lender], &[]);
+    let said = python(
+        &device.uri(),
+        r#"
+import errno
+h.pwrite(b"x" * 5000, 777)
+assert h.pread(5002, 776) == b"\0" + b"x" * 5000 + b"\0"
+h.pwrite(b"y" * 100, 100, nbd.CMD_FLAG_FUA)
+h.zero(50, 125)
+assert h.pread(102, 99) == b"\0" + b"y" * 25 + b"\0" * 50 + b"y" * 25 + b"\0"
+h.trim(1 << 20, 0)
+assert h.pread(1 << 20, 0) == b"\0" * (1 << 20)
+h.flush()
+size = h.get_size()
+def fails(code, f):
+    try:
+        f()
+    except nbd.Error as error:
+        assert error.errnum == code, (error, code)
+    else:
+        assert False, code
+h.set_strict_mode(0)
+fails(errno.EINVAL, lambda: h.pread(2, size - 1))
+fails(errno.ENOSPC, lambda: h.pwrite(b"ab", size - 1))
+fails(errno.ENOSPC, lambda: h.zero(2, size - 1))
+fails(errno.EINVAL, lambda: h.trim(2, size - 1))
+big = b"z" * (32 << 20)
+h.pwrite(big, 1 << 20)
+assert h.pread(32 << 20, 1 << 20) == big
+assert h.pread(1, size - 1) == b"z"
+print("good")
+"#,
+    );
+    assert_eq!(said.trim(), "good");
+}
+
+#[test]
+fn what_is_written_on_one_connection_is_read_on_another() {
+    if !has("what_is_written_on_one_connection_is_read_on_another", &[NBDSH]) {
+        return;
+    }
+    let (_folder, lender) = lender("64M");
+    let device = Device::start("16M", &[&lender], &[]);
+    let script = r#"
+import os
+others = [nbd.NBD() for _ in range(3)]
+for o in others:
+    o.connect_uri("URI")
+for round in range(300):
+    block = os.urandom(4096)
+    others[round % 3].pwrite(block, 4096 * (round % 7))
+    for o in others + [h]:
+        assert o.pread(4096, 4096 * (round % 7)) == block
+print("good")
+"#;
+    assert_eq!(python(&device.uri(), &script.replace("URI", &device.uri())).trim(), "good");
+}
+
+#[test]
+fn a_lost_lender_with_and_without_replicas() {
+    const TEST: &str = "a_lost_lender_with_and_without_replicas";
+    if !has(TEST, &[NBDCOPY, NBDSH]) {
+        return;
+    }
+    for replicas in [1, 2] {
+        for how in ["KILL", "STOP"] {
+            let lenders = [lender("192M"), lender("192M"), lender("192M")];
+            let all = [&lenders[0].1, &lenders[1].1, &lenders[2].1];
+            let device = Device::start("96M", &all, &["--replicas", &replicas.to_string()]);
+            let file = random_file(&device.folder, 96 << 20);
+            finish(Command::new(NBDCOPY).arg(&file).arg(device.uri())).must_succeed();
+            lenders[1].1.signal(how);
+            let back = device.folder.path("back");
+            let read = finish(Command::new(NBDCOPY).arg(device.uri()).arg(&back));
+            assert_eq!(read.status.success(), replicas == 2, "{}", device.said());
+            if replicas == 1 {
+                until("it names the lender", || device.said().contains(&lenders[1].1.address));
+                assert!(device.said().contains("is lost"), "{}", device.said());
+                // What the others have is still there.
+                let script = r#"
+good = 0
+for at in range(0, 96 << 20, 1 << 20):
+    try:
+        h.pread(1 << 20, at)
+        good += 1
+    except nbd.Error:
+        pass
+print(good)
+"#;
+                let good: u32 = python(&device.uri(), script).trim().parse().unwrap();
+                assert!((48..=80).contains(&good), "{good}");
+                continue;
+            }
+            assert!(std::fs::read(&file).unwrap() == std::fs::read(&back).unwrap());
+            until("the copies are complete again", || device.said().contains("complete again"));
+            // Another one: what it had is on the third by now.
+            lenders[0].1.signal(how);
+            finish(Command::new(NBDCOPY).arg(device.uri()).arg(&back)).must_succeed();
+            assert!(std::fs::read(&file).unwrap() == std::fs::read(&back).unwrap());
+        }
+    }
+}
+
+#[test]
+fn tls_and_certificates() {
+    if !has("tls_and_certificates", &[NBDINFO, NBDCOPY, OPENSSL]) {
+        return;
+    }
+    let folder = Folder::new("nbd-tls");
+    let script = r#"
+set -e
+openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=netvm-test-ca -keyout ca-key.pem -out ca-cert.pem
+for who in server client; do
+    openssl req -newkey rsa:2048 -nodes -subj /CN=localhost -keyout $who-key.pem -out $who.csr
+    printf 'subjectAltName=DNS:localhost\n' > ext
+    openssl x509 -req -in $who.csr -CA ca-cert.pem -CAkey ca-key.pem -CAcreateserial -days 2 -extfile ext -out $who-cert.pem
+done
+"#;
+    finish(Command::new("sh").current_dir(folder.path(".")).args(["-c", script])).must_succeed();
+    let (_folder, lender) = lender("64M");
+    let tls = folder.path(".");
+    let device =
+        Device::start("16M", &[&lender], &["--listen", "127.0.0.1:0", "--tls", tls.to_str().unwrap()]);
+    let uri = |certificates: &str| {
+        let socket = device.folder.path("socket");
+        format!("nbds+unix://localhost/?socket={}&tls-certificates={certificates}", socket.display())
+    };
+    let good = uri(tls.to_str().unwrap());
+    let info = finish(Command::new(NBDINFO).arg(&good)).must_succeed().out();
+    assert!(info.contains("newstyle-fixed with TLS"), "{info}");
+    let file = random_file(&device.folder, 16 << 20);
+    let back = device.folder.path("back");
+    finish(Command::new(NBDCOPY).arg(&file).arg(&good)).must_succeed();
+    finish(Command::new(NBDCOPY).arg(&good).arg(&back)).must_succeed();
+    assert!(std::fs::read(&file).unwrap() == std::fs::read(&back).unwrap());
+    // Neither without TLS nor without a certificate.
+    assert!(!finish(Command::new(NBDINFO).arg(device.uri())).status.success());
+    let stranger = Folder::new("nbd-stranger");
+    std::fs::copy(folder.path("ca-cert.pem"), stranger.path("ca-cert.pem")).unwrap();
+    assert!(!finish(Command::new(NBDINFO).arg(uri(stranger.path(".").to_str().unwrap()))).status.success());
+    let done =
+        finish(netvm().args(["nbd", "--size", "1M", "--lender", &lender.address, "--tls", "/nowhere"]));
+    assert!(!done.status.success() && done.err.contains("/nowhere/server-key.pem"), "{}", done.err);
+}
+
+#[test]
+fn clients_that_do_not_keep_to_the_protocol() {
+    let (_folder, lender) = lender("64M");
+    let device = Device::start("16M", &[&lender], &[]);
+    let mut greeting = [0; 18];
+    let begin = || {
+        let mut stream = device.raw();
+        let mut greeting = [0; 18];
+        stream.read_exact(&mut greeting).unwrap();
+        stream.write_all(&3u32.to_be_bytes()).unwrap();
+        stream
+    };
+    // What is sent, and that the server closes.
+    let closed = |bytes: &[u8]| {
+        let mut stream = begin();
+        let _ = stream.write_all(bytes);
+        let _ = stream.shutdown(Shutdown::Write);
+        let mut rest = Vec::new();
+        let _ = stream.read_to_end(&mut rest);
+    };
+    closed(b"GET / HTTP/1.1\r\n\r\n");
+    closed(&[0xff; 4096]);
+    closed(b"IHAVEOPT\0\0\0\x07\xff\xff\xff\xff");
+    let go = b"IHAVEOPT\0\0\0\x07\0\0\0\x06\0\0\0\0\0\0";
+    closed(&[&go[..], &[0x99; 28]].concat());
+    // A write whose payload never comes, of 4 GiB, and many requests whose answers nobody reads.
+    let request = |command: u16, bytes: u32| {
+        let (magic, cookie, offset) = (0x2560_9513u32.to_be_bytes(), [7; 8], [0; 8]);
+        [&magic[..], &[0; 2], &command.to_be_bytes(), &cookie, &offset, &bytes.to_be_bytes()].concat()
+    };
+    closed(&[&go[..], &request(1, u32::MAX), &[1; 100_000]].concat());
+    let mut silent = begin();
+    silent.write_all(go).unwrap();
+    silent.set_write_timeout(Some(Duration::from_secs(2))).unwrap();
+    for _ in 0..10_000 {
+        if silent.write_all(&request(0, 1 << 20)).is_err() {
+            break;
+        }
+    }
+    let mut idle: Vec<UnixStream> =
+        (0..80).filter_map(|_| UnixStream::connect(device.folder.path("socket")).ok()).collect();
+    let _ = idle[0].read(&mut greeting);
+    drop(idle);
+    // Others are served all the same.
+    let mut stream = begin();
+    stream.write_all(go).unwrap();
+    stream.write_all(&request(0, 4096)).unwrap();
+    let mut answer = vec![0; 20 + 12 + 20 + 16 + 4096];
+    stream.read_exact(&mut answer).unwrap();
+    assert!(answer.ends_with(&[0; 4096]));
+    assert!(device.said().contains("closed a client"), "{}", device.said());
+}
+
+#[test]
+fn what_cannot_be_is_said() {
+    let (_folder, lender) = lender("64M");
+    let address = lender.address.as_str();
+    for (arguments, expected) in [
+        (&["--size", "1G", "--lender", address][..], "too little memory"),
+        (&["--size", "0", "--lender", address], "0 bytes"),
+        (&["--size", "1M", "--lender", address, "--replicas", "2"], "2 replicas on 1 lenders"),
+        (&["--size", "1M", "--lender", "unix:/nowhere/x"], "/nowhere/x"),
+        (&["--size", "1M", "--lender", address, "--unix", "/nowhere/x"], "/nowhere/x"),
+        (&["--size", "1M", "--lender", address, "--listen", "0.0.0.0:0"], "--insecure"),
+        (&["--size", "1M"], "--lender"),
+    ] {
+        let done = finish(netvm().arg("nbd").args(arguments));
+        assert!(!done.status.success() && done.err.contains(expected), "{arguments:?}: {}", done.err);
+    }
+}

@@ -1,0 +1,3 @@
+//! Volumes as others want to see them.
+
+pub mod nbd;

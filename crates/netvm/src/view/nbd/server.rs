@@ -1,0 +1,510 @@
+//! The server: one thread, one epoll set, one volume.
+
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use netvm_sys::epoll::{Epoll, Interest, Ready};
+use netvm_sys::net::{Address, Listener};
+
+use super::buffers::{Buffer, Buffers};
+use super::client::{Arrived, Client, Parting};
+use super::negotiation::{Export, Tls};
+use super::proto::{self, Head, PAYLOAD_MAX, Request, command, errno, flag, transmission};
+use super::tls::TlsFiles;
+use crate::error::{Error, Result};
+use crate::lender::StopFlag;
+use crate::link::spin::Spin;
+use crate::security::Security;
+use crate::volume::{BLOCK_BYTES, Ended, Event, Volume};
+
+/// Most clients at once.
+const CLIENTS_MAX: usize = 64;
+/// Buffers of all clients.
+const USED_MAX: usize = 512 << 20;
+const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(10);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Descriptors of one answer about allocation.
+const DESCRIPTORS_MAX: usize = 4096;
+
+const STOP_ID: u64 = u64::MAX;
+const VOLUME_ID: u64 = u64::MAX - 1;
+const LISTENER_ID: u64 = 1 << 32;
+
+/// How to serve.
+#[derive(Clone, Debug, Default)]
+pub struct NbdConfig {
+    /// Where to listen: `HOST:PORT` (port 0 for any free one) or `unix:/path`.
+    pub listen: Vec<String>,
+    /// Name of the export; clients that name none get it, too.
+    pub export: String,
+    /// What `nbdinfo` shows besides.
+    pub description: String,
+    /// Nothing can be written.
+    pub read_only: bool,
+    /// Clients must start TLS.
+    pub tls: Option<TlsFiles>,
+    /// Listen on a network although nothing tells who the clients are.
+    pub insecure: bool,
+    /// Microseconds to look for the next request before sleeping, while they come in quick succession; 0 on busy machines.
+    pub spin_us: u32,
+}
+
+impl NbdConfig {
+    fn check_listener(&self, address: &Address) -> Result<()> {
+        let knows_clients = self.tls.as_ref().is_some_and(TlsFiles::checks_clients);
+        if knows_clients || self.insecure || Security::default().check_listener(address).is_ok() {
+            return Ok(());
+        }
+        Err(Error::Listen {
+            address: address.to_string(),
+            reason: "whoever reaches this address could read and write the device; give --tls DIR with a ca-cert.pem that clients' \
+                     certificates are checked against, or --insecure if you trust everybody on the network"
+                .to_owned(),
+        })
+    }
+}
+
+/// Something that whoever runs the server should know.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum Notice {
+    /// Of the volume.
+    Volume(Event),
+    /// A client was closed because of what it did.
+    BadClient(String),
+}
+
+/// A request that the volume works on.
+struct Running {
+    client: usize,
+    /// The client with this number may be another one by now.
+    generation: u64,
+    request: Request,
+    buffer: Option<Buffer>,
+    /// The write is done; its flush is under way.
+    flushing: bool,
+}
+
+struct Place {
+    client: Option<Client>,
+    generation: u64,
+}
+
+/// A volume on the network.
+pub struct NbdServer {
+    volume: Volume,
+    export: Export,
+    tls: Option<TlsFiles>,
+    spin: Spin,
+    listeners: Vec<Listener>,
+    epoll: Epoll,
+    clients: Vec<Place>,
+    running: Vec<Option<Running>>,
+    free: Vec<usize>,
+    buffers: Buffers,
+    /// Clients that had more to say than their turn allowed.
+    eager: Vec<usize>,
+    accepting: bool,
+    stopping: bool,
+}
+
+impl std::fmt::Debug for NbdServer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("NbdServer").field("volume", &self.volume).finish_non_exhaustive()
+    }
+}
+
+impl NbdServer {
+    /// Listens.
+    ///
+    /// # Errors
+    /// [`Error::Address`], [`Error::Listen`], [`Error::System`].
+    pub fn bind(volume: Volume, config: NbdConfig) -> Result<Self> {
+        use transmission as can;
+        let epoll = Epoll::new().map_err(|error| Error::system("make an epoll set", &error))?;
+        let mut listeners = Vec::new();
+        for text in &config.listen {
+            let address: Address = text.parse().map_err(|reason: &str| Error::Address {
+                address: text.clone(),
+                reason: reason.to_owned(),
+            })?;
+            let listener = Listener::bind(&address)
+                .map_err(|error| Error::Listen { address: text.clone(), reason: error.to_string() })?;
+            // Nobody is accepted before this.
+            config.check_listener(listener.address())?;
+            listeners.push(listener);
+        }
+        let writes = match config.read_only {
+            true => can::READ_ONLY,
+            false => can::SEND_FUA | can::SEND_TRIM | can::SEND_WRITE_ZEROES | can::SEND_FAST_ZERO,
+        };
+        let flags = can::HAS_FLAGS | can::SEND_FLUSH | can::SEND_DF | can::CAN_MULTI_CONN | can::SEND_CACHE;
+        let export = Export {
+            name: config.export,
+            description: config.description,
+            size_bytes: volume.size_bytes(),
+            flags: flags | writes,
+        };
+        let spin = Spin::new(Duration::from_micros(config.spin_us.into()));
+        Ok(Self {
+            volume,
+            export,
+            tls: config.tls,
+            spin,
+            listeners,
+            epoll,
+            clients: Vec::new(),
+            running: Vec::new(),
+            free: Vec::new(),
+            buffers: Buffers::default(),
+            eager: Vec::new(),
+            accepting: false,
+            stopping: false,
+        })
+    }
+
+    /// Where it listens, with the real ports.
+    pub fn addresses(&self) -> Vec<String> {
+        self.listeners.iter().map(|listener| listener.address().to_string()).collect()
+    }
+
+    /// Clients that are connected.
+    pub fn clients(&self) -> usize {
+        self.clients.iter().filter(|place| place.client.is_some()).count()
+    }
+
+    /// The volume behind it.
+    pub fn volume(&self) -> &Volume {
+        &self.volume
+    }
+
+    /// Serves until it is stopped.
+    ///
+    /// # Errors
+    /// [`Error::System`] when the kernel does not let it wait; nothing that a client does.
+    pub fn run(&mut self, stop: &StopFlag, mut notice: impl FnMut(Notice)) -> Result<()> {
+        let add = |fd, id| {
+            let interest = Interest { readable: true, writable: false };
+            let added = self.epoll.add(fd, id, interest);
+            added.map_err(|error| Error::system("watch a descriptor", &error))
+        };
+        add(stop.as_fd(), STOP_ID)?;
+        add(self.volume.as_fd(), VOLUME_ID)?;
+        self.accept_more(true);
+        let mut stopping: Option<Instant> = None;
+        let (mut ready, mut ended, mut arrived) = (Vec::new(), Vec::new(), Vec::new());
+        loop {
+            self.wait(&mut ready)?;
+            let mut turns = std::mem::take(&mut self.eager);
+            for Ready { id, .. } in ready.drain(..) {
+                match id {
+                    STOP_ID => {
+                        if stop.take() > 1 || stopping.is_some() {
+                            return Ok(());
+                        }
+                        (stopping, self.stopping) = (Some(Instant::now()), true);
+                        self.accept_more(false);
+                        self.clients.iter_mut().flat_map(|place| &mut place.client).for_each(Client::close);
+                    }
+                    VOLUME_ID => {}
+                    LISTENER_ID.. => self.accept((id - LISTENER_ID) as usize),
+                    _ => turns.push(id as usize),
+                }
+            }
+            for index in turns {
+                self.hear(index, &mut arrived, &mut notice);
+            }
+            // What was begun may have ended, with nothing to be read.
+            self.volume.poll(&mut ended);
+            for Ended { token, result } in ended.drain(..) {
+                self.ended(token as usize, result.is_ok());
+            }
+            self.send();
+            while let Some(event) = self.volume.event() {
+                notice(Notice::Volume(event));
+            }
+            self.volume.push();
+            if let Some(since) = stopping
+                && (self.clients() == 0 || since.elapsed() > DRAIN_TIMEOUT)
+            {
+                return Ok(());
+            }
+        }
+    }
+
+    fn wait(&mut self, ready: &mut Vec<Ready>) -> Result<()> {
+        let patience = self.volume.patience().min(Duration::from_millis(500));
+        let patience = if self.eager.is_empty() { patience } else { Duration::ZERO };
+        let epoll = &self.epoll;
+        let wait = |ready: &mut Vec<Ready>, timeout| {
+            let waited = epoll.wait(ready, Some(timeout));
+            waited.map_err(|error| Error::system("wait for clients", &error))
+        };
+        let ready = std::cell::RefCell::new(ready);
+        let look = || {
+            wait(&mut ready.borrow_mut(), Duration::ZERO)?;
+            Ok(!ready.borrow().is_empty())
+        };
+        self.spin.wait(look, || wait(&mut ready.borrow_mut(), patience))
+    }
+
+    fn accept_more(&mut self, accepting: bool) {
+        if self.accepting == accepting {
+            return;
+        }
+        self.accepting = accepting;
+        for (index, listener) in self.listeners.iter().enumerate() {
+            let interest = Interest { readable: true, writable: false };
+            let _ = match accepting {
+                true => self.epoll.add(listener.as_fd(), LISTENER_ID + index as u64, interest),
+                false => self.epoll.remove(listener.as_fd()),
+            };
+        }
+    }
+
+    fn accept(&mut self, listener: usize) {
+        while self.make_room() {
+            let Some(Ok(Some(stream))) = self.listeners.get(listener).map(Listener::accept) else { return };
+            let index = match self.clients.iter().position(|place| place.client.is_none()) {
+                Some(index) => index,
+                None => {
+                    self.clients.push(Place { client: None, generation: 0 });
+                    self.clients.len() - 1
+                }
+            };
+            let tls = if self.tls.is_some() { Tls::Wanted } else { Tls::Off };
+            let client = Client::new(stream, tls);
+            let interest = Interest { readable: true, writable: false };
+            if self.epoll.add(client.fd(), index as u64, interest).is_ok() {
+                let place = &mut self.clients[index];
+                (place.client, place.generation) = (Some(client), place.generation + 1);
+            }
+        }
+        // Those who wait are accepted when somebody leaves.
+        self.accept_more(false);
+    }
+
+    /// Whether one more client can come, if need be instead of one that has not said what it wants for too long.
+    fn make_room(&mut self) -> bool {
+        if self.clients() < CLIENTS_MAX {
+            return true;
+        }
+        let is_late =
+            |client: &Client| client.negotiation.is_some() && client.since.elapsed() > NEGOTIATION_TIMEOUT;
+        let late = self.clients.iter().position(|place| place.client.as_ref().is_some_and(is_late));
+        late.is_some_and(|index| {
+            self.part(index);
+            true
+        })
+    }
+
+    fn part(&mut self, index: usize) {
+        if let Some(client) = self.clients[index].client.take() {
+            let _ = self.epoll.remove(client.fd());
+            client.end(&mut self.buffers);
+            self.accept_more(!self.stopping);
+        }
+    }
+
+    /// Receives requests and begins with them.
+    fn hear(&mut self, index: usize, arrived: &mut Vec<Arrived>, notice: &mut impl FnMut(Notice)) {
+        let Some(Place { client: Some(client), generation }) = self.clients.get_mut(index) else { return };
+        let generation = *generation;
+        if self.buffers.used < USED_MAX || client.has_payload() {
+            let received = client.receive(&self.export, self.tls.as_ref(), &mut self.buffers, arrived);
+            match received {
+                Ok(true) => self.eager.push(index),
+                Ok(false) => {}
+                Err(parting) => {
+                    if let Parting::Violation(what) = parting {
+                        notice(Notice::BadClient(what));
+                    }
+                    // What had arrived before counts, but nobody wants the answers.
+                    self.part(index);
+                }
+            }
+        }
+        for Arrived { request, payload } in arrived.drain(..) {
+            self.begin(Running { client: index, generation, request, buffer: payload, flushing: false });
+        }
+    }
+
+    fn client(&mut self, running: &Running) -> Option<&mut Client> {
+        let place = self.clients.get_mut(running.client)?;
+        (place.generation == running.generation).then_some(place.client.as_mut()).flatten()
+    }
+
+    fn begin(&mut self, mut running: Running) {
+        let request = running.request;
+        let Request { flags, command, offset, bytes, .. } = request;
+        let end = offset.checked_add(bytes.into());
+        let inside = end.is_some_and(|end| end <= self.volume.size_bytes());
+        let is_change = matches!(command, command::WRITE | command::TRIM | command::WRITE_ZEROES);
+        let refusal = match command {
+            _ if is_change && self.export.flags & transmission::READ_ONLY != 0 => errno::EPERM,
+            command::WRITE | command::READ if bytes > PAYLOAD_MAX => errno::EINVAL,
+            command::WRITE | command::WRITE_ZEROES if !inside => errno::ENOSPC,
+            command::READ | command::TRIM | command::CACHE | command::BLOCK_STATUS if !inside => {
+                errno::EINVAL
+            }
+            command::WRITE if running.buffer.is_none() => errno::ENOSPC,
+            command::BLOCK_STATUS if bytes == 0 => errno::EINVAL,
+            command::FLUSH if offset != 0 || bytes != 0 => errno::EINVAL,
+            _ => 0,
+        };
+        if refusal != 0 {
+            return self.answer(running, refusal);
+        }
+        match command {
+            command::READ => self.read(running),
+            command::WRITE => {
+                let local = running.buffer.as_ref().map(|buffer| buffer.part(bytes as usize));
+                let token = self.keep(running);
+                let begun = local.is_some_and(|local| self.volume.write(token, offset, local).is_ok());
+                self.check(token, begun);
+            }
+            command::TRIM | command::WRITE_ZEROES => {
+                let token = self.keep(running);
+                let begun = self.volume.discard(token, offset, bytes.into()).is_ok();
+                self.check(token, begun);
+            }
+            command::FLUSH => {
+                running.flushing = true;
+                let token = self.keep(running);
+                self.volume.flush(token);
+            }
+            command::CACHE => self.answer(running, 0),
+            command::BLOCK_STATUS => self.block_status(&running, flags & flag::REQ_ONE != 0),
+            _ => self.answer(running, errno::EINVAL),
+        }
+    }
+
+    fn keep(&mut self, running: Running) -> u64 {
+        match self.free.pop() {
+            Some(index) => {
+                self.running[index] = Some(running);
+                index as u64
+            }
+            None => {
+                self.running.push(Some(running));
+                self.running.len() as u64 - 1
+            }
+        }
+    }
+
+    /// The volume refused: ranges have been checked, so this is not a client's fault.
+    fn check(&mut self, token: u64, begun: bool) {
+        if !begun {
+            self.ended(token as usize, false);
+        }
+    }
+
+    fn read(&mut self, mut running: Running) {
+        let Request { offset, bytes, cookie, .. } = running.request;
+        let blocks = offset / BLOCK_BYTES..(offset + u64::from(bytes)).div_ceil(BLOCK_BYTES);
+        let (end, present) = self.volume.presence().run(blocks.start, blocks.end);
+        if !present
+            && end == blocks.end
+            && bytes > 0
+            && let Some(client) = self.client(&running).filter(|client| client.structured)
+        {
+            return client.answer(Head::hole(cookie, offset, bytes), None);
+        }
+        let Some(buffer) = self.buffers.take(bytes as usize) else {
+            return self.answer(running, errno::EIO);
+        };
+        if let Some(client) = self.client(&running) {
+            client.used += buffer.len();
+        }
+        let local = buffer.part(bytes as usize);
+        running.buffer = Some(buffer);
+        let token = self.keep(running);
+        let begun = self.volume.read(token, offset, local).is_ok();
+        self.check(token, begun);
+    }
+
+    fn block_status(&mut self, running: &Running, one: bool) {
+        let Request { offset, bytes, cookie, .. } = running.request;
+        let end = offset + u64::from(bytes);
+        let (mut at, mut told, mut count) = (offset, Vec::new(), 0);
+        while at < end && count < if one { 1 } else { DESCRIPTORS_MAX } {
+            let (block, present) = self.volume.presence().run(at / BLOCK_BYTES, end.div_ceil(BLOCK_BYTES));
+            let to = (block * BLOCK_BYTES).min(end);
+            told.extend(((to - at) as u32).to_be_bytes());
+            told.extend(if present { 0 } else { proto::HOLE_ZERO }.to_be_bytes());
+            (at, count) = (to, count + 1);
+        }
+        let (place, generation) = (&mut self.clients[running.client], running.generation);
+        let Some(client) = place.client.as_mut().filter(|_| place.generation == generation) else { return };
+        if client.allocation {
+            client.answer_text(Head::block_status(cookie, count as u32), &told, &mut self.buffers);
+        } else {
+            client.answer(Head::simple(cookie, errno::EINVAL), None);
+        }
+    }
+
+    /// A volume op has ended.
+    fn ended(&mut self, index: usize, good: bool) {
+        let Some(mut running) = self.running.get_mut(index).and_then(Option::take) else { return };
+        if good && !running.flushing && running.request.flags & flag::FUA != 0 {
+            running.flushing = true;
+            self.running[index] = Some(running);
+            return self.volume.flush(index as u64);
+        }
+        self.free.push(index);
+        self.answer(running, if good { 0 } else { errno::EIO });
+    }
+
+    fn answer(&mut self, mut running: Running, error: u32) {
+        let buffer = running.buffer.take();
+        let Request { command, cookie, offset, bytes, .. } = running.request;
+        let place = self.clients.get_mut(running.client);
+        let place = place.filter(|place| place.generation == running.generation);
+        let Some(client) = place.and_then(|place| place.client.as_mut()) else {
+            return buffer.into_iter().for_each(|buffer| self.buffers.give_back(buffer));
+        };
+        let is_read = command == command::READ;
+        let head = match (is_read && client.structured, error) {
+            (true, 0) if bytes > 0 => Head::data(cookie, offset, bytes),
+            (true, error) if error != 0 => Head::error(cookie, error),
+            _ if is_read && client.structured => Head::none(cookie),
+            _ => Head::simple(cookie, error),
+        };
+        match buffer {
+            Some(buffer) if is_read && error == 0 => client.answer(head, Some((buffer, bytes as usize))),
+            buffer => {
+                if let Some(buffer) = buffer {
+                    client.used -= buffer.len();
+                    self.buffers.give_back(buffer);
+                }
+                client.answer(head, None);
+            }
+        }
+    }
+
+    /// Sends answers, closes clients that are done, and says what to watch for.
+    fn send(&mut self) {
+        for index in 0..self.clients.len() {
+            let Some(client) = &mut self.clients[index].client else { continue };
+            let sent = match client.wants_write() {
+                true => client.send_answers(&mut self.buffers),
+                false => Ok(()),
+            };
+            if sent.is_err() || client.is_over() {
+                self.part(index);
+                continue;
+            }
+            let reads = client.wants_read() && (self.buffers.used < USED_MAX || client.has_payload());
+            let interest = (reads, client.wants_write());
+            if interest != client.interest {
+                if reads && !client.interest.0 {
+                    // It may have sent all that it wants, and wait for us.
+                    self.eager.push(index);
+                }
+                client.interest = interest;
+                let interest = Interest { readable: interest.0, writable: interest.1 };
+                let _ = self.epoll.change(client.fd(), index as u64, interest);
+            }
+        }
+    }
+}
