@@ -12,7 +12,7 @@ const USAGE: &str = "\
 usage: cargo xtask check        format, lints
        cargo xtask test         check, build, every test; installs the programs that tests run (as root)
        cargo xtask fuzz [--seconds N] [TARGET [FILE]]
-                                fuzzes handshake, frames and control, 60 seconds each; with FILE runs that input once
+                                fuzzes handshake, frames, control and nbd, 60 seconds each; with FILE runs that input once
        cargo xtask ci           test, then fuzz
        cargo xtask install [--prefix DIR] [--libdir NAME]
                                 builds and installs program, libraries, header, netvm.pc and manual pages below DIR

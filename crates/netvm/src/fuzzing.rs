@@ -10,6 +10,14 @@ pub use control::control;
 pub use frames::frames;
 pub use handshake::handshake;
 
+/// A client of the block view, before its first request; see `docs/design/block.md`.
+///
+/// # Panics
+/// When something is wrong.
+pub fn nbd(data: &[u8]) {
+    crate::view::nbd::fuzz_negotiation(data);
+}
+
 /// The fuzzer's bytes, taken from the front; zeros when there are no more.
 struct Input<'a>(&'a [u8]);
 
@@ -52,8 +60,12 @@ mod tests {
     use netvm_core::sim::Random;
 
     type Target = fn(&[u8]);
-    const TARGETS: [(&str, Target); 3] =
-        [("handshake", super::handshake), ("frames", super::frames), ("control", super::control)];
+    const TARGETS: [(&str, Target); 4] = [
+        ("handshake", super::handshake),
+        ("frames", super::frames),
+        ("control", super::control),
+        ("nbd", super::nbd),
+    ];
 
     fn corpus(name: &str) -> Vec<Vec<u8>> {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/../../fuzz/corpus/").to_owned() + name;

@@ -313,7 +313,6 @@ impl Client {
             let mut pieces = Outgoing::new();
             pieces.bytes(&text[self.sent..]);
             let result = self.link().post(&pieces);
-            drop(pieces);
             self.text = text;
             match result {
                 Ok(count) => self.sent += count,
@@ -354,7 +353,6 @@ impl Client {
                 }
             }
             let result = self.link().post(&pieces);
-            drop(pieces);
             self.answers = answers;
             match result {
                 Ok(count) => self.pass(count, buffers),
