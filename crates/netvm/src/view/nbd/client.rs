@@ -29,8 +29,8 @@ struct Answer {
 /// A request that is complete.
 pub(super) struct Arrived {
     pub(super) request: Request,
-    /// The payload of a write.
-    pub(super) payload: Option<Buffer>,
+    /// For the data of a read, or with the payload of a write; `None` when there was no memory, or it is too long.
+    pub(super) buffer: Option<Buffer>,
 }
 
 /// Why a client is closed.
@@ -242,7 +242,7 @@ impl Client {
                     return Ok(true);
                 }
                 if let Some(Payload { request, buffer, .. }) = self.payload.take() {
-                    arrived.push(Arrived { request, payload: buffer });
+                    arrived.push(Arrived { request, buffer });
                 }
                 continue;
             }
@@ -253,25 +253,21 @@ impl Client {
             let request = Request::decode(head)
                 .ok_or_else(|| Parting::Violation("a request does not begin as one".to_owned()))?;
             self.from += REQUEST_BYTES;
+            let has_data = matches!(request.command, command::READ | command::WRITE);
+            // From here on it counts: more are not even looked at above the limit.
+            let fits = has_data && request.bytes <= PAYLOAD_MAX;
+            let buffer = if fits { buffers.take(request.bytes as usize) } else { None };
+            self.used += buffer.as_ref().map_or(0, Buffer::len);
             match request.command {
-                command::DISC => self.closing = true,
-                command::WRITE => {
-                    let fits = request.bytes <= PAYLOAD_MAX;
-                    let buffer = if fits { buffers.take(request.bytes as usize) } else { None };
-                    self.count(buffer.as_ref());
-                    self.payload = Some(Payload { request, buffer, got: 0 });
+                command::DISC => {
+                    self.closing = true;
+                    continue;
                 }
-                _ => {
-                    self.count(None);
-                    arrived.push(Arrived { request, payload: None });
-                }
+                command::WRITE => self.payload = Some(Payload { request, buffer, got: 0 }),
+                _ => arrived.push(Arrived { request, buffer }),
             }
+            self.requests += 1;
         }
-    }
-
-    fn count(&mut self, buffer: Option<&Buffer>) {
-        self.requests += 1;
-        self.used += buffer.map_or(0, Buffer::len);
     }
 
     fn start_tls(&mut self, tls: Option<&TlsFiles>) -> Result<(), Parting> {

@@ -49,6 +49,11 @@ pub struct NbdConfig {
     pub spin_us: u32,
 }
 
+/// Whether a client may use more buffers: one that has none always may, whatever the others have.
+fn has_room(buffers: &Buffers, client: &Client) -> bool {
+    buffers.used < USED_MAX || client.has_payload() || client.used == 0
+}
+
 impl NbdConfig {
     fn check_listener(&self, address: &Address) -> Result<()> {
         let knows_clients = self.tls.as_ref().is_some_and(TlsFiles::checks_clients);
@@ -196,7 +201,7 @@ impl NbdServer {
         loop {
             self.wait(&mut ready)?;
             let mut turns = std::mem::take(&mut self.eager);
-            for Ready { id, .. } in ready.drain(..) {
+            for Ready { id, interest } in ready.drain(..) {
                 match id {
                     STOP_ID => {
                         if stop.take() > 1 || stopping.is_some() {
@@ -208,6 +213,7 @@ impl NbdServer {
                     }
                     VOLUME_ID => {}
                     LISTENER_ID.. => self.accept((id - LISTENER_ID) as usize),
+                    _ if self.has_hung_up(id as usize, interest) => self.part(id as usize),
                     _ => turns.push(id as usize),
                 }
             }
@@ -306,11 +312,17 @@ impl NbdServer {
         }
     }
 
+    /// Something is to be read of one that we do not want to hear now: its connection has ended.
+    fn has_hung_up(&self, index: usize, seen: Interest) -> bool {
+        let client = self.clients.get(index).and_then(|place| place.client.as_ref());
+        client.is_some_and(|client| seen.readable && !client.interest.0)
+    }
+
     /// Receives requests and begins with them.
     fn hear(&mut self, index: usize, arrived: &mut Vec<Arrived>, notice: &mut impl FnMut(Notice)) {
         let Some(Place { client: Some(client), generation }) = self.clients.get_mut(index) else { return };
         let generation = *generation;
-        if self.buffers.used < USED_MAX || client.has_payload() {
+        if client.wants_read() && has_room(&self.buffers, client) {
             let received = client.receive(&self.export, self.tls.as_ref(), &mut self.buffers, arrived);
             match received {
                 Ok(true) => self.eager.push(index),
@@ -324,8 +336,8 @@ impl NbdServer {
                 }
             }
         }
-        for Arrived { request, payload } in arrived.drain(..) {
-            self.begin(Running { client: index, generation, request, buffer: payload, flushing: false });
+        for Arrived { request, buffer } in arrived.drain(..) {
+            self.begin(Running { client: index, generation, request, buffer, flushing: false });
         }
     }
 
@@ -399,25 +411,20 @@ impl NbdServer {
         }
     }
 
-    fn read(&mut self, mut running: Running) {
+    fn read(&mut self, running: Running) {
         let Request { offset, bytes, cookie, .. } = running.request;
         let blocks = offset / BLOCK_BYTES..(offset + u64::from(bytes)).div_ceil(BLOCK_BYTES);
         let (end, present) = self.volume.presence().run(blocks.start, blocks.end);
         if !present
             && end == blocks.end
             && bytes > 0
-            && let Some(client) = self.client(&running).filter(|client| client.structured)
+            && self.client(&running).is_some_and(|client| client.structured)
         {
-            return client.answer(Head::hole(cookie, offset, bytes), None);
+            return self.finish(running, Head::hole(cookie, offset, bytes), false);
         }
-        let Some(buffer) = self.buffers.take(bytes as usize) else {
+        let Some(local) = running.buffer.as_ref().map(|buffer| buffer.part(bytes as usize)) else {
             return self.answer(running, errno::EIO);
         };
-        if let Some(client) = self.client(&running) {
-            client.used += buffer.len();
-        }
-        let local = buffer.part(bytes as usize);
-        running.buffer = Some(buffer);
         let token = self.keep(running);
         let begun = self.volume.read(token, offset, local).is_ok();
         self.check(token, begun);
@@ -455,23 +462,29 @@ impl NbdServer {
         self.answer(running, if good { 0 } else { errno::EIO });
     }
 
-    fn answer(&mut self, mut running: Running, error: u32) {
-        let buffer = running.buffer.take();
+    fn answer(&mut self, running: Running, error: u32) {
         let Request { command, cookie, offset, bytes, .. } = running.request;
+        let is_read = command == command::READ;
+        let is_structured = is_read && self.client(&running).is_some_and(|client| client.structured);
+        let head = match (is_structured, error) {
+            (true, 0) if bytes > 0 => Head::data(cookie, offset, bytes),
+            (true, 0) => Head::none(cookie),
+            (true, error) => Head::error(cookie, error),
+            (false, error) => Head::simple(cookie, error),
+        };
+        self.finish(running, head, is_read && error == 0);
+    }
+
+    /// Answers, with the buffer's data or without.
+    fn finish(&mut self, mut running: Running, head: Head, with_data: bool) {
+        let buffer = running.buffer.take();
         let place = self.clients.get_mut(running.client);
         let place = place.filter(|place| place.generation == running.generation);
         let Some(client) = place.and_then(|place| place.client.as_mut()) else {
             return buffer.into_iter().for_each(|buffer| self.buffers.give_back(buffer));
         };
-        let is_read = command == command::READ;
-        let head = match (is_read && client.structured, error) {
-            (true, 0) if bytes > 0 => Head::data(cookie, offset, bytes),
-            (true, error) if error != 0 => Head::error(cookie, error),
-            _ if is_read && client.structured => Head::none(cookie),
-            _ => Head::simple(cookie, error),
-        };
         match buffer {
-            Some(buffer) if is_read && error == 0 => client.answer(head, Some((buffer, bytes as usize))),
+            Some(buffer) if with_data => client.answer(head, Some((buffer, running.request.bytes as usize))),
             buffer => {
                 if let Some(buffer) = buffer {
                     client.used -= buffer.len();
@@ -494,7 +507,7 @@ impl NbdServer {
                 self.part(index);
                 continue;
             }
-            let reads = client.wants_read() && (self.buffers.used < USED_MAX || client.has_payload());
+            let reads = client.wants_read() && has_room(&self.buffers, client);
             let interest = (reads, client.wants_write());
             if interest != client.interest {
                 if reads && !client.interest.0 {
