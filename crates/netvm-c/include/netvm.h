@@ -315,8 +315,8 @@ NETVM_API int netvm_export_keyed(netvm_node *node, const char *name, netvm_memor
                                  const netvm_key *key, netvm_board **board);
 
 /* When it has succeeded no peer reads or writes the memory (through this name) any more; transfers under way fail. Also ends locks and so
- * on that the node exports. NETVM_ERR_NO_SEGMENT when nothing has this name; NETVM_ERR_BUSY when somebody is in the middle of the memory
- * and waits, after 10 s still, for a page of it that does not come: keep the memory, and call again. */
+ * on that the node exports. NETVM_ERR_NO_SEGMENT when nothing has this name; NETVM_ERR_BUSY when somebody is in the middle of the memory,
+ * after 10 s still, and waits for a page of it that does not come, or was stopped there: keep the memory, and call again. */
 NETVM_API int netvm_unexport(netvm_node *node, const char *name);
 
 /* A place in a segment. */

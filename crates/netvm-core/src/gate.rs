@@ -97,7 +97,7 @@ pub fn revoke(words: &impl Words, share: usize) {
 }
 
 /// Who was inside when a share was taken back and may still use it.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Inside {
     seen: [u64; THREADS],
 }

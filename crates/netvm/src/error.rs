@@ -162,7 +162,8 @@ pub enum Error {
         /// Address of the peer.
         lender: String,
     },
-    /// A segment cannot be taken back yet: somebody is in the middle of its memory, and waits for a page that does not come.
+    /// A segment cannot be taken back yet: somebody is in the middle of its memory, and waits for a page that does not come, or was stopped
+    /// there.
     StillUsed {
         /// Its name.
         segment: String,
@@ -343,8 +344,8 @@ impl fmt::Display for Error {
             }
             Self::StillUsed { segment, taken_back, after_ms } => write!(
                 f,
-                "segment {segment:?} is {} after {:.1} s: a peer's operation is in the middle of it and waits for a page that does \
-                 not come; keep the memory, and unexport it again",
+                "segment {segment:?} is {} after {:.1} s: a peer's operation is in the middle of it, and waits for a page that does \
+                 not come or was stopped; keep the memory, and unexport it again",
                 if *taken_back { "taken back but still used" } else { "still exported" },
                 *after_ms as f64 / 1000.0
             ),

@@ -261,8 +261,9 @@ impl Node {
     /// False when no segment of that name is exported.
     ///
     /// # Errors
-    /// [`Error::StillUsed`] when somebody is in the middle of the memory and waits for a page of it that does not come, for longer than
-    /// [`Node::page_limit`]. The memory must not be freed or used for anything else until the same call, made again, has succeeded.
+    /// [`Error::StillUsed`] when somebody is in the middle of the memory for longer than [`Node::page_limit`]: it waits for a page that
+    /// does not come, or is a process of this host that has the memory mapped and was stopped there. The memory must not be
+    /// freed or used for anything else until the same call, made again, has succeeded.
     pub fn unexport(&self, name: &str) -> Result<bool> {
         self.shared.unexport(name)
     }

@@ -25,7 +25,7 @@ use crate::error::{Error, Result};
 use crate::link::{Link, greeting};
 use crate::region::Peer;
 use crate::security::Security;
-use crate::shm::export::take_back;
+use crate::shm::export::{TIMEOUT, TakingBack};
 
 /// At first.
 const PAGE_LIMIT_MS: u64 = 10_000;
@@ -60,6 +60,14 @@ pub(crate) fn lock_by<T>(mutex: &Mutex<T>, deadline: Instant) -> Option<MutexGua
     }
 }
 
+/// A segment that no peer reaches any more.
+#[derive(Clone)]
+struct Leaving {
+    name: String,
+    id: SegmentId,
+    guests: TakingBack,
+}
+
 /// What a node's thread and its users share.
 pub(crate) struct Shared {
     pub(crate) exports: Mutex<Exports>,
@@ -88,8 +96,8 @@ pub(crate) struct Shared {
     pub(super) copies: AtomicU8,
     pub(crate) copiers: AtomicUsize,
     pub(crate) pagers: Arc<Pagers>,
-    /// Segments that were taken back and that paging threads may still be in the middle of.
-    leaving: Mutex<Vec<(String, SegmentId)>>,
+    /// Segments that were taken back and that somebody may still be in the middle of.
+    leaving: Mutex<Vec<Leaving>>,
     pub(super) page_limit_ms: AtomicU64,
 }
 
@@ -240,18 +248,20 @@ impl Shared {
             after_ms: limit.as_millis() as u64,
         };
         let was_exported = self.revoke(name, wanted, deadline).ok_or_else(|| used(false))?;
-        let leaving: Vec<SegmentId> =
-            lock(&self.leaving).iter().filter(|(other, _)| other == name).map(|(_, id)| *id).collect();
-        for &id in &leaving {
-            if !self.pagers.take_back(id, deadline) {
+        let leaving: Vec<Leaving> =
+            lock(&self.leaving).iter().filter(|leaving| leaving.name == name).cloned().collect();
+        let was_leaving = !leaving.is_empty();
+        for Leaving { id, guests, .. } in leaving {
+            if !(self.pagers.take_back(id, deadline) && guests.wait(deadline)) {
                 return Err(used(true));
             }
-            lock(&self.leaving).retain(|(_, other)| *other != id);
+            lock(&self.leaving).retain(|leaving| leaving.id != id);
         }
-        Ok(was_exported || !leaving.is_empty())
+        Ok(was_exported || was_leaving)
     }
 
-    /// Takes a segment from all peers: only paging threads may still be in the middle of it. None at the deadline, with nothing done.
+    /// Takes a segment from all peers: only paging threads, and who reaches it by himself, may still be in the middle of it. None at the
+    /// deadline, with nothing done.
     fn revoke(&self, name: &str, wanted: impl FnOnce(&Segment) -> bool, deadline: Instant) -> Option<bool> {
         let _one_at_a_time = lock_by(&self.unexporting, deadline)?;
         let peers: Vec<Arc<PeerSession>> = lock(&self.peers).iter().flatten().cloned().collect();
@@ -266,7 +276,7 @@ impl Shared {
         }
         exports.names.remove(name);
         exports.table.unexport(id);
-        let segment = exports.segments[id.index()].take();
+        let mut segment = exports.segments[id.index()].take();
         drop(exports);
         for state in &mut guards {
             let handles: Vec<u32> = state.imports.handles_of(id).collect();
@@ -280,10 +290,9 @@ impl Shared {
             }
         }
         drop(guards);
-        lock(&self.leaving).push((name.to_owned(), id));
-        if let Some(segment) = &segment {
-            take_back(&segment.shares);
-        }
+        let shares = segment.as_mut().map(|segment| std::mem::take(&mut segment.shares));
+        let guests = TakingBack::begin(shares.unwrap_or_default());
+        lock(&self.leaving).push(Leaving { name: name.to_owned(), id, guests });
         if let Some(inlet) = segment.as_ref().and_then(|segment| segment.inlet.as_ref()) {
             lock(&self.hub).forget(inlet);
             for (session, slot) in inlet.close() {
@@ -302,13 +311,14 @@ impl Shared {
         Duration::from_millis(self.page_limit_ms.load(Ordering::Relaxed))
     }
 
-    /// As [`take_back`], for everything that is exported. The sessions have ended.
+    /// Takes everything that is exported from those who reach it by themselves, whose sessions have ended. What is mapped stays with who is
+    /// stopped in the middle of it, and is kept by him.
     pub(super) fn take_all_back(&self) {
         let mut exports = lock(&self.exports);
         let segments = exports.segments.iter_mut().flatten();
         let shares: Vec<_> = segments.flat_map(|segment| std::mem::take(&mut segment.shares)).collect();
         drop(exports);
-        take_back(&shares);
+        let _ = TakingBack::begin(shares).wait(Instant::now() + TIMEOUT + Duration::from_millis(100));
     }
 
     /// What an exported segment is besides memory.

@@ -18,8 +18,8 @@ use netvm_sys::words::SharedWords;
 use super::{LinkChoice, PeerWords, Place, Request, Secret, Share, meeting_name};
 use crate::node::{Shared, lock};
 
-/// Whoever is inside for so long has been stopped: it has failed, like anybody who does not answer.
-const TIMEOUT: Duration = Duration::from_secs(5);
+/// Whoever has the kernel copy and is inside for so long has been stopped, and copies nothing when it goes on ([`Inside::cut`]).
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Memory that a process of this host can reach by itself.
 pub(crate) enum Near<'a> {
@@ -42,6 +42,8 @@ pub(crate) struct Guest {
 pub(crate) struct Shared1 {
     guest: Arc<Guest>,
     number: usize,
+    /// It is not mapped: the kernel copies.
+    apart: bool,
 }
 
 /// What one session's peer has mapped.
@@ -160,7 +162,7 @@ impl Sharing {
         let answer = Share { number: number_told, bytes, gate: is_new, board, light, apart };
         // Those who died cannot come back.
         segment.shares.retain(|share| !share.guest.channel.has_ended());
-        segment.shares.push(Shared1 { guest: Arc::clone(&guest), number });
+        segment.shares.push(Shared1 { guest: Arc::clone(&guest), number, apart });
         self.guest = Some(guest);
         self.shares.insert(handle, (id, number));
         Ok(answer.encode())
@@ -197,33 +199,53 @@ impl Sharing {
     }
 }
 
-/// Takes memory back from everybody who has it; when this returns none of them touches it any more, unless it was stopped.
-pub(crate) fn take_back(shares: &[Shared1]) {
-    if shares.is_empty() {
-        return;
-    }
-    for Shared1 { guest, number } in shares {
-        gate::revoke(&guest.gate, *number);
-    }
-    if !membarrier::barrier() {
-        // Whoever relied on it has filtered it out since: stores do not linger for so long.
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    let mut inside: Vec<_> = shares.iter().map(|share| (share, Inside::new(&share.guest.gate))).collect();
-    inside.iter().for_each(|(share, inside)| inside.cut(&share.guest.gate));
-    let start = Instant::now();
-    for round in 0u32.. {
-        inside.retain_mut(|(share, inside)| !inside.is_over(&share.guest.gate));
-        if round >= 100 {
-            inside.retain(|(share, _)| !share.guest.channel.has_ended());
+/// Memory that is being taken back from everybody who has it.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct TakingBack {
+    inside: Vec<(Shared1, Inside)>,
+    since: Option<Instant>,
+}
+
+impl TakingBack {
+    /// From now on nobody goes in.
+    pub(crate) fn begin(shares: Vec<Shared1>) -> Self {
+        if shares.is_empty() {
+            return Self::default();
         }
-        if inside.is_empty() || start.elapsed() > TIMEOUT {
-            return;
+        for Shared1 { guest, number, .. } in &shares {
+            gate::revoke(&guest.gate, *number);
         }
-        match round {
-            0..100 => std::hint::spin_loop(),
-            100..200 => std::thread::yield_now(),
-            _ => std::thread::sleep(Duration::from_micros(100)),
+        if !membarrier::barrier() {
+            // Whoever relied on it has filtered it out since: stores do not linger for so long.
+            std::thread::sleep(Duration::from_millis(10));
         }
+        let look = |share: Shared1| {
+            let inside = Inside::new(&share.guest.gate);
+            inside.cut(&share.guest.gate);
+            (share, inside)
+        };
+        Self { inside: shares.into_iter().map(look).collect(), since: Some(Instant::now()) }
+    }
+
+    /// Waits until `deadline` for those who are inside: true when none of them touches it any more, for ever.
+    pub(crate) fn wait(mut self, deadline: Instant) -> bool {
+        let is_late = |since: Option<Instant>| since.is_some_and(|since| since.elapsed() > TIMEOUT);
+        for round in 0u32.. {
+            self.inside.retain_mut(|(share, inside)| !inside.is_over(&share.guest.gate));
+            if round >= 100 {
+                let is_late = is_late(self.since);
+                self.inside.retain(|(share, _)| !(share.guest.channel.has_ended() || share.apart && is_late));
+            }
+            if self.inside.is_empty() {
+                break;
+            }
+            match round {
+                0..100 => std::hint::spin_loop(),
+                100..200 => std::thread::yield_now(),
+                _ if Instant::now() >= deadline => return false,
+                _ => std::thread::sleep(Duration::from_micros(100)),
+            }
+        }
+        true
     }
 }

@@ -1,7 +1,9 @@
 //! What a peer may ask for, and in which order. tests/shm.rs has the rest, between processes.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
+use netvm_core::gate::{self, GATE_WORDS};
 use netvm_core::sim::Random;
 use netvm_core::wire::Status;
 
@@ -44,7 +46,7 @@ fn golden_bytes() {
 
 /// A peer that speaks for itself.
 struct Stranger {
-    _server: Node,
+    server: Node,
     _client: Node,
     memory: Arc<Mapping>,
     key: RemoteKey,
@@ -60,7 +62,7 @@ impl Stranger {
         let peer = client.connect_local(&server).unwrap();
         peer.choose(LinkChoice::Socket);
         let region = peer.import("memory", &key).unwrap();
-        Self { _server: server, _client: client, memory, key, peer, region }
+        Self { server, _client: client, memory, key, peer, region }
     }
 
     fn ask(&self, request: Request) -> Result<Vec<u8>, Status> {
@@ -77,6 +79,16 @@ impl Stranger {
 
     fn share(&self) -> Result<Vec<u8>, Status> {
         self.ask(Request::Share { handle: self.region.handle(), light: true, apart: false })
+    }
+
+    /// Gets the memory, and the gate, which it works as it likes.
+    fn guest(&self, number: u8) -> (FdSocket, PeerWords) {
+        let (_listener, socket) = self.meet(name(number));
+        socket.send(&[2; 16], &[]).unwrap();
+        self.share().unwrap();
+        let (_, mut fds) = socket.receive(&mut [0; 8]).unwrap();
+        let gate = PeerWords(SharedWords::of_peer(fds.pop().unwrap(), GATE_WORDS).unwrap());
+        (socket, gate)
     }
 
     /// Waits at `name` until the exporter has come.
@@ -146,6 +158,35 @@ fn one_message_is_under_way_and_each_handle_is_shared_once() {
     assert_eq!(stranger.ask(foreign), Err(Status::NoHandle));
     assert_eq!(stranger.ask(Request::Ring { handle: 4000 }), Err(Status::NoHandle));
     assert_eq!(stranger.ask(Request::Ring { handle: second.handle() }), Ok(Vec::new()));
+}
+
+#[test]
+fn unexporting_does_not_succeed_while_somebody_is_inside() {
+    let stranger = Stranger::new();
+    stranger.server.page_limit(Duration::from_millis(100));
+    let (_socket, gate) = stranger.guest(4);
+    assert!(gate::enter(&gate, 7, 0, || ()));
+    for _ in 0..2 {
+        let start = Instant::now();
+        let unexported = stranger.server.unexport("memory");
+        assert!(matches!(unexported, Err(Error::StillUsed { taken_back: true, .. })), "{unexported:?}");
+        assert!(start.elapsed() >= Duration::from_millis(100));
+    }
+    assert!(!gate::enter(&gate, 8, 0, || ()), "nobody else goes in");
+    gate::leave(&gate, 7);
+    assert_eq!(
+        (stranger.server.unexport("memory"), stranger.server.unexport("memory")),
+        (Ok(true), Ok(false))
+    );
+}
+
+#[test]
+fn who_dies_inside_is_out() {
+    let stranger = Stranger::new();
+    let (socket, gate) = stranger.guest(5);
+    assert!(gate::enter(&gate, 7, 0, || ()));
+    drop(socket);
+    assert_eq!(stranger.server.unexport("memory"), Ok(true));
 }
 
 #[test]
