@@ -307,7 +307,7 @@ impl Borrower {
         self.post_call(token | BORROW_BIT, protocol::BORROW, BodyWriter::default())
     }
 
-    /// Gives a slab back.
+    /// Gives a slab back. Writes to it that are posted before this has ended may be executed first, or refused.
     ///
     /// # Errors
     /// [`PostError::Full`] is backpressure: poll, then post again.
@@ -318,7 +318,8 @@ impl Borrower {
     }
 
     /// Tells the lender that it need not keep `bytes` bytes from `offset` of `slab` on, both multiples of 4096. They read as zeros
-    /// afterwards, if the lender knows how; if it does not, the operation fails and nothing happens.
+    /// afterwards, if the lender knows how; if it does not, the operation fails and nothing happens. Writes that are posted before this has
+    /// ended may be executed first, and are discarded then.
     ///
     /// # Errors
     /// [`PostError::Full`] is backpressure: poll, then post again.
@@ -378,7 +379,7 @@ impl Borrower {
         }
     }
 
-    /// Gives a slab back.
+    /// Gives a slab back. Writes to it that are posted before this has ended may be executed first, or refused.
     ///
     /// # Errors
     /// [`Error::Op`] when this lease does not hold it.
