@@ -115,6 +115,17 @@ impl SharedSlice {
         Some(())
     }
 
+    /// Has the page of the byte at `offset` come in, as any access to it would; `None` when it is beyond the end or gone.
+    pub fn touch(&self, offset: usize) -> Option<()> {
+        let from = self.sub(offset, 1)?;
+        if self.guarded {
+            return self.read_into(offset, &mut [0]);
+        }
+        // SAFETY: `from` is in bounds (sub checked) and mapped (from_raw's contract). Volatile: nobody wants the byte.
+        unsafe { from.as_ptr().read_volatile() };
+        Some(())
+    }
+
     /// Copies `bytes` to `offset`; `None` when that reaches beyond the end (nothing is copied) or is gone.
     #[inline]
     pub fn write_from(&self, offset: usize, bytes: &[u8]) -> Option<()> {
@@ -249,6 +260,16 @@ mod tests {
         assert_eq!(slice.to_vec(), [9, 8, 9, 8]);
         slice.fill(7);
         assert_eq!(slice.to_vec(), [7; 4]);
+    }
+
+    #[test]
+    fn a_touched_page_is_there() {
+        let mapping = crate::mapping::Mapping::anonymous(8192).unwrap();
+        let (slice, mut bits) = (mapping.shared(), [0; 2]);
+        slice.touch(4096 + 100).unwrap();
+        crate::residency::resident(slice, &mut bits).unwrap();
+        assert_eq!(bits.map(|bit| bit & 1), [0, 1]);
+        assert!(slice.touch(8192).is_none());
     }
 
     #[test]
