@@ -386,7 +386,7 @@ impl PeerSession {
         state.broken = Some(error);
         state.copier = None;
         self.beside.end();
-        state.sharing.end();
+        state.sharing.end(&self.shared);
         state.session.endpoint.fail();
         self.account(state);
         self.collect(state);

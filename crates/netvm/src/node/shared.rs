@@ -321,6 +321,13 @@ impl Shared {
         let _ = TakingBack::begin(shares).wait(Instant::now() + TIMEOUT + Duration::from_millis(100));
     }
 
+    /// Who has a segment by himself.
+    #[cfg(test)]
+    pub(crate) fn shares(&self, name: &str) -> usize {
+        let exports = lock(&self.exports);
+        exports.names.get(name).and_then(|id| exports.segment(*id)).map_or(0, |segment| segment.shares.len())
+    }
+
     /// What an exported segment is besides memory.
     pub(crate) fn set_inlet(&self, name: &str, inlet: &Arc<Inlet>) {
         let mut exports = lock(&self.exports);

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use netvm_core::gate::{self, GATE_WORDS, Inside, SHARES};
@@ -35,6 +35,15 @@ pub(crate) struct Guest {
     /// The kernel closes its other end when the process dies.
     channel: FdSocket,
     gate: PeerWords,
+    /// Who was inside when its session ended.
+    left: Mutex<Option<Inside>>,
+}
+
+impl Guest {
+    /// It will not touch anything any more: its process has died, or it was outside since its session ended.
+    fn is_gone(&self) -> bool {
+        self.channel.has_ended() || lock(&self.left).as_mut().is_some_and(|inside| inside.is_over(&self.gate))
+    }
 }
 
 /// One segment, as one guest has it.
@@ -160,8 +169,7 @@ impl Sharing {
         let light = light && membarrier::is_available();
         let (number_told, board) = (number as u32, board.is_some());
         let answer = Share { number: number_told, bytes, gate: is_new, board, light, apart };
-        // Those who died cannot come back.
-        segment.shares.retain(|share| !share.guest.channel.has_ended());
+        segment.shares.retain(|share| !share.guest.is_gone());
         segment.shares.push(Shared1 { guest: Arc::clone(&guest), number, apart });
         self.guest = Some(guest);
         self.shares.insert(handle, (id, number));
@@ -178,7 +186,7 @@ impl Sharing {
             return Err(Status::Unsupported);
         }
         let gate = SharedWords::new(GATE_WORDS).map_err(|_| Status::Full)?;
-        Ok(Guest { channel, gate: PeerWords(gate) })
+        Ok(Guest { channel, gate: PeerWords(gate), left: Mutex::default() })
     }
 
     /// The peer says that it has unmapped what it had under this handle.
@@ -191,11 +199,24 @@ impl Sharing {
     }
 
     /// The session has ended. What the peer is doing at this moment it may finish: whoever unexports waits for that.
-    pub(crate) fn end(&mut self) {
-        if let Some(guest) = self.guest.take() {
-            (0..SHARES).for_each(|number| gate::revoke(&guest.gate, number));
-        }
+    pub(crate) fn end(&mut self, shared: &Shared) {
         self.met = None;
+        let Some(guest) = self.guest.take() else { return };
+        (0..SHARES).for_each(|number| gate::revoke(&guest.gate, number));
+        // Without the barrier nobody knows who is inside before whoever unexports has slept.
+        if membarrier::barrier() {
+            *lock(&guest.left) = Some(Inside::new(&guest.gate));
+        }
+        if !guest.is_gone() {
+            // The next one that shares looks again.
+            return;
+        }
+        let mut exports = lock(&shared.exports);
+        for (id, _) in self.shares.values() {
+            if let Some(segment) = exports.segment_mut(*id) {
+                segment.shares.retain(|share| !Arc::ptr_eq(&share.guest, &guest));
+            }
+        }
     }
 }
 

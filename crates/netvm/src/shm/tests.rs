@@ -56,13 +56,34 @@ struct Stranger {
 
 impl Stranger {
     fn new() -> Self {
-        let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
+        let server = Node::new().unwrap();
         let memory = Node::memory(8192).unwrap();
         let key = server.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap();
+        Self::connect(server, memory, key)
+    }
+
+    fn connect(server: Node, memory: Arc<Mapping>, key: RemoteKey) -> Self {
+        let client = Node::new().unwrap();
         let peer = client.connect_local(&server).unwrap();
         peer.choose(LinkChoice::Socket);
         let region = peer.import("memory", &key).unwrap();
         Self { server, _client: client, memory, key, peer, region }
+    }
+
+    /// Ends the session, with the segment open as one that is cut has it, and begins another.
+    fn again(self) -> Self {
+        let Self { server, memory, key, peer, region, _client } = self;
+        drop(_client);
+        drop((region, peer));
+        Self::connect(server, memory, key)
+    }
+
+    fn wait_for_shares(&self, shares: usize) {
+        let start = Instant::now();
+        while self.server.shared().shares("memory") != shares {
+            assert!(start.elapsed().as_secs() < 10, "{} shares", self.server.shared().shares("memory"));
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 
     fn ask(&self, request: Request) -> Result<Vec<u8>, Status> {
@@ -186,6 +207,36 @@ fn who_dies_inside_is_out() {
     let (socket, gate) = stranger.guest(5);
     assert!(gate::enter(&gate, 7, 0, || ()));
     drop(socket);
+    assert_eq!(stranger.server.unexport("memory"), Ok(true));
+}
+
+#[test]
+fn who_comes_again_and_again_leaves_nothing() {
+    let mut stranger = Stranger::new();
+    let mut guests = Vec::new();
+    for number in 0..5 {
+        guests.push(stranger.guest(10 + number));
+        stranger.wait_for_shares(1);
+        stranger = stranger.again();
+        stranger.wait_for_shares(0);
+    }
+    // Inside while its session ends, and out again before the next one comes.
+    let (_first, gate) = stranger.guest(20);
+    assert!(gate::enter(&gate, 7, 0, || ()));
+    stranger = stranger.again();
+    let (_second, _) = stranger.guest(21);
+    stranger.wait_for_shares(2);
+    stranger = stranger.again();
+    stranger.wait_for_shares(1);
+    gate::leave(&gate, 7);
+    let (_third, gate) = stranger.guest(22);
+    stranger.wait_for_shares(1);
+    // Inside still.
+    assert!(gate::enter(&gate, 7, 0, || ()));
+    stranger = stranger.again();
+    stranger.server.page_limit(Duration::from_millis(100));
+    assert!(matches!(stranger.server.unexport("memory"), Err(Error::StillUsed { taken_back: true, .. })));
+    gate::leave(&gate, 7);
     assert_eq!(stranger.server.unexport("memory"), Ok(true));
 }
 
