@@ -131,7 +131,7 @@ impl Sharing {
             None if writable && segment.notifications.numbers() > 0 => return Err(Status::Unsupported),
             _ => None,
         };
-        let (guest, is_new) = match &self.guest {
+        let (mut guest, is_new) = match &self.guest {
             Some(guest) => {
                 // It has taken what we sent last.
                 guest.channel.receive(&mut [0; 1]).map_err(|_| Status::Busy)?;
@@ -166,6 +166,9 @@ impl Sharing {
         fds.extend(board.map(AsFd::as_fd));
         gate::open(&guest.gate, number);
         guest.channel.send(&message, &fds).map_err(|_| Status::Unsupported)?;
+        if let Some(guest) = Arc::get_mut(&mut guest) {
+            guest.gate.0.forget_file();
+        }
         let light = light && membarrier::is_available();
         let (number_told, board) = (number as u32, board.is_some());
         let answer = Share { number: number_told, bytes, gate: is_new, board, light, apart };

@@ -181,6 +181,27 @@ fn one_message_is_under_way_and_each_handle_is_shared_once() {
     assert_eq!(stranger.ask(Request::Ring { handle: second.handle() }), Ok(Vec::new()));
 }
 
+/// One descriptor for each session is the exporter's: of the socket.
+#[test]
+fn a_gate_keeps_no_descriptor() {
+    use std::os::fd::AsRawFd;
+    use std::os::unix::fs::MetadataExt;
+    let stranger = Stranger::new();
+    let (_listener, socket) = stranger.meet(name(6));
+    socket.send(&[2; 16], &[]).unwrap();
+    stranger.share().unwrap();
+    let (_, fds) = socket.receive(&mut [0; 8]).unwrap();
+    let file = |path: std::path::PathBuf| std::fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
+    let files: Vec<_> =
+        fds.iter().map(|fd| file(format!("/proc/self/fd/{}", fd.as_raw_fd()).into())).collect();
+    drop(fds);
+    let is_open = |wanted: &Option<(u64, u64)>| {
+        std::fs::read_dir("/proc/self/fd").unwrap().any(|entry| file(entry.unwrap().path()) == *wanted)
+    };
+    // The memory has one, since it can be exported again.
+    assert_eq!(files.iter().map(is_open).collect::<Vec<_>>(), [true, false]);
+}
+
 #[test]
 fn unexporting_does_not_succeed_while_somebody_is_inside() {
     let stranger = Stranger::new();
