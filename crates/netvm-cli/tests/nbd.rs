@@ -370,3 +370,14 @@ fn what_cannot_be_is_said() {
         assert!(!done.status.success() && done.err.contains(expected), "{arguments:?}: {}", done.err);
     }
 }
+
+#[test]
+fn the_doctor_tells_of_this_view_and_of_no_other() {
+    let told = finish(netvm().args(["doctor", "--json"]));
+    let told: serde_json::Value = serde_json::from_slice(&told.out).unwrap();
+    let findings = told["findings"].as_array().unwrap();
+    let whats: Vec<&str> = findings.iter().map(|finding| finding["what"].as_str().unwrap()).collect();
+    let nbd = findings.iter().find(|finding| finding["what"] == "netvm nbd");
+    assert_eq!(nbd.unwrap_or_else(|| panic!("{whats:?}"))["verdict"], "ok");
+    assert!(!whats.contains(&"FUSE") && !whats.contains(&"ublk"), "{whats:?}");
+}

@@ -312,21 +312,34 @@ fn private_memory() -> Finding {
     finding(WHAT, Verdict::Without, format!("goes over the connection ({said})"), Some(fix))
 }
 
-/// Kernel interfaces that other views of lent memory use.
+/// What views of lent memory besides `netvm run`, and the benchmarks, find here.
 fn views() -> Vec<Finding> {
-    [
-        ("FUSE", "/dev/fuse", "file view"),
-        ("NBD", "/dev/nbd0", "block view by nbd.ko"),
-        ("ublk", "/dev/ublk-control", "block view by ublk"),
-        ("zram", "/sys/class/zram-control", "peer of the swap benchmarks"),
-    ]
-    .into_iter()
-    .map(|(what, path, purpose)| {
+    let nbd = match netvm_sys::net::Stream::pair() {
+        Ok(_) => finding("netvm nbd", Verdict::Ok, "serves a block device to NBD clients anywhere", None),
+        Err(error) => finding("netvm nbd", Verdict::Without, format!("no sockets: {error}"), None),
+    };
+    let found = |what, path: &str, with: &str, without: &str, fix| {
         if Path::new(path).exists() {
-            finding(what, Verdict::Ok, format!("{path} ({purpose})"), None)
+            finding(what, Verdict::Ok, format!("{path}: {with}"), None)
         } else {
-            finding(what, Verdict::Without, format!("no {path} ({purpose})"), None)
+            finding(what, Verdict::Without, format!("no {path}: {without}"), fix)
         }
-    })
-    .collect()
+    };
+    vec![
+        nbd,
+        found(
+            "  client in the kernel",
+            "/dev/nbd0",
+            "nbd-client on this host can use it",
+            "not on this host, but in others and in user space (nbdcopy, qemu)",
+            Some("as root: modprobe nbd"),
+        ),
+        found(
+            "zram",
+            "/sys/class/zram-control",
+            "netvm bench swap compares with it",
+            "netvm bench swap compares without it",
+            None,
+        ),
+    ]
 }
