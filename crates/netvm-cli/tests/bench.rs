@@ -1,6 +1,7 @@
 //! The benches still run, and their JSON has the form that all benches of the project share.
 
-use std::process::Command;
+use std::io::Write;
+use std::process::{Command, Stdio};
 
 const KEYS: [&str; 13] = [
     "bench",
@@ -253,4 +254,30 @@ fn bench_nonresident_measures_each_case_beside_its_floor() {
         assert!(number(row, "median") > 0.0 && number(row, "floor") > 0.0, "{row}");
         assert!(number(row, "ratio") > 0.0, "{row}");
     }
+}
+
+#[test]
+fn a_partner_that_fails_leaves_nothing_behind() {
+    let folder = std::env::temp_dir().join(format!("netvm-partner-test-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    // The one that starts it goes, or talks nonsense.
+    for (ticket, succeeds) in [(&b""[..], true), (b"\xFF\n", false)] {
+        let partner = Command::new(env!("CARGO_BIN_EXE_netvm"))
+            .args(["bench", "rma-partner", "--link", "unix"])
+            .env("TMPDIR", &folder)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn();
+        let mut partner = partner.unwrap();
+        partner.stdin.take().unwrap().write_all(ticket).unwrap();
+        let output = partner.wait_with_output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.success(), succeeds, "{said}");
+        // The floors' address was told: it has served them.
+        assert!(String::from_utf8_lossy(&output.stdout).contains("netvm-rma-raw-"), "{said}");
+        let left: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+        assert!(left.is_empty(), "{left:?}");
+    }
+    std::fs::remove_dir(&folder).unwrap();
 }

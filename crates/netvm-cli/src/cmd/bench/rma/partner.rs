@@ -200,7 +200,8 @@ pub fn run(args: &PartnerArgs) -> Result<(), Box<dyn Error>> {
         true => Some(Secret::from_content(lines.next().transpose()?.unwrap_or_default().as_bytes())?),
         false => None,
     };
-    println!("{}", raw::serve(args.link)?);
+    let floors = raw::serve(args.link)?;
+    println!("{}", floors.address);
     let side = Arc::new(Side::new(args.link, secret, 1)?);
     // The third node of a copy.
     side.node.allow_copies(Copies::Anywhere);
@@ -272,10 +273,6 @@ pub fn run(args: &PartnerArgs) -> Result<(), Box<dyn Error>> {
             _ => return Err(format!("unknown command {line}").into()),
         }
         println!("done");
-    }
-    if args.link != Link::Tcp {
-        let _ =
-            std::fs::remove_file(std::env::temp_dir().join(format!("netvm-rma-raw-{}", std::process::id())));
     }
     Ok(())
 }

@@ -4,6 +4,7 @@ use std::error::Error;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::timing::{self, Sample};
@@ -39,11 +40,25 @@ const ECHO: u8 = b'e';
 const ECHO_POLLING: u8 = b'p';
 const SINK: u8 = b's';
 
-/// Serves the floors on a thread until the process ends; returns the address.
+/// Where the floors are served. Dropping it removes the socket's file; who is served goes on.
+pub struct Floors {
+    pub address: String,
+    file: Option<PathBuf>,
+}
+
+impl Drop for Floors {
+    fn drop(&mut self) {
+        if let Some(file) = &self.file {
+            let _ = std::fs::remove_file(file);
+        }
+    }
+}
+
+/// Serves the floors on a thread until the process ends.
 ///
 /// # Errors
 /// When there is no such kind of socket here.
-pub fn serve(link: Link) -> Result<String, Box<dyn Error>> {
+pub fn serve(link: Link) -> Result<Floors, Box<dyn Error>> {
     match link {
         Link::Tcp => {
             let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -55,7 +70,7 @@ pub fn serve(link: Link) -> Result<String, Box<dyn Error>> {
                     let _ = serve_one(Box::new(stream));
                 }
             });
-            Ok(address)
+            Ok(Floors { address, file: None })
         }
         Link::Unix | Link::Shm => {
             let path = std::env::temp_dir().join(format!("netvm-rma-raw-{}", std::process::id()));
@@ -66,7 +81,7 @@ pub fn serve(link: Link) -> Result<String, Box<dyn Error>> {
                     let _ = serve_one(Box::new(stream));
                 }
             });
-            Ok(address)
+            Ok(Floors { address, file: Some(path) })
         }
     }
 }
