@@ -198,6 +198,10 @@ enum netvm_link {
  * intervals: shorter times are made longer. Peers that die are found at once in any case. */
 NETVM_API int netvm_node_keep_alive(netvm_node *node, int64_t interval_ns, int64_t timeout_ns);
 
+/* For how long operations of peers wait for exported memory that is not there (paged out, or missing under a userfaultfd); then they fail
+ * with NETVM_ERR_FAULT there. netvm_unexport and netvm_node_destroy wait for as long. At first 10 s; at least 1 ms. */
+NETVM_API int netvm_node_page_limit(netvm_node *node, int64_t limit_ns);
+
 typedef struct netvm_connect_options {
     size_t size;
     uint32_t rails; /* connections, 1 to NETVM_RAILS_MAX; 0: netvm chooses. More carry large transfers faster on fast networks, but
@@ -316,7 +320,7 @@ NETVM_API int netvm_export_keyed(netvm_node *node, const char *name, netvm_memor
 
 /* When it has succeeded no peer reads or writes the memory (through this name) any more; transfers under way fail. Also ends locks and so
  * on that the node exports. NETVM_ERR_NO_SEGMENT when nothing has this name; NETVM_ERR_BUSY when somebody is in the middle of the memory,
- * after 10 s still, and waits for a page of it that does not come, or was stopped there: keep the memory, and call again. */
+ * after netvm_node_page_limit still, and waits for a page of it that does not come, or was stopped there: keep the memory, and call again. */
 NETVM_API int netvm_unexport(netvm_node *node, const char *name);
 
 /* A place in a segment. */

@@ -173,6 +173,16 @@ pub extern "C" fn netvm_node_keep_alive(node: Ref<Node>, interval_ns: i64, timeo
     })
 }
 
+/// For how long memory that is not there is waited for.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_node_page_limit(node: Ref<Node>, limit_ns: i64) -> c_int {
+    call(|| {
+        let limit = u64::try_from(limit_ns).map_err(|_| Failure::argument("a time is negative"))?;
+        node.get()?.page_limit(Duration::from_nanos(limit));
+        Ok(())
+    })
+}
+
 /// Connects to a node.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_connect(

@@ -526,6 +526,9 @@ static void values(void) {
     ARGUMENT(netvm_node_keep_alive(NULL, 1, 1));
     ARGUMENT(netvm_node_keep_alive(node, -1, 1));
     ARGUMENT(netvm_node_keep_alive(node, 1, -1));
+    ARGUMENT(netvm_node_page_limit(NULL, 1));
+    ARGUMENT(netvm_node_page_limit(node, -1));
+    OK(netvm_node_page_limit(node, INT64_MAX));
     netvm_connect_options connect = NETVM_CONNECT_OPTIONS_INIT;
     connect.rails = NETVM_RAILS_MAX + 1;
     ARGUMENT(netvm_connect(node, "127.0.0.1:1", &connect, &peer));
