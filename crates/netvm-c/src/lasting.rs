@@ -90,11 +90,27 @@ impl RegionHandle {
         }
     }
 
-    /// The same for a flush that is posted.
-    pub(crate) fn flushing(&self) -> Result<Now<'_>> {
+    /// The same for a put that is posted.
+    pub(crate) fn post_put(
+        &self,
+        offset: u64,
+        bytes: usize,
+        post: impl FnOnce(&Region) -> Result<()>,
+    ) -> Result<()> {
         match self {
-            Self::Direct(region) => Ok(Now::Direct(region)),
-            Self::Lasting(region) => Ok(Now::Lasting(region.flushing()?)),
+            Self::Direct(region) => writable(region, offset, bytes).and_then(|()| post(region)),
+            Self::Lasting(region) => {
+                writable(&*region.current()?, offset, bytes)?;
+                region.post_write(post, |failure: &Failure| failure.code == Code::Busy)
+            }
+        }
+    }
+
+    /// The same for a flush that is posted.
+    pub(crate) fn post_flush(&self, post: impl FnOnce(&Region) -> Result<()>) -> Result<()> {
+        match self {
+            Self::Direct(region) => post(region),
+            Self::Lasting(region) => region.post_flush(post),
         }
     }
 

@@ -126,14 +126,15 @@ pub extern "C" fn netvm_post_put(
         let (handle, options) = (region.get()?, options.get()?);
         let local = posted_buffer(bytes, buffer.lasting(bytes))?;
         let write = write_options(options.flags, DONT_WAIT, &options.signal)?;
-        let region = handle.writing(offset, bytes)?;
-        post(
-            &region,
-            &options,
-            op,
-            |posting| posting.write(offset, &[local], write),
-            |posting| posting.write(offset, &[local], write).map(Posted::Plain),
-        )
+        handle.post_put(offset, bytes, |region| {
+            post(
+                region,
+                &options,
+                op,
+                |posting| posting.write(offset, &[local], write),
+                |posting| posting.write(offset, &[local], write).map(Posted::Plain),
+            )
+        })
     })
 }
 
@@ -174,8 +175,15 @@ pub extern "C" fn netvm_post_flush(
         let op = op.wanted()?;
         let (handle, options) = (region.get()?, options.get()?);
         no_put(&options)?;
-        let region = handle.flushing()?;
-        post(&region, &options, op, |posting| posting.flush(), |posting| posting.flush().map(Posted::Plain))
+        handle.post_flush(|region| {
+            post(
+                region,
+                &options,
+                op,
+                |posting| posting.flush(),
+                |posting| posting.flush().map(Posted::Plain),
+            )
+        })
     })
 }
 

@@ -22,6 +22,7 @@
 //! An operation is never repeated by the library. One that was under way when the connection ended fails as always, and the next one
 //! connects anew. What must be decided by the program – whether to add again – stays with it.
 
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::{Duration, Instant};
 
@@ -77,7 +78,9 @@ impl Node {
             reconnect,
             rails,
             client,
-            state: Mutex::default(),
+            epoch: AtomicU32::new(0),
+            connection: Mutex::default(),
+            writes: Mutex::default(),
         };
         inner.current()?;
         Ok(LastingPeer { inner: Arc::new(inner) })
@@ -102,64 +105,87 @@ struct Inner {
     reconnect: Reconnect,
     rails: usize,
     client: [u8; 12],
-    state: Mutex<State>,
+    /// Of the last attempt to connect. Changed with the connection locked.
+    epoch: AtomicU32,
+    /// Locked while somebody connects.
+    connection: Mutex<Connection>,
+    /// Locked for moments, perhaps with the connection locked, and never before it.
+    writes: Mutex<Writes>,
 }
 
 #[derive(Default)]
-struct State {
-    /// Of the last attempt to connect.
-    epoch: u32,
+struct Connection {
     peer: Option<Peer>,
     /// When the last attempts to connect failed for good, and why.
     failed: Option<(Instant, Error)>,
+}
+
+#[derive(Default)]
+struct Writes {
     /// The epoch of writes that no flush has confirmed, and whether there were such in epochs before.
     written: Option<u32>,
     lost: bool,
     /// Writes so far.
-    writes: u64,
+    count: u64,
 }
 
-impl State {
-    /// Whether writes of ended epochs are unconfirmed, and how many there have been, for [`State::told`].
+/// One write, until it is known that there was one.
+struct Noted {
+    epoch: u32,
+    /// What was written before.
+    before: Option<u32>,
+    count: u64,
+}
+
+impl Writes {
+    /// Whether writes of ended epochs are unconfirmed, and how many there have been, for [`Writes::told`].
     fn unconfirmed(&self, epoch: u32) -> (bool, u64) {
-        (self.lost || self.written.is_some_and(|written| written != epoch), self.writes)
+        (self.lost || self.written.is_some_and(|written| written != epoch), self.count)
     }
 
     /// A flush that began after so many writes has ended and told of all before it. Not earlier: who flushes meanwhile must learn of
     /// the same.
-    fn told(&mut self, writes: u64) {
-        if self.writes == writes {
+    fn told(&mut self, count: u64) {
+        if self.count == count {
             (self.written, self.lost) = (None, false);
         }
     }
 
-    fn note_write(&mut self, epoch: u32) {
-        self.lost |= self.written.is_some_and(|before| before != epoch);
-        self.written = Some(epoch);
-        self.writes += 1;
+    fn note(&mut self, epoch: u32) -> Noted {
+        let before = self.written.replace(epoch);
+        self.lost |= before.is_some_and(|before| before != epoch);
+        self.count += 1;
+        Noted { epoch, before, count: self.count }
+    }
+
+    /// Nothing was written. The number stays: a flush that has begun since answers for no later write.
+    fn take_back(&mut self, noted: &Noted) {
+        if self.count == noted.count && self.written == Some(noted.epoch) && noted.before != self.written {
+            self.written = None;
+        }
     }
 }
 
 impl Inner {
     /// The peer, connected to again if need be, and its epoch.
     fn current(&self) -> Result<(u32, Peer)> {
-        let open = |state: &State| {
-            let peer = state.peer.as_ref().filter(|peer| !peer.is_closed());
-            peer.map(|peer| (state.epoch, peer.clone()))
+        let open = |connection: &Connection| {
+            let peer = connection.peer.as_ref().filter(|peer| !peer.is_closed());
+            peer.map(|peer| (self.epoch.load(Ordering::Relaxed), peer.clone()))
         };
-        if let Some(peer) = self.state.try_lock().ok().and_then(|state| open(&state)) {
+        if let Some(peer) = self.connection.try_lock().ok().and_then(|connection| open(&connection)) {
             return Ok(peer);
         }
         let start = Instant::now();
         // Locked while it connects: whoever else needs the peer waits for the same.
-        let mut state = lock(&self.state);
-        if let Some(peer) = open(&state) {
+        let mut connection = lock(&self.connection);
+        if let Some(peer) = open(&connection) {
             return Ok(peer);
         }
-        state.peer = None;
+        connection.peer = None;
         // Who has waited for another's attempts has had them: one after the other all would wait as long again.
         let Reconnect { options, first, longest, patience } = self.reconnect;
-        if let Some((when, error)) = &state.failed
+        if let Some((when, error)) = &connection.failed
             && *when >= start
             && start.elapsed() + longest > patience
         {
@@ -169,16 +195,16 @@ impl Inner {
         loop {
             let node = self.node.upgrade().ok_or_else(|| Error::Other("the node has gone".to_owned()))?;
             // Each attempt: one that failed here may have come to something there.
-            state.epoch = state
-                .epoch
-                .checked_add(1)
-                .ok_or_else(|| Error::Other("the epochs are used up: connect anew".to_owned()))?;
-            let incarnation = Incarnation { client: self.client, epoch: state.epoch };
+            let epoch = self.epoch.load(Ordering::Relaxed).checked_add(1);
+            let epoch =
+                epoch.ok_or_else(|| Error::Other("the epochs are used up: connect anew".to_owned()))?;
+            self.epoch.store(epoch, Ordering::Relaxed);
+            let incarnation = Incarnation { client: self.client, epoch };
             match connect_as(&node, &self.address, self.rails, incarnation) {
                 Ok(peer) => {
                     peer.choose(options.link);
-                    state.peer = Some(peer.clone());
-                    return Ok((state.epoch, peer));
+                    connection.peer = Some(peer.clone());
+                    return Ok((epoch, peer));
                 }
                 Err(error) if !may_pass(&error) => return Err(error),
                 Err(error) => {
@@ -186,7 +212,7 @@ impl Inner {
                     let _ = getrandom::fill(&mut random);
                     let pause = Duration::from_millis(backoff.pause_ms(u64::from_le_bytes(random)));
                     if start.elapsed() + pause > patience {
-                        state.failed = Some((Instant::now(), error.clone()));
+                        connection.failed = Some((Instant::now(), error.clone()));
                         return Err(error);
                     }
                     std::thread::sleep(pause);
@@ -213,7 +239,7 @@ impl LastingPeer {
 
     /// Attempts to connect so far: another number, another connection.
     pub fn epoch(&self) -> u32 {
-        lock(&self.inner.state).epoch
+        self.inner.epoch.load(Ordering::Relaxed)
     }
 
     /// Opens the segment `name`, now and again in each connection. A peer that has started anew must export it with the same
@@ -301,26 +327,50 @@ impl LastingRegion {
     /// See above.
     pub fn writing(&self) -> Result<Arc<Region>> {
         let (epoch, region) = self.open()?;
-        lock(&self.inner.state).note_write(epoch);
+        lock(&self.inner.writes).note(epoch);
         Ok(region)
     }
 
-    /// As [`LastingRegion::current`], for a flush that is posted next, and answers for all writes so far.
+    /// As [`LastingRegion::writing`], with the write: one that fails and `would_block` has written nothing, and no flush answers for it.
     ///
     /// # Errors
-    /// As [`LastingRegion::flush`]: then there is nothing to post yet, and the next call may succeed.
-    pub fn flushing(&self) -> Result<Arc<Region>> {
+    /// See above, and those of `post`.
+    pub fn post_write<T, E: From<Error>>(
+        &self,
+        post: impl FnOnce(&Region) -> std::result::Result<T, E>,
+        would_block: impl FnOnce(&E) -> bool,
+    ) -> std::result::Result<T, E> {
         let (epoch, region) = self.open()?;
-        let mut state = lock(&self.inner.state);
-        let (lost, writes) = state.unconfirmed(epoch);
+        let noted = lock(&self.inner.writes).note(epoch);
+        let posted = post(&region);
+        if posted.as_ref().is_err_and(would_block) {
+            lock(&self.inner.writes).take_back(&noted);
+        }
+        posted
+    }
+
+    /// Has `post` post a flush, which answers for all writes so far.
+    ///
+    /// # Errors
+    /// Those of `post`: then the next flush answers for them. As [`LastingRegion::flush`]: then nothing is posted, and the next call may
+    /// succeed.
+    pub fn post_flush<T, E: From<Error>>(
+        &self,
+        post: impl FnOnce(&Region) -> std::result::Result<T, E>,
+    ) -> std::result::Result<T, E> {
+        let (epoch, region) = self.open()?;
+        let mut writes = lock(&self.inner.writes);
+        let (lost, count) = writes.unconfirmed(epoch);
         if lost {
             // What this connection has is still to be flushed.
-            state.lost = false;
-            state.written.take_if(|written| *written != epoch);
-            return Err(self.unknown());
+            writes.lost = false;
+            writes.written.take_if(|written| *written != epoch);
+            return Err(self.unknown().into());
         }
-        state.told(writes);
-        Ok(region)
+        drop(writes);
+        let posted = post(&region)?;
+        lock(&self.inner.writes).told(count);
+        Ok(posted)
     }
 
     fn unknown(&self) -> Error {
@@ -335,9 +385,9 @@ impl LastingRegion {
     /// wholly, in part, or not at all. Otherwise as [`Region::flush`], and then the same holds.
     pub fn flush(&self) -> Result<()> {
         let (epoch, region) = self.open()?;
-        let (lost, writes) = lock(&self.inner.state).unconfirmed(epoch);
+        let (lost, count) = lock(&self.inner.writes).unconfirmed(epoch);
         let flushed = region.flush();
-        lock(&self.inner.state).told(writes);
+        lock(&self.inner.writes).told(count);
         flushed?;
         if lost { Err(self.unknown()) } else { Ok(()) }
     }

@@ -64,8 +64,8 @@ fn writes_that_no_flush_confirmed_are_told_once() {
             Incarnation { client: peer.inner.client, epoch: before + 1 },
         )
         .unwrap();
-        lock(&peer.inner.state).epoch += 1;
-        while !lock(&peer.inner.state).peer.as_ref().unwrap().is_closed() {
+        peer.inner.epoch.fetch_add(1, Ordering::Relaxed);
+        while !lock(&peer.inner.connection).peer.as_ref().unwrap().is_closed() {
             std::thread::sleep(Duration::from_millis(1));
         }
     };
@@ -98,19 +98,53 @@ fn writes_that_no_flush_confirmed_are_told_once() {
         region.post().write(8, &[local.shared().sub(0, 8).unwrap()], WriteOptions::default()).unwrap().wait()
     };
     post(6).unwrap();
-    region.flushing().unwrap().post().flush().unwrap().wait().unwrap();
+    let flush = || region.post_flush(|region| region.post().flush());
+    flush().unwrap().wait().unwrap();
     assert_eq!(memory.shared().sub(8, 8).unwrap().to_vec(), [6; 8]);
     cut();
     region.flush().unwrap();
     post(7).unwrap();
     cut();
     post(8).unwrap();
-    unknown(region.flushing().map(drop));
+    unknown(flush().map(drop));
     // What this connection has is still to be flushed.
-    assert!(lock(&peer.inner.state).written.is_some());
-    region.flushing().unwrap().post().flush().unwrap().wait().unwrap();
+    assert!(lock(&peer.inner.writes).written.is_some());
+    flush().unwrap().wait().unwrap();
     assert_eq!(memory.shared().sub(8, 8).unwrap().to_vec(), [8; 8]);
     region.flush().unwrap();
+    // What was refused for want of room was not written, and a flush that was refused has answered for nothing.
+    let full = |_: &Region| Err(Error::WouldBlock { lender: address.clone() });
+    let refused = |result: Result<()>| assert!(matches!(result, Err(Error::WouldBlock { .. })), "{result:?}");
+    let would_block = |error: &Error| matches!(error, Error::WouldBlock { .. });
+    refused(region.post_write(full, would_block));
+    cut();
+    region.flush().unwrap();
+    region.write(8, &[9; 8]).unwrap();
+    refused(region.post_write(full, would_block));
+    refused(region.post_flush(full));
+    cut();
+    unknown(region.flush());
+    region.post_write(|region| region.write(8, &[10; 8]), would_block).unwrap();
+    cut();
+    refused(region.post_write(full, would_block));
+    unknown(region.flush());
+    region.flush().unwrap();
+}
+
+#[test]
+fn who_connects_keeps_nobody_from_looking() {
+    let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
+    let address = server.listen("127.0.0.1:0").unwrap();
+    let peer = client.connect_lasting(&address, Reconnect::default()).unwrap();
+    let connecting = lock(&peer.inner.connection);
+    let (looked, looks) = std::sync::mpsc::channel();
+    let other = peer.clone();
+    std::thread::spawn(move || {
+        lock(&other.inner.writes).note(1);
+        looked.send(other.epoch()).unwrap();
+    });
+    assert_eq!(looks.recv_timeout(Duration::from_secs(10)), Ok(1));
+    drop(connecting);
 }
 
 #[test]
@@ -136,8 +170,8 @@ fn who_cannot_be_reached_is_waited_for_with_patience() {
 
 #[test]
 fn who_flushes_meanwhile_learns_of_the_same_writes() {
-    let mut state = State::default();
-    state.note_write(1);
+    let mut state = Writes::default();
+    state.note(1);
     // One flush fails with the connection of epoch 1, another one begins in epoch 2 before the first has ended.
     let (lost, writes) = state.unconfirmed(1);
     assert!(!lost);
@@ -146,9 +180,9 @@ fn who_flushes_meanwhile_learns_of_the_same_writes() {
     state.told(writes);
     assert_eq!(state.unconfirmed(2), (false, 1));
     // A write that comes while a flush is under way is not told with it.
-    state.note_write(2);
+    state.note(2);
     let (_, writes) = state.unconfirmed(2);
-    state.note_write(2);
+    state.note(2);
     state.told(writes);
     assert!(state.unconfirmed(3).0);
 }
@@ -189,8 +223,8 @@ fn epochs_that_are_used_up_are_told() {
     for late in [0, 1, u32::MAX - 1, u32::MAX] {
         assert!(matches!(newest(late), Err(Error::Refused { .. })), "{late}");
     }
-    lock(&peer.inner.state).epoch = u32::MAX;
-    while !lock(&peer.inner.state).peer.as_ref().unwrap().is_closed() {
+    peer.inner.epoch.store(u32::MAX, Ordering::Relaxed);
+    while !lock(&peer.inner.connection).peer.as_ref().unwrap().is_closed() {
         std::thread::sleep(Duration::from_millis(1));
     }
     assert!(matches!(peer.current(), Err(Error::Other(_))), "the epochs began anew");
