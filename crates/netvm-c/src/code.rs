@@ -155,7 +155,7 @@ impl From<Error> for Failure {
             | Error::NoEncryption { .. } => Code::Security,
             Error::Timeout { .. } => Code::NoAnswer,
             Error::LenderFull { .. } => Code::Full,
-            Error::LenderLost { .. } => Code::PeerLost,
+            Error::LenderLost { .. } | Error::Cut { .. } => Code::PeerLost,
             Error::WouldBlock { .. } | Error::StillUsed { .. } => Code::Busy,
             Error::OutcomeUnknown { .. } => Code::OutcomeUnknown,
             Error::Op { code, .. } => status(*code),

@@ -27,6 +27,8 @@ Examples:
   netvm run --local 256M -- python3 job.py          without a lender: a private one on this machine
   netvm nbd --size 4G --lender big:7070 --secret key
                                                     a block device of lent memory
+  netvm recv photos --listen 0.0.0.0:7071 --secret key
+  netvm send 2024 2025 --to big:7071 --secret key   files and folders, and on from where it was cut
   netvm status big:7070 --secret key                what a lender serves
   netvm doctor                                      what works on this machine"
 )]
@@ -43,6 +45,10 @@ enum Command {
     Run(cmd::run::RunArgs),
     /// Serve lent memory as a network block device
     Nbd(cmd::nbd::NbdArgs),
+    /// Send files and folders to another machine
+    Send(cmd::send::SendArgs),
+    /// Receive what another machine sends
+    Recv(cmd::recv::RecvArgs),
     /// Show what a lender serves
     Status(cmd::status::StatusArgs),
     /// Make the secret that lenders and borrowers share
@@ -70,6 +76,8 @@ fn main() -> ExitCode {
         Command::Lend(args) => cmd::lend::run(args),
         Command::Run(args) => cmd::run::run(args),
         Command::Nbd(args) => cmd::nbd::run(args),
+        Command::Send(args) => cmd::send::run(&args),
+        Command::Recv(args) => cmd::recv::run(args),
         Command::Status(args) => cmd::status::run(&args),
         Command::Secret(args) => cmd::secret::run(&args),
         Command::Demo(args) => cmd::demo::run(&args),

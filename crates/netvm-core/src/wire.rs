@@ -388,6 +388,8 @@ pub enum Role {
     Node = 3,
     /// Lends slabs (in the answer).
     Lender = 4,
+    /// Sends files, or (in the answer) receives them.
+    Transfer = 5,
 }
 
 /// Why a hello was answered with "no".
@@ -501,6 +503,7 @@ impl Hello {
             2 => Role::Observer,
             3 => Role::Node,
             4 => Role::Lender,
+            5 => Role::Transfer,
             _ => return Err(WireError::Hello),
         };
         let refusal = match u16_at(bytes, 50) {

@@ -115,6 +115,13 @@ pub enum Error {
         /// For how long, in milliseconds.
         after_ms: u64,
     },
+    /// A transfer of files ended early; it goes on where it ended when it is started again.
+    Cut {
+        /// Address of the peer.
+        peer: String,
+        /// What was seen.
+        reason: String,
+    },
     /// The lender has no slab left.
     LenderFull {
         /// Address of the lender.
@@ -233,6 +240,7 @@ impl Error {
             | Self::NoSecret { .. }
             | Self::NoEncryption { .. }
             | Self::Timeout { .. }
+            | Self::Cut { .. }
             | Self::LenderLost { .. }
             | Self::OutcomeUnknown { .. }
             | Self::Protocol { .. } => Scope::Link,
@@ -245,6 +253,7 @@ impl Error {
         match self {
             Self::Connect { .. }
             | Self::Timeout { .. }
+            | Self::Cut { .. }
             | Self::LenderFull { .. }
             | Self::WouldBlock { .. }
             | Self::StillUsed { .. }
@@ -323,6 +332,10 @@ impl fmt::Display for Error {
                 "lender {lender} is full: {} of its {} MiB are lent; start it with a larger --size, or add another --lender",
                 used_bytes >> 20,
                 size_bytes >> 20
+            ),
+            Self::Cut { peer, reason } => write!(
+                f,
+                "the transfer with {peer} was cut: {reason}; start it again on both sides, and it goes on where it ended"
             ),
             Self::LenderLost { lender, reason } => write!(
                 f,

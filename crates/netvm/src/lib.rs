@@ -12,6 +12,7 @@
 //! - [`lasting`]: peers that are connected to again when they have come back.
 //! - [`sync`]: locks, monitors, semaphores, wait queues, barriers and reductions between processes.
 //! - [`channel`]: messages in order, from one process or many, read where they arrived.
+//! - [`transfer`]: files and folders to another machine.
 //! - [`security`]: secrets that both sides prove to know, and encryption.
 //! - [`link`]: the transports below.
 //! - [`runfile`], [`stats`]: what the processes of one run share.
@@ -40,6 +41,7 @@ pub mod security;
 mod shm;
 pub mod stats;
 pub mod sync;
+pub mod transfer;
 pub mod view;
 pub mod volume;
 

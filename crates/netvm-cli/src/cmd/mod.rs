@@ -6,8 +6,10 @@ pub mod docs;
 pub mod doctor;
 pub mod lend;
 pub mod nbd;
+pub mod recv;
 pub mod run;
 pub mod secret;
+pub mod send;
 pub mod status;
 
 /// What a command returns: the process's exit code, or a sentence for standard error (exit code 125).

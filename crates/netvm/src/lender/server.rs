@@ -482,7 +482,7 @@ impl Lender {
             Role::Observer => Refusal::None,
             Role::Borrower if self.draining => Refusal::Stopping,
             Role::Borrower => Refusal::None,
-            Role::Node | Role::Lender => Refusal::Role,
+            Role::Node | Role::Lender | Role::Transfer => Refusal::Role,
         };
         if refusal != Refusal::None {
             arrival.refuse(refusal);

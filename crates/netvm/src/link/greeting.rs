@@ -282,6 +282,11 @@ impl Greeting {
         self.since
     }
 
+    /// Readable while [`Greeting::progress`] would come further.
+    pub(crate) fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+
     /// Whether it takes too long, however far it has come.
     pub(crate) fn is_late(&self, now: Instant) -> bool {
         now - self.since > Duration::from_millis(HELLO_TIMEOUT_MS)

@@ -1,0 +1,62 @@
+//! `netvm recv`: receives what a `netvm send` sends.
+
+use super::Outcome;
+use super::secret::SecurityArgs;
+use super::send::{Bar, TransferArgs, report};
+use clap::Args;
+use netvm::security::Security;
+use netvm::transfer::{ReceiveOptions, Receiver};
+use std::io::Write;
+use std::path::PathBuf;
+
+/// Arguments of `netvm recv`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+One transfer is received, then the command ends. Nothing is written outside the folder, whatever the sender says, and nothing in it is
+replaced without --overwrite. Until a file is complete and checked it is called .netvm-XXXX.part; when the transfer is cut, the next one
+of the same files goes on there.
+Exit code 1: everything went well, but files with other content were there and were kept.
+
+Examples:
+  netvm recv target                                 for senders on this machine (127.0.0.1:7071)
+  netvm recv target --listen 0.0.0.0:7071 --secret key
+                                                    for senders with a copy of the secret file")]
+pub struct RecvArgs {
+    /// Folder that the files are to be in; it must exist
+    #[arg(value_name = "DIR")]
+    folder: PathBuf,
+    /// Address to listen at: HOST:PORT or unix:/path
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7071")]
+    listen: String,
+    #[command(flatten)]
+    how: TransferArgs,
+    /// Replace files that are there already
+    #[arg(long)]
+    overwrite: bool,
+    #[command(flatten)]
+    security: SecurityArgs,
+    /// Listen on a network without a secret: whoever reaches the address can write into the folder
+    #[arg(long)]
+    insecure: bool,
+}
+
+pub fn run(args: RecvArgs) -> Outcome {
+    let options = ReceiveOptions {
+        listen: args.listen,
+        method: args.how.method(),
+        framing: args.how.framing(),
+        overwrite: args.overwrite,
+        security: Security { insecure: args.insecure, ..args.security.load()? },
+    };
+    if options.security.secret.is_none() && args.insecure {
+        eprintln!("netvm: without a secret, whoever reaches the address can write into the folder");
+    }
+    let receiver = Receiver::bind(&args.folder, options)?;
+    // Standard output is for the summary: it may be JSON.
+    let _ = writeln!(std::io::stderr(), "netvm: waiting for a sender at {}", receiver.address());
+    let bar = Bar::new();
+    let result = receiver.run(&mut |progress| bar.show(progress));
+    bar.end();
+    let summary = result?;
+    report("received", &summary, args.how.json)
+}

@@ -1,0 +1,177 @@
+//! `netvm send`: files and folders to a `netvm recv`. What both commands share is here, too.
+
+use super::Outcome;
+use super::secret::SecurityArgs;
+use crate::size::Size;
+use clap::{Args, ValueEnum};
+use indicatif::{ProgressBar, ProgressStyle};
+use netvm::transfer::{Framing, Method, Progress, SendOptions, Summary, send};
+use serde_json::json;
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+/// Arguments of `netvm send`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Folders are sent with all files and folders in them; links, devices and the like are left out. Each file arrives complete and
+checked, or not at all. When the connection is cut, start both sides again: what has arrived is not sent again.
+Exit code 1: everything went well, but the receiver has other files of the same names, and kept those.
+
+Examples:
+  netvm recv target                                 on the same machine, at 127.0.0.1:7071
+  netvm send report.pdf photos --to 127.0.0.1:7071
+  netvm recv target --listen 0.0.0.0:7071 --secret key
+  netvm send disk.img --to big:7071 --secret key --method sendfile
+                                                    fewer copies, not with --encrypt")]
+pub struct SendArgs {
+    /// Files and folders
+    #[arg(required = true, value_name = "PATH")]
+    paths: Vec<PathBuf>,
+    /// Where `netvm recv` listens: HOST:PORT or unix:/path
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7071")]
+    to: String,
+    #[command(flatten)]
+    how: TransferArgs,
+    /// Do without the receiver's check of all bytes
+    #[arg(long)]
+    no_check: bool,
+    #[command(flatten)]
+    security: SecurityArgs,
+}
+
+/// Options of both sides.
+#[derive(Args, Debug)]
+pub struct TransferArgs {
+    /// How bytes get between files and the connection; the other side may use another way
+    #[arg(long, value_enum, default_value_t = MethodName::Copy)]
+    method: MethodName,
+    /// What goes over the connection; both sides must use the same
+    #[arg(long, value_enum, default_value_t = FramingName::Full)]
+    framing: FramingName,
+    /// Write a summary in JSON to standard output
+    #[arg(long)]
+    pub json: bool,
+}
+
+impl TransferArgs {
+    pub fn method(&self) -> Method {
+        match self.method {
+            MethodName::Copy => Method::Copy,
+            MethodName::Mmap => Method::Mmap,
+            MethodName::Sendfile => Method::Sendfile,
+        }
+    }
+
+    pub fn framing(&self) -> Framing {
+        match self.framing {
+            FramingName::Full => Framing::Full,
+            FramingName::Simple => Framing::Simple,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum MethodName {
+    /// Through a buffer, with read and write
+    Copy,
+    /// Between the connection and the pages of the mapped file
+    Mmap,
+    /// By the kernel: sendfile and splice
+    Sendfile,
+}
+
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum FramingName {
+    /// Names, permissions, times, holes, checksums
+    Full,
+    /// Of each file its length in 8 bytes, big-endian, and its bytes
+    Simple,
+}
+
+pub fn run(args: &SendArgs) -> Outcome {
+    let options = SendOptions {
+        method: args.how.method(),
+        framing: args.how.framing(),
+        check: !args.no_check,
+        security: args.security.load()?,
+        ..SendOptions::default()
+    };
+    let bar = Bar::new();
+    let result = send(&args.paths, &args.to, &options, &mut |progress| bar.show(progress));
+    bar.end();
+    let summary = result?;
+    report("sent", &summary, args.how.json)
+}
+
+/// A progress bar, on terminals only.
+pub struct Bar(ProgressBar);
+
+impl Bar {
+    pub fn new() -> Self {
+        let bar = if std::io::stderr().is_terminal() { ProgressBar::new(0) } else { ProgressBar::hidden() };
+        let template =
+            "{percent:>3} % [{bar:30}] {bytes} of {total_bytes}, {bytes_per_sec}, {eta} {wide_msg}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            bar.set_style(style.progress_chars("=> "));
+        }
+        Self(bar)
+    }
+
+    pub fn show(&self, progress: &Progress) {
+        if self.0.is_hidden() {
+            return;
+        }
+        self.0.set_length(progress.total_bytes);
+        self.0.set_position(progress.done_bytes);
+        if self.0.message() != progress.name {
+            self.0.set_message(progress.name.clone());
+        }
+    }
+
+    pub fn end(self) {
+        self.0.finish_and_clear();
+    }
+}
+
+/// Says what was done.
+pub fn report(done: &str, summary: &Summary, as_json: bool) -> Outcome {
+    let seconds = summary.elapsed.as_secs_f64();
+    if as_json {
+        println!(
+            "{}",
+            json!({
+                "files": summary.files,
+                "there": summary.there,
+                "kept": summary.kept,
+                "left_out": summary.left_out,
+                "bytes": summary.bytes,
+                "moved_bytes": summary.moved_bytes,
+                "checked": summary.checked,
+                "protection": summary.protection.to_string(),
+                "seconds": seconds,
+            })
+        );
+    } else {
+        let rate = Size((summary.moved_bytes as f64 / seconds.max(1e-6)) as u64);
+        let checked = if summary.checked { "checked" } else { "not checked" };
+        println!(
+            "netvm: {done} {} files, {} in {seconds:.2} s ({rate}/s), {checked}",
+            summary.files,
+            Size(summary.bytes)
+        );
+    }
+    for (count, what) in [
+        (summary.there, "were there already, with the same content"),
+        (summary.left_out, "are links, devices or the like and were left out"),
+        (
+            summary.kept,
+            "were kept as they are at the receiver, with other content; `netvm recv --overwrite` replaces them",
+        ),
+    ] {
+        if count > 0 {
+            eprintln!("netvm: {count} {what}");
+        }
+    }
+    Ok(if summary.kept > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}

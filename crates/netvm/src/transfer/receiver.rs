@@ -1,0 +1,519 @@
+//! The side that gets the files.
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use netvm_core::wire::{Refusal, Role};
+use netvm_sys::mapping::Mapping;
+use netvm_sys::net::{Address, Listener};
+use rustix::fs::FallocateFlags;
+use rustix::pipe::{PipeFlags, SpliceFlags};
+
+use super::digest::Digest;
+use super::folder::{Folder, Found};
+use super::frames::{CHUNK_BYTES, Course, Entry, FILE_BYTES_MAX, Frame, List, Plan, Totals};
+use super::wire::Wire;
+use super::{
+    FEATURE_SIMPLE, Framing, Method, Observer, Progress, ReceiveOptions, STEP_BYTES, Summary, about, extents,
+};
+use crate::error::{Error, Result};
+use crate::link::greeting::{Arrival, Greeted, Greeting, Transport};
+
+/// Most connections that have not said hello.
+const GREETINGS_MAX: usize = 32;
+/// Most files of a transfer that go on where they ended; usually it is one.
+const RESUMED_MAX: usize = 16;
+/// Fewer bytes than these are rather sent again.
+const RESUMED_BYTES_MIN: u64 = CHUNK_BYTES;
+/// Bytes of the pipe that the kernel moves bytes through.
+const PIPE_BYTES: usize = 1 << 20;
+
+/// Waits for a sender, and receives what it sends into a folder.
+pub struct Receiver {
+    listener: Listener,
+    folder: Folder,
+    shown: String,
+    options: ReceiveOptions,
+}
+
+impl Receiver {
+    /// Listens for a sender of files that are to be in `folder`, which must exist.
+    ///
+    /// # Errors
+    /// [`Error::Listen`], also for a network address without a secret; [`Error::Other`] when the folder cannot be opened.
+    pub fn bind(folder: &Path, options: ReceiveOptions) -> Result<Self> {
+        let shown = folder.display().to_string();
+        let folder = Folder::open(folder).map_err(|error| about("receive into", &shown, &error))?;
+        let address: Address = options.listen.parse().map_err(|reason: &str| Error::Address {
+            address: options.listen.clone(),
+            reason: reason.to_owned(),
+        })?;
+        let refused =
+            |error: io::Error| Error::Listen { address: address.to_string(), reason: error.to_string() };
+        let listener = Listener::bind(&address).map_err(refused)?;
+        // Names are resolved by now.
+        options.security.check_listener(listener.address())?;
+        Ok(Self { listener, folder, shown, options })
+    }
+
+    /// Where it listens, with the real port.
+    pub fn address(&self) -> String {
+        self.listener.address().to_string()
+    }
+
+    /// Waits for a sender and receives all that it sends. Those who cannot prove that they know the secret are not senders.
+    ///
+    /// # Errors
+    /// [`Error::Cut`] when the sender went away before the end: what has come is kept, and the next transfer of the same files goes on there.
+    /// Otherwise a sentence about what was wrong, which the sender has been told, too.
+    pub fn run(self, observer: Observer<'_>) -> Result<Summary> {
+        let (arrived, simple) = self.wait()?;
+        let Self { listener, folder, shown, options } = self;
+        // There is one sender; others are told so by the system.
+        drop(listener);
+        let wire = Wire::new(arrived, "the sender".to_owned(), !simple)?;
+        let begun = Instant::now();
+        let summary = Summary { protection: wire.protection(), ..Summary::default() };
+        let mut receiving = Receiving {
+            pipe: None,
+            buffer: vec![0; STEP_BYTES],
+            progress: Progress::default(),
+            folder,
+            shown,
+            wire,
+            options: &options,
+            observer,
+            summary,
+        };
+        let result = match receiving.check_method() {
+            Ok(()) if simple => receiving.simple(),
+            Ok(()) => receiving.all(),
+            Err(error) => Err(error),
+        };
+        let Receiving { wire, mut summary, .. } = receiving;
+        if let Err(error) = result {
+            wire.fail(&error, true);
+            return Err(error);
+        }
+        summary.elapsed = begun.elapsed();
+        Ok(summary)
+    }
+
+    /// The first who may send, and whether it speaks the simple framing.
+    fn wait(&self) -> Result<(Transport, bool)> {
+        let mut greetings: Vec<Greeting> = Vec::new();
+        loop {
+            let mut fds: Vec<_> = std::iter::once(self.listener.as_fd())
+                .chain(greetings.iter().map(Greeting::wait_fd))
+                .map(|fd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 })
+                .collect();
+            let patience = (!greetings.is_empty()).then_some(Duration::from_millis(500));
+            netvm_sys::thread::poll(&mut fds, patience)
+                .map_err(|error| Error::system("wait for a sender", &error))?;
+            let now = Instant::now();
+            for greeting in std::mem::take(&mut greetings) {
+                match greeting.progress(&self.options.security) {
+                    Greeted::Waiting(greeting) if !greeting.is_late(now) => greetings.push(greeting),
+                    Greeted::Waiting(_) | Greeted::Gone(_) => {}
+                    Greeted::Hello(arrival) => {
+                        if let Some(arrived) = self.welcome(*arrival) {
+                            return Ok(arrived);
+                        }
+                    }
+                }
+            }
+            match self.listener.accept() {
+                Ok(Some(stream)) => {
+                    if greetings.len() == GREETINGS_MAX {
+                        greetings.remove(0);
+                    }
+                    greetings.push(Greeting::new(stream, Role::Transfer));
+                }
+                Ok(None) => {}
+                // No descriptor is left: somebody may close one.
+                Err(_) => std::thread::sleep(Duration::from_millis(50)),
+            }
+        }
+    }
+
+    fn welcome(&self, arrival: Arrival) -> Option<(Transport, bool)> {
+        let simple = arrival.hello.features & FEATURE_SIMPLE != 0;
+        if arrival.hello.role != Role::Transfer || simple != (self.options.framing == Framing::Simple) {
+            arrival.refuse(Refusal::Role);
+            return None;
+        }
+        arrival.accept().map(|transport| (transport, simple))
+    }
+}
+
+struct Receiving<'a> {
+    wire: Wire,
+    folder: Folder,
+    /// The target folder, for messages.
+    shown: String,
+    options: &'a ReceiveOptions,
+    observer: Observer<'a>,
+    progress: Progress,
+    summary: Summary,
+    buffer: Vec<u8>,
+    /// What the kernel moves bytes through: the end to read, and the end to write.
+    pipe: Option<(OwnedFd, OwnedFd)>,
+}
+
+/// A file that comes.
+struct Coming {
+    file: File,
+    mapping: Option<Mapping>,
+    digest: Digest,
+    /// The end of what has come.
+    at: u64,
+}
+
+impl Receiving<'_> {
+    /// Whether the connection can do what is asked.
+    fn check_method(&mut self) -> Result<()> {
+        if self.options.method != Method::Sendfile {
+            return Ok(());
+        }
+        if !self.wire.is_plain() {
+            let error = "the kernel cannot decrypt what it moves by itself; use the method copy or mmap";
+            return Err(Error::Other(error.to_owned()));
+        }
+        let pipe = rustix::pipe::pipe_with(PipeFlags::CLOEXEC);
+        let (read, write) = pipe.map_err(|error| Error::system("make a pipe", &error.into()))?;
+        // More at once, where this user may.
+        let _ = rustix::pipe::fcntl_setpipe_size(&write, PIPE_BYTES);
+        self.pipe = Some((read, write));
+        Ok(())
+    }
+
+    fn all(&mut self) -> Result<()> {
+        let (list, check) = self.list()?;
+        let (plans, mut held) = self.plan(&list)?;
+        let mut made = Vec::new();
+        for entry in list.entries.iter().filter(|entry| entry.folder) {
+            let ours = self.folder.make(&entry.name).map_err(|error| self.failed("make", entry, &error))?;
+            if ours || self.options.overwrite {
+                made.push(entry);
+            }
+        }
+        let mut course = Course::default();
+        let mut coming: Option<(usize, Coming)> = None;
+        let totals = loop {
+            let frame = self.wire.receive();
+            let done = frame.and_then(|frame| {
+                self.step(frame, &list, &plans, check, &mut course, &mut held, &mut coming)
+            });
+            match done {
+                Ok(None) => {}
+                Ok(Some(totals)) => break totals,
+                Err(error) => {
+                    // What was mapped is as long as the file will be: only what has come is kept.
+                    if let Some((_, coming)) = coming {
+                        let _ = coming.file.set_len(coming.at);
+                    }
+                    return Err(error);
+                }
+            }
+        };
+        // What is in a folder changes its time, and needs its permissions: the innermost comes first.
+        for entry in made.into_iter().rev() {
+            self.folder.dress(entry).map_err(|error| self.failed("set the permissions of", entry, &error))?;
+        }
+        self.summary.there = totals.there;
+        self.summary.kept = totals.kept;
+        self.summary.checked = check;
+        if totals.sent != self.summary.files {
+            return Err(self.wire.wrong("it has counted other files"));
+        }
+        self.wire.queue(&Frame::Done(totals))?;
+        self.wire.flush()
+    }
+
+    /// What there will be, and whether digests come.
+    fn list(&mut self) -> Result<(List, bool)> {
+        let mut list = List::default();
+        loop {
+            match self.wire.receive()? {
+                Frame::Entry(entry) => list.add(entry).map_err(|wrong| self.wire.wrong(wrong))?,
+                Frame::Listed { entries, check } if entries == list.entries.len() as u64 => {
+                    return Ok((list, check));
+                }
+                _ => return Err(self.wire.wrong("a message out of turn")),
+            }
+        }
+    }
+
+    /// What we want of each file; and the parts of files that go on.
+    #[expect(clippy::type_complexity, reason = "used once")]
+    fn plan(&mut self, list: &List) -> Result<(Vec<Option<Plan>>, HashMap<usize, File>)> {
+        let (mut plans, mut held) = (Vec::new(), HashMap::new());
+        for (index, entry) in list.entries.iter().enumerate() {
+            plans.push(None);
+            if entry.folder {
+                continue;
+            }
+            let plan = self.plan_file(index, entry, &mut held)?;
+            plans[index] = Some(plan);
+            self.progress.total_bytes = self.progress.total_bytes.saturating_add(entry.bytes);
+            self.wire.queue(&Frame::Plan(plan))?;
+        }
+        self.wire.flush()?;
+        Ok((plans, held))
+    }
+
+    fn plan_file(&mut self, index: usize, entry: &Entry, held: &mut HashMap<usize, File>) -> Result<Plan> {
+        let found = self.folder.find(&entry.name).map_err(|error| self.failed("look for", entry, &error))?;
+        let replace = self.options.overwrite;
+        match found {
+            Found::Folder if replace => {
+                let error = io::Error::from_raw_os_error(libc::EISDIR);
+                return Err(self.failed("replace", entry, &error));
+            }
+            Found::File { bytes, changed } if (bytes, changed) == (entry.bytes, entry.changed) => {
+                if let Ok(file) = self.folder.open_file(&entry.name)
+                    && let Some(digest) = self.digest(&file, bytes)?
+                {
+                    return Ok(Plan::There { digest, replace });
+                }
+                if !replace {
+                    return Ok(Plan::Keep);
+                }
+            }
+            Found::File { .. } | Found::Folder | Found::Other if !replace => return Ok(Plan::Keep),
+            _ => {}
+        }
+        // What came last may have been on its way when everything stopped.
+        if held.len() < RESUMED_MAX
+            && let Ok(part) = self.folder.open_part(&entry.name, false)
+            && let Ok(metadata) = part.metadata()
+        {
+            let have = metadata.len().min(entry.bytes).saturating_sub(CHUNK_BYTES);
+            if have >= RESUMED_BYTES_MIN
+                && let Some(digest) = self.digest(&part, have)?
+            {
+                held.insert(index, part);
+                return Ok(Plan::Send { have, digest });
+            }
+        }
+        Ok(Plan::Send { have: 0, digest: 0 })
+    }
+
+    fn digest(&mut self, file: &File, bytes: u64) -> Result<Option<u64>> {
+        let wire = &mut self.wire;
+        extents::digest(file, bytes, &mut || wire.working())
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "the state of one loop")]
+    fn step(
+        &mut self,
+        frame: Frame,
+        list: &List,
+        plans: &[Option<Plan>],
+        check: bool,
+        course: &mut Course,
+        held: &mut HashMap<usize, File>,
+        coming: &mut Option<(usize, Coming)>,
+    ) -> Result<Option<Totals>> {
+        let wrong = |wrong| Error::Protocol { lender: "the sender".to_owned(), reason: wrong };
+        match (frame, coming.as_mut()) {
+            (Frame::File { index, from }, None) => {
+                let index = course.file(plans, list, index, from).map_err(|why| wrong(why.to_owned()))?;
+                let entry = &list.entries[index];
+                self.progress.name = entry.to_string();
+                (self.observer)(&self.progress);
+                *coming = Some((index, self.open(entry, from, held.remove(&index))?));
+            }
+            (Frame::Data { offset, bytes }, Some((index, coming))) => {
+                course.data(offset, bytes).map_err(|why| wrong(why.to_owned()))?;
+                self.take(coming, &list.entries[*index], offset, bytes, check)?;
+            }
+            (Frame::End { digest }, Some((index, _))) => {
+                let bytes = course.end().map_err(|why| wrong(why.to_owned()))?;
+                let (entry, replace) = (&list.entries[*index], self.options.overwrite);
+                let Some((_, done)) = coming.take() else { return Ok(None) };
+                done.file.set_len(bytes).map_err(|error| self.failed("write", entry, &error))?;
+                if check && done.digest.finish(bytes) != digest {
+                    // Nothing of it can be trusted.
+                    let _ = done.file.set_len(0);
+                    return Err(Error::Other(format!(
+                        "{entry} did not arrive as it was sent: it was changed meanwhile, or on the way; send it again"
+                    )));
+                }
+                let finished = self.folder.finish(&done.file, entry, replace);
+                finished.map_err(|error| self.failed("finish", entry, &error))?;
+                self.summary.files += 1;
+                self.summary.bytes += bytes;
+            }
+            (Frame::Done(totals), None) if course.is_between() => return Ok(Some(totals)),
+            _ => return Err(wrong("a message out of turn".to_owned())),
+        }
+        Ok(None)
+    }
+
+    fn open(&mut self, entry: &Entry, from: u64, part: Option<File>) -> Result<Coming> {
+        let opened = part.map_or_else(|| self.folder.open_part(&entry.name, true), Ok);
+        let file = opened.map_err(|error| match error.kind() {
+            io::ErrorKind::WouldBlock => {
+                Error::Other(format!("cannot write {entry} in {}: another transfer does", self.shown))
+            }
+            _ => self.failed("write", entry, &error),
+        })?;
+        // Behind what is kept there may be anything.
+        let length = file.set_len(from).and_then(|()| match self.options.method {
+            Method::Mmap => file.set_len(entry.bytes),
+            _ => Ok(()),
+        });
+        length.map_err(|error| self.failed("write", entry, &error))?;
+        let mapping = match self.options.method {
+            Method::Mmap if entry.bytes > 0 => {
+                Some(Mapping::of_file(&file, true).map_err(|error| self.failed("map", entry, &error))?)
+            }
+            _ => None,
+        };
+        Ok(Coming { file, mapping, digest: Digest::new(), at: from })
+    }
+
+    /// Writes bytes that are next on the connection.
+    fn take(
+        &mut self,
+        coming: &mut Coming,
+        entry: &Entry,
+        offset: u64,
+        bytes: u64,
+        check: bool,
+    ) -> Result<()> {
+        let end = offset + bytes;
+        if coming.mapping.is_some() {
+            // A full disk must be found before its pages are touched.
+            let flags = FallocateFlags::KEEP_SIZE;
+            match rustix::fs::fallocate(&coming.file, flags, offset, bytes) {
+                Ok(()) => {}
+                Err(rustix::io::Errno::OPNOTSUPP) => {
+                    return Err(Error::Other(format!(
+                        "cannot map files in {}: its file system cannot promise room for them; use the method copy",
+                        self.shown
+                    )));
+                }
+                Err(error) => return Err(self.failed("write", entry, &error.into())),
+            }
+        }
+        let mut at = offset;
+        while at < end {
+            let most = (end - at).min(STEP_BYTES as u64) as usize;
+            let got = if let Some(mapping) = &coming.mapping {
+                let place = mapping.shared().sub(at as usize, most);
+                let place =
+                    place.ok_or_else(|| self.wire.wrong("bytes that are not where they should be"))?;
+                let got = self.wire.receive_shared(place)?;
+                if check {
+                    let piece = &mut self.buffer[..got];
+                    place.read_into(0, piece).ok_or_else(|| became_shorter(entry))?;
+                    coming.digest.update(at, piece);
+                }
+                got
+            } else if self.pipe.is_some() && self.wire.buffered() == 0 {
+                let got = self.splice(coming, entry, at, end)?;
+                let mut done = 0;
+                while check && done < got {
+                    let piece = &mut self.buffer[..(got - done).min(STEP_BYTES)];
+                    let read = coming.file.read_exact_at(piece, at + done as u64);
+                    read.map_err(|error| self.failed("read back", entry, &error))?;
+                    coming.digest.update(at + done as u64, &self.buffer[..(got - done).min(STEP_BYTES)]);
+                    done += (got - done).min(STEP_BYTES);
+                }
+                got
+            } else {
+                let got = self.wire.receive_some(&mut self.buffer[..most])?;
+                let piece = &self.buffer[..got];
+                coming.file.write_all_at(piece, at).map_err(|error| self.failed("write", entry, &error))?;
+                if check {
+                    coming.digest.update(at, piece);
+                }
+                got
+            };
+            at += got as u64;
+            coming.at = at;
+            self.summary.moved_bytes += got as u64;
+            self.progress.done_bytes += got as u64;
+            (self.observer)(&self.progress);
+        }
+        Ok(())
+    }
+
+    /// Has the kernel move bytes; returns how many.
+    fn splice(&mut self, coming: &Coming, entry: &Entry, at: u64, end: u64) -> Result<usize> {
+        let Some((read, write)) = &self.pipe else { return Ok(0) };
+        let got = self.wire.splice(write, (end - at).min(PIPE_BYTES as u64) as usize)?;
+        let mut place = at;
+        while place < at + got as u64 {
+            let left = (at + got as u64 - place) as usize;
+            match rustix::pipe::splice(read, None, &coming.file, Some(&mut place), left, SpliceFlags::MOVE) {
+                Ok(0) => return Err(became_shorter(entry)),
+                Ok(_) | Err(rustix::io::Errno::INTR) => {}
+                Err(error) => return Err(self.failed("write", entry, &error.into())),
+            }
+        }
+        Ok(got)
+    }
+
+    /// Files without names: they get numbers.
+    fn simple(&mut self) -> Result<()> {
+        for number in 1.. {
+            let Some(first) = self.wire.receive_first()? else { return Ok(()) };
+            let mut rest = [0; 7];
+            self.wire.receive_exact(&mut rest)?;
+            let bytes =
+                u64::from_be_bytes(std::array::from_fn(
+                    |index| if index == 0 { first } else { rest[index - 1] },
+                ));
+            if bytes > FILE_BYTES_MAX {
+                return Err(self.wire.wrong("a length that is none"));
+            }
+            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+            let name = format!("file-{number:04}").into_bytes();
+            let changed = (now.as_secs() as i64, now.subsec_nanos());
+            let entry = Entry { folder: false, mode: 0o644, changed, bytes, name };
+            self.progress.name = entry.to_string();
+            self.progress.total_bytes = self.progress.total_bytes.saturating_add(bytes);
+            let found =
+                self.folder.find(&entry.name).map_err(|error| self.failed("look for", &entry, &error))?;
+            if !self.options.overwrite && !matches!(found, Found::Nothing) {
+                return Err(self.failed("write", &entry, &io::Error::from_raw_os_error(libc::EEXIST)));
+            }
+            let mut coming = self.open(&entry, 0, None)?;
+            if let Err(error) = self.take(&mut coming, &entry, 0, bytes, false) {
+                let _ = coming.file.set_len(0);
+                return Err(error);
+            }
+            coming.file.set_len(bytes).map_err(|error| self.failed("write", &entry, &error))?;
+            let finished = self.folder.finish(&coming.file, &entry, self.options.overwrite);
+            finished.map_err(|error| self.failed("finish", &entry, &error))?;
+            self.summary.files += 1;
+            self.summary.bytes += bytes;
+        }
+        Ok(())
+    }
+
+    /// A sentence about a file.
+    fn failed(&self, what: &str, entry: &Entry, error: &io::Error) -> Error {
+        let advice = match error.raw_os_error() {
+            Some(libc::ENOSPC | libc::EDQUOT) => {
+                "; make room and start both sides again: what has come is kept"
+            }
+            Some(libc::EEXIST) => "; --overwrite replaces what is there",
+            Some(libc::ELOOP | libc::ENOTDIR) => "; a file or a symbolic link is where a folder should be",
+            _ => "",
+        };
+        Error::Other(format!("cannot {what} {entry} in {}: {error}{advice}", self.shown))
+    }
+}
+
+fn became_shorter(entry: &Entry) -> Error {
+    Error::Other(format!("somebody else changed {entry} while it was received"))
+}

@@ -1,0 +1,392 @@
+//! The side that has the files.
+
+use std::collections::HashMap;
+use std::fs::{File, Metadata, OpenOptions};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use netvm_core::wire::{Hello, Role};
+use netvm_sys::mapping::Mapping;
+
+use super::digest::Digest;
+use super::frames::{
+    CHUNK_BYTES, ENTRIES_MAX, Entry, Frame, NAMES_BYTES_MAX, Plan, Totals, check_name, is_part_name,
+    printable,
+};
+use super::wire::Wire;
+use super::{
+    FEATURE_SIMPLE, Framing, Method, Observer, Progress, STEP_BYTES, SendOptions, Summary, about, extents,
+};
+use crate::error::{Error, Result};
+use crate::link::greeting;
+
+/// Sends files, and folders with all that is in them, to a [`Receiver`](super::Receiver) at `address`. Each arrives under the last part
+/// of its path.
+///
+/// # Errors
+/// [`Error::Cut`] when the connection ended: the same call goes on where it did. Otherwise a sentence about the first file that
+/// could not be sent or received; what was complete before stays there.
+pub fn send(
+    paths: &[PathBuf],
+    address: &str,
+    options: &SendOptions,
+    observer: Observer<'_>,
+) -> Result<Summary> {
+    let gathered = Gathered::of(paths)?;
+    let simple = options.framing == Framing::Simple;
+    if let Some((_, path)) = gathered.entries.iter().find(|(entry, _)| simple && entry.folder) {
+        let why = "the simple framing has no names and no folders";
+        return Err(Error::Other(format!("cannot send {}: {why}", path.display())));
+    }
+    let hello = Hello { features: if simple { FEATURE_SIMPLE } else { 0 }, ..Hello::new(Role::Transfer) };
+    let connected = greeting::connect(address, &hello, options.connect_timeout, &options.security);
+    let (transport, theirs) = connected.map_err(|error| match error {
+        Error::Connect { lender, reason } => Error::Other(format!(
+            "cannot connect to {lender}: {reason}; does `netvm recv DIR --listen` wait there?"
+        )),
+        other => other,
+    })?;
+    if theirs.role != Role::Transfer {
+        return Err(Error::NotNetvm { lender: address.to_owned() });
+    }
+    let mut wire = Wire::new(transport, address.to_owned(), !simple)?;
+    if options.method == Method::Sendfile && !wire.is_plain() {
+        let error = "the kernel cannot encrypt what it moves by itself; use the method copy or mmap";
+        return Err(Error::Other(error.to_owned()));
+    }
+    let begun = Instant::now();
+    let mut sender = Sender {
+        summary: Summary { left_out: gathered.left_out, protection: wire.protection(), ..Summary::default() },
+        progress: Progress { total_bytes: gathered.bytes(), ..Progress::default() },
+        wire: &mut wire,
+        options,
+        observer,
+        buffer: vec![0; STEP_BYTES],
+        within_chunk: false,
+    };
+    let result = if simple { sender.send_simple(&gathered) } else { sender.send_all(&gathered) };
+    let (mut summary, within_chunk) = (sender.summary, sender.within_chunk);
+    if let Err(error) = result {
+        wire.fail(&error, !within_chunk);
+        return Err(error);
+    }
+    summary.elapsed = begun.elapsed();
+    Ok(summary)
+}
+
+/// What is to be sent.
+#[derive(Default)]
+struct Gathered {
+    entries: Vec<(Entry, PathBuf)>,
+    names_bytes: usize,
+    left_out: u64,
+}
+
+impl Gathered {
+    fn of(paths: &[PathBuf]) -> Result<Self> {
+        let mut gathered = Self::default();
+        let mut firsts: HashMap<Vec<u8>, &Path> = HashMap::new();
+        for path in paths {
+            let failed = |error| about("send", path.display(), &error);
+            // `.` and `..` have names, too.
+            let named = if path.file_name().is_some() {
+                path.clone()
+            } else {
+                path.canonicalize().map_err(failed)?
+            };
+            let Some(name) = named.file_name().map(|name| name.as_bytes().to_vec()) else {
+                return Err(Error::Other(format!("cannot send {}: it has no name", path.display())));
+            };
+            if let Some(other) = firsts.insert(name.clone(), path) {
+                let (one, two) = (other.display(), path.display());
+                return Err(Error::Other(format!(
+                    "cannot send {one} and {two} together: they have the same name"
+                )));
+            }
+            // What is named is sent, also through a link.
+            let metadata = path.metadata().map_err(failed)?;
+            if !metadata.is_dir() && !metadata.is_file() {
+                return Err(Error::Other(format!(
+                    "cannot send {}: it is neither a file nor a folder",
+                    path.display()
+                )));
+            }
+            gathered.add(name, path.clone(), &metadata)?;
+        }
+        Ok(gathered)
+    }
+
+    fn add(&mut self, name: Vec<u8>, path: PathBuf, metadata: &Metadata) -> Result<()> {
+        let mut waiting = vec![(name, path, metadata.clone())];
+        while let Some((name, path, metadata)) = waiting.pop() {
+            check_name(&name)
+                .map_err(|wrong| Error::Other(format!("cannot send {}: it has {wrong}", path.display())))?;
+            self.names_bytes += name.len();
+            if self.entries.len() == ENTRIES_MAX || self.names_bytes > NAMES_BYTES_MAX {
+                return Err(Error::Other(
+                    "these are too many files for one transfer; send them in parts".to_owned(),
+                ));
+            }
+            if metadata.is_dir() {
+                let failed = |error| about("send", path.display(), &error);
+                let mut below = Vec::new();
+                for entry in path.read_dir().map_err(failed)? {
+                    let entry = entry.map_err(failed)?;
+                    let metadata =
+                        entry.metadata().map_err(|error| about("send", entry.path().display(), &error))?;
+                    if !metadata.is_dir() && !metadata.is_file() || is_part_name(entry.file_name().as_bytes())
+                    {
+                        self.left_out += 1;
+                        continue;
+                    }
+                    below.push((
+                        [&name, &b"/"[..], entry.file_name().as_bytes()].concat(),
+                        entry.path(),
+                        metadata,
+                    ));
+                }
+                // The same order every time; the first one is taken first.
+                below.sort_by(|one, other| other.0.cmp(&one.0));
+                waiting.extend(below);
+            }
+            self.entries.push((entry_of(name, &metadata), path));
+        }
+        Ok(())
+    }
+
+    fn bytes(&self) -> u64 {
+        self.entries.iter().map(|(entry, _)| entry.bytes).fold(0, u64::saturating_add)
+    }
+
+    fn files(&self) -> impl Iterator<Item = (usize, &Entry, &Path)> {
+        let entries = self.entries.iter().enumerate();
+        entries
+            .filter(|(_, (entry, _))| !entry.folder)
+            .map(|(index, (entry, path))| (index, entry, path.as_path()))
+    }
+}
+
+fn entry_of(name: Vec<u8>, metadata: &Metadata) -> Entry {
+    Entry {
+        folder: metadata.is_dir(),
+        mode: (metadata.mode() & 0o777) as u16,
+        changed: (metadata.mtime(), metadata.mtime_nsec() as u32),
+        bytes: if metadata.is_dir() { 0 } else { metadata.len() },
+        name,
+    }
+}
+
+struct Sender<'a> {
+    wire: &'a mut Wire,
+    options: &'a SendOptions,
+    observer: Observer<'a>,
+    progress: Progress,
+    summary: Summary,
+    buffer: Vec<u8>,
+    /// Bytes of a file are owed: nothing else can be said.
+    within_chunk: bool,
+}
+
+impl Sender<'_> {
+    fn send_all(&mut self, gathered: &Gathered) -> Result<()> {
+        for (entry, _) in &gathered.entries {
+            self.wire.queue(&Frame::Entry(entry.clone()))?;
+        }
+        let (entries, check) = (gathered.entries.len() as u64, self.options.check);
+        self.wire.queue(&Frame::Listed { entries, check })?;
+        self.wire.flush()?;
+        let mut plans = Vec::new();
+        for _ in gathered.files() {
+            match self.wire.receive()? {
+                Frame::Plan(plan) => plans.push(plan),
+                _ => return Err(self.wire.wrong("a message out of turn")),
+            }
+        }
+        for ((index, entry, path), plan) in gathered.files().zip(plans) {
+            self.progress.name = entry.to_string();
+            (self.observer)(&self.progress);
+            self.send_planned(index as u64, entry, path, plan)?;
+        }
+        let Summary { files: sent, there, kept, .. } = self.summary;
+        let totals = Totals { sent, there, kept };
+        self.wire.queue(&Frame::Done(totals))?;
+        self.wire.flush()?;
+        if self.wire.receive_done()? != totals {
+            return Err(self.wire.wrong("it has counted other files"));
+        }
+        self.summary.checked = check;
+        Ok(())
+    }
+
+    fn send_planned(&mut self, index: u64, entry: &Entry, path: &Path, plan: Plan) -> Result<()> {
+        let (have, digest) = match plan {
+            Plan::Keep => {
+                self.summary.kept += 1;
+                self.progress.done_bytes += entry.bytes;
+                return Ok(());
+            }
+            Plan::There { digest, .. } => (entry.bytes, digest),
+            Plan::Send { have, digest } => (have, digest),
+        };
+        let file = open(path, entry)?;
+        let same = if have > 0 || matches!(plan, Plan::There { .. }) {
+            let wire = &mut *self.wire;
+            extents::digest(&file, have, &mut || wire.working())? == Some(digest)
+        } else {
+            true
+        };
+        let from = match plan {
+            Plan::There { replace, .. } => {
+                if same || !replace {
+                    *if same { &mut self.summary.there } else { &mut self.summary.kept } += 1;
+                    self.progress.done_bytes += entry.bytes;
+                    return Ok(());
+                }
+                0
+            }
+            _ if same => have,
+            _ => 0,
+        };
+        self.wire.queue(&Frame::File { index, from })?;
+        self.progress.done_bytes += from;
+        let digest = self.send_file(&file, entry, path, from)?;
+        let changed = file.metadata().map(|now| entry_of(Vec::new(), &now).changed);
+        if !changed.is_ok_and(|changed| changed == entry.changed) {
+            return Err(Error::Other(format!(
+                "{} was changed while it was sent; send it again",
+                path.display()
+            )));
+        }
+        self.wire.queue(&Frame::End { digest })?;
+        self.summary.files += 1;
+        self.summary.bytes += entry.bytes;
+        Ok(())
+    }
+
+    /// Sends what a file holds from `from` on; returns the digest of that.
+    fn send_file(&mut self, file: &File, entry: &Entry, path: &Path, from: u64) -> Result<u64> {
+        let failed = |error| about("read", path.display(), &error);
+        let mapping = self.map(file, path, entry.bytes)?;
+        let mut digest = Digest::new();
+        let mut at = from;
+        while let Some((start, stop)) = extents::next(file, at, entry.bytes).map_err(failed)? {
+            self.progress.done_bytes += start - at;
+            at = start;
+            while at < stop {
+                let bytes = (stop - at).min(CHUNK_BYTES);
+                self.wire.queue(&Frame::Data { offset: at, bytes })?;
+                self.send_range(file, mapping.as_ref(), path, (at, bytes), &mut digest)?;
+                at += bytes;
+            }
+        }
+        self.progress.done_bytes += entry.bytes - at;
+        Ok(if self.options.check { digest.finish(entry.bytes) } else { 0 })
+    }
+
+    fn map(&self, file: &File, path: &Path, bytes: u64) -> Result<Option<Mapping>> {
+        if self.options.method != Method::Mmap || bytes == 0 {
+            return Ok(None);
+        }
+        Mapping::of_file(file, false).map(Some).map_err(|error| about("map", path.display(), &error))
+    }
+
+    /// Sends bytes that the receiver has been told of.
+    fn send_range(
+        &mut self,
+        file: &File,
+        mapping: Option<&Mapping>,
+        path: &Path,
+        (start, bytes): (u64, u64),
+        digest: &mut Digest,
+    ) -> Result<()> {
+        self.within_chunk = true;
+        let shorter =
+            || Error::Other(format!("{} became shorter while it was sent; send it again", path.display()));
+        let failed = |error: std::io::Error| match error.kind() {
+            std::io::ErrorKind::UnexpectedEof => shorter(),
+            _ => about("read", path.display(), &error),
+        };
+        let end = start + bytes;
+        let mut at = start;
+        while at < end {
+            let most = (self.buffer.len() as u64).min(end - at);
+            let sent = match (self.options.method, mapping) {
+                (Method::Sendfile, _) => match self.wire.sendfile(file, at, end - at)? {
+                    0 => return Err(shorter()),
+                    sent => sent,
+                },
+                (Method::Mmap, Some(mapping)) => {
+                    let part = mapping.shared().sub(at as usize, most as usize).ok_or_else(shorter)?;
+                    self.wire.shared(part)?;
+                    most
+                }
+                _ => {
+                    let piece = &mut self.buffer[..most as usize];
+                    file.read_exact_at(piece, at).map_err(failed)?;
+                    if self.options.check {
+                        digest.update(at, piece);
+                    }
+                    self.wire.bytes(piece)?;
+                    most
+                }
+            };
+            // What the kernel has sent is read once more, while it is still in its cache.
+            if self.options.check && self.options.method != Method::Copy {
+                let mut done = at;
+                while done < at + sent {
+                    let piece = &mut self.buffer[..(at + sent - done).min(STEP_BYTES as u64) as usize];
+                    match mapping {
+                        Some(mapping) => {
+                            mapping.shared().read_into(done as usize, piece).ok_or_else(shorter)?
+                        }
+                        None => file.read_exact_at(piece, done).map_err(failed)?,
+                    }
+                    digest.update(done, piece);
+                    done += piece.len() as u64;
+                }
+            }
+            at += sent;
+            self.summary.moved_bytes += sent;
+            self.progress.done_bytes += sent;
+            (self.observer)(&self.progress);
+        }
+        self.within_chunk = false;
+        Ok(())
+    }
+
+    /// Lengths and bytes; the end of the stream is the end.
+    fn send_simple(&mut self, gathered: &Gathered) -> Result<()> {
+        for (_, entry, path) in gathered.files() {
+            self.progress.name = entry.to_string();
+            let file = open(path, entry)?;
+            let mapping = self.map(&file, path, entry.bytes)?;
+            self.wire.bytes(&entry.bytes.to_be_bytes())?;
+            let mut unused = Digest::new();
+            self.send_range(&file, mapping.as_ref(), path, (0, entry.bytes), &mut unused)?;
+            self.summary.files += 1;
+            self.summary.bytes += entry.bytes;
+        }
+        self.wire.flush()?;
+        self.wire.end_sending();
+        // It closes when it has everything; a reset would be an error.
+        match self.wire.receive_first()? {
+            None => Ok(()),
+            Some(_) => Err(self.wire.wrong("an answer where there is none")),
+        }
+    }
+}
+
+/// Opens a file that is still the one that was listed.
+fn open(path: &Path, entry: &Entry) -> Result<File> {
+    let failed = |error| about("open", path.display(), &error);
+    let file = OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(failed)?;
+    let metadata = file.metadata().map_err(failed)?;
+    let now = entry_of(Vec::new(), &metadata);
+    if !metadata.is_file() || (now.bytes, now.changed) != (entry.bytes, entry.changed) {
+        let name = printable(path.as_os_str().as_bytes());
+        return Err(Error::Other(format!("{name} was changed since the transfer began; send it again")));
+    }
+    Ok(file)
+}
