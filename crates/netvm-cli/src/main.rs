@@ -29,6 +29,8 @@ Examples:
                                                     a block device of lent memory
   netvm recv photos --listen 0.0.0.0:7071 --secret key
   netvm send 2024 2025 --to big:7071 --secret key   files and folders, and on from where it was cut
+  netvm swap on --size 8G --lender big:7070 --secret key
+                                                    swap on lent memory
   netvm status big:7070 --secret key                what a lender serves
   netvm doctor                                      what works on this machine"
 )]
@@ -49,6 +51,8 @@ enum Command {
     Send(cmd::send::SendArgs),
     /// Receive what another machine sends
     Recv(cmd::recv::RecvArgs),
+    /// Add lent memory to this machine's swap
+    Swap(cmd::swap::SwapArgs),
     /// Show what a lender serves
     Status(cmd::status::StatusArgs),
     /// Make the secret that lenders and borrowers share
@@ -78,6 +82,7 @@ fn main() -> ExitCode {
         Command::Nbd(args) => cmd::nbd::run(args),
         Command::Send(args) => cmd::send::run(&args),
         Command::Recv(args) => cmd::recv::run(args),
+        Command::Swap(args) => cmd::swap::run(&args),
         Command::Status(args) => cmd::status::run(&args),
         Command::Secret(args) => cmd::secret::run(&args),
         Command::Demo(args) => cmd::demo::run(&args),

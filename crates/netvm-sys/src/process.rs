@@ -135,6 +135,15 @@ pub fn probe(id: u32, address: u64, bytes: &mut [u8]) -> io::Result<()> {
     whole(copied, bytes.len())
 }
 
+/// Leaves the terminal and the group of whoever started this process.
+///
+/// # Errors
+/// EPERM when it leads a group.
+pub fn new_session() -> io::Result<()> {
+    // SAFETY: no arguments.
+    if unsafe { libc::setsid() } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -373,8 +373,8 @@ impl Slot {
     }
 }
 
-/// When a process started, in clock ticks since boot: tells a process from a later one with the same pid.
-fn start_time(pid: u32) -> Option<u64> {
+/// When a process started, in clock ticks since boot: tells a process from a later one with the same pid. `None` when it has ended.
+pub fn start_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name may contain anything; fields are counted from the last parenthesis.
     let rest = &stat[stat.rfind(')')? + 1..];

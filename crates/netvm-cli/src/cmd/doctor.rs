@@ -335,6 +335,20 @@ fn views() -> Vec<Finding> {
             Some("as root: modprobe nbd"),
         ),
         found(
+            "netvm swap",
+            "/dev/fuse",
+            "swap on lent memory, as root",
+            "no swap on lent memory",
+            Some("as root: modprobe fuse"),
+        ),
+        found(
+            "  loop devices",
+            "/dev/loop-control",
+            "netvm swap needs one",
+            "no swap on lent memory",
+            Some("as root: modprobe loop"),
+        ),
+        found(
             "zram",
             "/sys/class/zram-control",
             "netvm bench swap compares with it",

@@ -11,6 +11,7 @@ pub mod run;
 pub mod secret;
 pub mod send;
 pub mod status;
+pub mod swap;
 
 /// What a command returns: the process's exit code, or a sentence for standard error (exit code 125).
 pub type Outcome = Result<std::process::ExitCode, Box<dyn std::error::Error>>;

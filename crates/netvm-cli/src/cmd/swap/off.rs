@@ -1,0 +1,86 @@
+//! `netvm swap off`.
+
+use super::super::Outcome;
+use super::on::check_root;
+use super::table::{Entry, Files};
+use clap::Args;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Arguments of `netvm swap off`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Everything that is swapped out comes back first; that takes as long as it takes, and fails when this machine has no room for it.")]
+pub struct OffArgs {
+    /// Only the swap with this number [default: all]
+    #[arg(value_name = "N")]
+    number: Option<u32>,
+}
+
+pub fn run(args: &OffArgs) -> Outcome {
+    check_root()?;
+    let all = Files::all();
+    let chosen: Vec<&Files> =
+        all.iter().filter(|files| args.number.is_none_or(|number| number == files.number())).collect();
+    if chosen.is_empty() {
+        return Err(match args.number {
+            Some(number) => {
+                format!("there is no swap {number} on lent memory; `netvm swap status` shows which there are")
+            }
+            None => "there is no swap on lent memory".to_owned(),
+        }
+        .into());
+    }
+    let mut code = ExitCode::SUCCESS;
+    for files in chosen {
+        match end(files) {
+            Ok(()) => println!("netvm: swap {} is off", files.number()),
+            Err(error) => {
+                eprintln!("netvm: swap {} stays: {error}", files.number());
+                code = ExitCode::from(super::super::run::EXIT_NETVM);
+            }
+        }
+    }
+    Ok(code)
+}
+
+fn end(files: &Files) -> Result<(), String> {
+    let entry = files.entry()?;
+    if entry.in_use(files).is_some() {
+        let dead = if entry.is_served() { "" } else { "; its server has ended, so what was on it is lost" };
+        netvm_sys::swap::swap_off(&entry.device)
+            .map_err(|error| format!("{}: {error}{dead}", entry.device.display()))?;
+    }
+    // The kernel takes the file off the device by itself.
+    until(|| !entry.is_attached(files))
+        .ok_or_else(|| format!("{} is still open somewhere", entry.device.display()))?;
+    if files.is_mounted() {
+        let path = files.mount_point();
+        netvm_sys::fuse::unmount(&path)
+            .map_err(|error| format!("cannot unmount {}: {error}", path.display()))?;
+    }
+    end_server(&entry);
+    files.remove();
+    Ok(())
+}
+
+/// It ends when its file is unmounted; nothing needs it any more.
+fn end_server(entry: &Entry) {
+    if until(|| !entry.is_served()).is_none() {
+        let _ = netvm_sys::signal::send(entry.pid, netvm_sys::signal::SIGKILL);
+        until(|| !entry.is_served());
+    }
+}
+
+fn until(mut so: impl FnMut() -> bool) -> Option<()> {
+    let end = Instant::now() + PATIENCE;
+    while !so() {
+        if Instant::now() > end {
+            return None;
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Some(())
+}

@@ -1,0 +1,234 @@
+//! `netvm swap on`: starts a server, puts its file on a loop device, and makes that swap.
+
+use super::super::Outcome;
+use super::super::secret::SecurityArgs;
+use super::serve;
+use super::table::{Entry, Files};
+use crate::size::Size;
+use clap::Args;
+use netvm_sys::swap::{LoopDevice, PRIORITY_MAX};
+use std::fs::{self, OpenOptions};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitCode, Stdio};
+
+/// A swap header and nine pages.
+const SIZE_MIN: u64 = 40 << 10;
+const PAGE_BYTES: u64 = 4096;
+
+/// Arguments of `netvm swap on`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Needs root, FUSE and loop devices; no kernel module of its own. All memory is borrowed now: it cannot run out later. Lenders use memory only for
+what is swapped out. A server stays behind until `netvm swap off`. When the last lender of a page is lost, programs that need the page are
+killed (SIGBUS): use replicas. Lenders belong on other machines: one on this machine frees nothing.
+
+Examples:
+  netvm swap on --size 8G --lender big:7070 --secret key
+  netvm swap on --size 8G --lender a:7070 --lender b:7070 --replicas 2 --priority 10
+                                                    survives the loss of either lender; used before swap of lower priority
+  netvm swap status
+  netvm swap off")]
+pub struct OnArgs {
+    /// Bytes of swap, e.g. 8G
+    #[arg(long)]
+    pub size: Size,
+    /// Address of a lender, HOST:PORT or unix:/path; may be given several times
+    #[arg(long, value_name = "ADDR", required = true)]
+    pub lender: Vec<String>,
+    /// How many lenders keep each byte
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub replicas: usize,
+    /// The kernel fills swap of higher priority first, 0 to 32767 [default: below all other swap]
+    #[arg(long, value_name = "P", value_parser = clap::value_parser!(u32).range(..=i64::from(PRIORITY_MAX)))]
+    priority: Option<u32>,
+    #[command(flatten)]
+    pub security: SecurityArgs,
+    /// Be the server of the swap with this number
+    #[arg(long, hide = true)]
+    pub serve: Option<u32>,
+}
+
+impl OnArgs {
+    pub fn is_server(&self) -> bool {
+        self.serve.is_some()
+    }
+
+    /// The size, in whole pages.
+    pub fn size_bytes(&self) -> u64 {
+        self.size.0.next_multiple_of(PAGE_BYTES)
+    }
+}
+
+/// Whether this process may do it.
+///
+/// # Errors
+/// A sentence with the remedy.
+pub fn check_root() -> Result<(), String> {
+    match fs::metadata("/proc/self").map(|this| this.uid()) {
+        Ok(0) => Ok(()),
+        _ => Err("only root can change this machine's swap: try sudo".to_owned()),
+    }
+}
+
+pub fn run(args: &OnArgs) -> Outcome {
+    if args.size_bytes() < SIZE_MIN {
+        return Err(format!("{} is too little for swap; give --size, e.g. 8G", args.size).into());
+    }
+    check_root()?;
+    let needed = [
+        ("/dev/fuse", "no FUSE in this kernel (CONFIG_FUSE_FS; modprobe fuse)"),
+        ("/dev/loop-control", "no loop devices in this kernel (CONFIG_BLK_DEV_LOOP; modprobe loop)"),
+    ];
+    for (path, reason) in needed {
+        if !Path::new(path).exists() {
+            return Err(format!("there is no {path}: {reason}").into());
+        }
+    }
+    let mut making = Making { files: Files::reserve()?, server: None, device: None, done: false };
+    let (pid, started) = making.start_server()?;
+    let device = making.attach()?;
+    let size_bytes = args.size_bytes();
+    write_header(device.file(), size_bytes)
+        .map_err(|error| format!("cannot write a swap header: {error}"))?;
+    let path = device.path().to_owned();
+    // From here on `swap off` finds it, and the server stays when this process is killed: pages may be on it.
+    making.files.write_entry(&Entry {
+        pid,
+        started,
+        device: path.clone(),
+        size_bytes,
+        replicas: args.replicas,
+    })?;
+    making.release_server()?;
+    netvm_sys::swap::swap_on(&path, args.priority)
+        .map_err(|error| format!("the kernel does not take {} as swap: {error}", path.display()))?;
+    making.done = true;
+    let number = making.files.number();
+    println!(
+        "netvm: swap {number}: {} on {} lenders at {}",
+        Size(size_bytes),
+        args.lender.len(),
+        path.display()
+    );
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A swap that is being made; undone when dropped too early.
+struct Making {
+    files: Files,
+    server: Option<Child>,
+    device: Option<LoopDevice>,
+    done: bool,
+}
+
+impl Making {
+    /// Starts a server and waits until its file is there. Returns its process.
+    fn start_server(&mut self) -> Result<(u32, u64), String> {
+        let program =
+            std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
+        let mut command = Command::new(program);
+        // systemd's last round of kills leaves processes alone whose name begins so: others may need their pages.
+        command
+            .arg0("@netvm")
+            .args(std::env::args_os().skip(1))
+            .args(["--serve", &self.files.number().to_string()]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut server = command.spawn().map_err(|error| format!("cannot start the server: {error}"))?;
+        let pid = server.id();
+        let said = server.stdout.take();
+        self.server = Some(server);
+        for line in said.into_iter().flat_map(|said| BufReader::new(said).lines()).map_while(Result::ok) {
+            match line.strip_prefix(serve::WARNING) {
+                Some(warning) => eprintln!("netvm: {warning}"),
+                None if line == serve::READY => return started(pid),
+                None => return Err(line),
+            }
+        }
+        Err("the server ended before its file was there".to_owned())
+    }
+
+    fn attach(&mut self) -> Result<&LoopDevice, String> {
+        let path = self.files.mount_point();
+        let file = OpenOptions::new().read(true).write(true).open(&path);
+        let file = file.map_err(|error| format!("cannot open {}: {error}", path.display()))?;
+        let device = LoopDevice::attach(&file, &path.to_string_lossy());
+        let device =
+            device.map_err(|error| format!("cannot put {} on a loop device: {error}", path.display()))?;
+        Ok(self.device.insert(device))
+    }
+
+    /// From now on the server ends only when its file is unmounted.
+    fn release_server(&mut self) -> Result<(), String> {
+        let input = self.server.as_mut().and_then(|server| server.stdin.as_mut());
+        let written = input.map(|input| input.write_all(b"\n"));
+        written.and_then(Result::ok).ok_or_else(|| "the server has ended".to_owned())
+    }
+}
+
+impl Drop for Making {
+    fn drop(&mut self) {
+        if self.done {
+            return;
+        }
+        self.device = None;
+        let _ = netvm_sys::fuse::unmount(&self.files.mount_point());
+        if let Some(mut server) = self.server.take() {
+            drop(server.stdin.take());
+            // Nothing is on it.
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+        // It may have mounted between.
+        let _ = netvm_sys::fuse::unmount(&self.files.mount_point());
+        self.files.remove();
+    }
+}
+
+fn started(pid: u32) -> Result<(u32, u64), String> {
+    netvm::runfile::start_time(pid)
+        .map(|started| (pid, started))
+        .ok_or_else(|| "the server has ended".to_owned())
+}
+
+/// What mkswap(8) writes, version 1.
+fn write_header(device: &fs::File, size_bytes: u64) -> std::io::Result<()> {
+    device.write_all_at(&header(size_bytes), 0)?;
+    device.sync_all()
+}
+
+fn header(size_bytes: u64) -> [u8; PAGE_BYTES as usize] {
+    const LABEL: &[u8] = b"netvm";
+    let mut page = [0; PAGE_BYTES as usize];
+    let last_page = u32::try_from(size_bytes / PAGE_BYTES - 1).unwrap_or(u32::MAX);
+    page[1024..1028].copy_from_slice(&1u32.to_ne_bytes());
+    page[1028..1032].copy_from_slice(&last_page.to_ne_bytes());
+    page[1052..1052 + LABEL.len()].copy_from_slice(LABEL);
+    page[4086..].copy_from_slice(b"SWAPSPACE2");
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_header_is_mkswaps() {
+        let path = std::env::temp_dir().join(format!("netvm-swap-header-{}", std::process::id()));
+        let size = 1 << 20;
+        fs::File::create(&path).unwrap().set_len(size).unwrap();
+        let made = Command::new("/usr/sbin/mkswap").args(["-L", "netvm"]).arg(&path).output();
+        let theirs = fs::read(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        if !made.is_ok_and(|output| output.status.success()) {
+            let _ = writeln!(std::io::stderr(), "the_header_is_mkswaps: skipped (no mkswap)");
+            return;
+        }
+        let mut ours = header(size);
+        // Theirs has a random number in it, too.
+        ours[1036..1052].copy_from_slice(&theirs[1036..1052]);
+        assert_eq!(ours[..], theirs[..4096]);
+    }
+}

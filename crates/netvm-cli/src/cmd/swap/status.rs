@@ -1,0 +1,98 @@
+//! `netvm swap status`.
+
+use super::super::Outcome;
+use super::table::{Entry, Files, Health, InUse};
+use crate::size::Size;
+use clap::Args;
+use serde_json::{Value, json};
+use std::process::ExitCode;
+
+/// Arguments of `netvm swap status`.
+#[derive(Args, Debug)]
+#[command(after_help = "Exit code: 0, or 1 when a server has ended or pages are lost.")]
+pub struct StatusArgs {
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+struct Swap {
+    number: u32,
+    entry: Entry,
+    served: bool,
+    used: Option<InUse>,
+    health: Health,
+}
+
+impl Swap {
+    fn of(files: &Files) -> Result<Self, String> {
+        let entry = files.entry()?;
+        let (served, used) = (entry.is_served(), entry.in_use(files));
+        Ok(Self { number: files.number(), served, used, health: files.health().unwrap_or_default(), entry })
+    }
+
+    fn is_well(&self) -> bool {
+        self.served && self.health.lost == 0
+    }
+
+    fn state(&self) -> &'static str {
+        match (self.served, self.used) {
+            (true, Some(_)) if self.health.lost > 0 => "pages lost",
+            (true, Some(_)) => "in use",
+            (true, None) => "not in use",
+            (false, Some(_)) => "server dead",
+            (false, None) => "server dead, not in use",
+        }
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "number": self.number, "state": self.state(), "device": self.entry.device, "size_bytes": self.entry.size_bytes,
+            "used_bytes": self.used.map(|used| used.used_bytes), "priority": self.used.map(|used| used.priority),
+            "replicas": self.entry.replicas, "server": { "pid": self.entry.pid, "alive": self.served },
+            "lenders": self.health.lenders, "extents_degraded": self.health.degraded, "extents_lost": self.health.lost,
+            "warnings": self.health.warnings,
+        })
+    }
+
+    fn print(&self) {
+        println!("swap       {} at {}: {}", self.number, self.entry.device.display(), self.state());
+        let used = self.used.map_or(String::new(), |used| {
+            format!(", {} used, priority {}", Size(used.used_bytes), used.priority)
+        });
+        println!("size       {}{used}", Size(self.entry.size_bytes));
+        println!(
+            "server     {} {}",
+            self.entry.pid,
+            if self.served { "alive" } else { "dead: `netvm swap off` clears up" }
+        );
+        for warning in &self.health.warnings {
+            println!("warning    {warning}");
+        }
+        let copies = match (self.health.degraded, self.health.lost) {
+            (0, 0) => String::new(),
+            (degraded, lost) => format!("; extents with copies missing: {degraded}, with none left: {lost}"),
+        };
+        println!("replicas   {}{copies}", self.entry.replicas);
+        for lender in &self.health.lenders {
+            println!(
+                "lender     {}{}",
+                lender.address,
+                lender.lost.as_ref().map_or(String::new(), |why| format!(" lost: {why}"))
+            );
+        }
+    }
+}
+
+pub fn run(args: &StatusArgs) -> Outcome {
+    super::on::check_root()?;
+    let swaps = Files::all().iter().map(Swap::of).collect::<Result<Vec<_>, _>>()?;
+    if args.json {
+        println!("{}", json!({ "swaps": swaps.iter().map(Swap::json).collect::<Vec<_>>() }));
+    } else if swaps.is_empty() {
+        println!("no swap on lent memory");
+    } else {
+        swaps.iter().for_each(Swap::print);
+    }
+    Ok(if swaps.iter().all(Swap::is_well) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,106 @@
+//! The kernel's side of a file system in this process: /dev/fuse, mount and unmount.
+
+use std::ffi::CString;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use crate::shared::SharedSlice;
+
+/// Requests of the kernel, one for each read, and their answers, one for each write.
+#[derive(Debug)]
+pub struct FuseDevice {
+    file: File,
+}
+
+impl FuseDevice {
+    /// A device that nothing is mounted of yet. Reads of it do not wait.
+    ///
+    /// # Errors
+    /// ENOENT and ENODEV without FUSE in the kernel; EACCES.
+    pub fn open() -> io::Result<Self> {
+        let mut options = OpenOptions::new();
+        let file = options
+            .read(true)
+            .write(true)
+            .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
+            .open("/dev/fuse")?;
+        Ok(Self { file })
+    }
+
+    /// Mounts a file system whose root is a regular file, readable and writable by root only, over the file `at`. The kernel's first
+    /// request is there when this returns.
+    ///
+    /// # Errors
+    /// EPERM without CAP_SYS_ADMIN; ENOTDIR when `at` is a folder; ENODEV.
+    pub fn mount_file(&self, at: &Path) -> io::Result<()> {
+        let text =
+            |bytes: &[u8]| CString::new(bytes).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
+        let at = text(at.as_os_str().as_bytes())?;
+        let options =
+            format!("fd={},rootmode=100600,user_id=0,group_id=0,default_permissions", self.file.as_raw_fd());
+        let options = text(options.as_bytes())?;
+        let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC | libc::MS_NOATIME;
+        // SAFETY: strings that end with a zero and outlive the call.
+        let result = unsafe {
+            libc::mount(
+                c"netvm".as_ptr(),
+                at.as_ptr(),
+                c"fuse.netvm".as_ptr(),
+                flags,
+                options.as_ptr().cast(),
+            )
+        };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Reads a request: its first bytes into `head`, the rest into `data`. Returns how many bytes it has in all.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is none; ENODEV when the file system is unmounted; ENOENT when a request was taken back: read again.
+    pub fn read(&self, head: &mut [u8], data: SharedSlice) -> io::Result<usize> {
+        let pieces = [
+            libc::iovec { iov_base: head.as_mut_ptr().cast(), iov_len: head.len() },
+            libc::iovec { iov_base: data.as_ptr().cast(), iov_len: data.len() },
+        ];
+        // SAFETY: the kernel writes at most `head.len()` bytes into bytes that are borrowed exclusively and `data.len()` bytes into
+        // shared memory, which may change at any time.
+        let got = unsafe { libc::readv(self.file.as_raw_fd(), pieces.as_ptr(), 2) };
+        if got < 0 { Err(io::Error::last_os_error()) } else { Ok(got as usize) }
+    }
+
+    /// Writes an answer: `head`, then `data`.
+    ///
+    /// # Errors
+    /// ENOENT when nobody waits for it any more; EINVAL when it is no answer.
+    pub fn write(&self, head: &[u8], data: SharedSlice) -> io::Result<()> {
+        let pieces = [
+            libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() },
+            libc::iovec { iov_base: data.as_ptr().cast(), iov_len: data.len() },
+        ];
+        // SAFETY: the kernel only reads, `head.len()` borrowed bytes and `data.len()` bytes of shared memory.
+        let put = unsafe { libc::writev(self.file.as_raw_fd(), pieces.as_ptr(), 2) };
+        if put < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+}
+
+impl AsFd for FuseDevice {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
+
+/// Takes away what is mounted at `at`, now or, when it is in use, as soon as it is not.
+///
+/// # Errors
+/// EINVAL when nothing is mounted there; EPERM.
+pub fn unmount(at: &Path) -> io::Result<()> {
+    let at =
+        CString::new(at.as_os_str().as_bytes()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    // SAFETY: a string that ends with a zero and outlives the call.
+    let result = unsafe { libc::umount2(at.as_ptr(), libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}

@@ -1,0 +1,6 @@
+//! A volume as one file, by FUSE. docs/design/swap.md has the whole.
+
+mod proto;
+mod server;
+
+pub use server::{FileServer, IN_FLIGHT_MAX, REQUEST_BYTES_MAX};
