@@ -33,6 +33,11 @@ impl Folder {
         Err(format!("{0} is full of old runs; remove {0}/{PREFIX}*", base.display()))
     }
 
+    /// A file in it.
+    pub fn file(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
     /// Where the run file goes.
     pub fn run_file(&self) -> PathBuf {
         self.0.join("run")

@@ -5,6 +5,7 @@ use std::io::Write;
 
 use clap::{Args, Subcommand};
 
+mod block;
 mod child;
 mod fault;
 mod floors;
@@ -46,6 +47,8 @@ enum Which {
     Rma(rma::RmaArgs),
     /// Measure what memory that is paged out costs, and what asking for it costs
     Nonresident(nonresident::NonresidentArgs),
+    /// Measure network block devices, next to nbdkit and nbd-server
+    Block(block::BlockArgs),
     #[command(hide = true)]
     RmaPartner(rma::PartnerArgs),
     #[command(hide = true)]
@@ -66,6 +69,7 @@ pub fn run(args: BenchArgs) -> Result<(), Box<dyn Error>> {
         Which::Frames { json, quick } => print(&frames::run(quick)?, json),
         Which::Rma(args) => rma::run(&args),
         Which::Nonresident(args) => nonresident::run(&args),
+        Which::Block(args) => print(&block::run(&args)?, args.json()),
         Which::RmaPartner(args) => rma::run_partner(&args),
         Which::Echo(args) => floors::serve(&args),
         Which::Worker(args) => worker::run(&args),
