@@ -4,6 +4,7 @@ use super::Outcome;
 use super::secret::SecurityArgs;
 use crate::size::Size;
 use clap::Args;
+use netvm::Error;
 use netvm::lender::{BorrowOptions, StopFlag};
 use netvm::view::nbd::{NbdConfig, NbdServer, Notice, TlsFiles};
 use netvm::volume::{Event, Volume, VolumeOptions};
@@ -105,13 +106,18 @@ pub fn run(args: NbdArgs) -> Outcome {
 
 fn sentence(notice: &Notice) -> String {
     match notice {
-        Notice::Volume(Event::LenderLost { error, degraded, lost, .. }) => {
+        Notice::Volume(Event::LenderLost { lender, error, degraded, lost }) => {
             let what = match (degraded, lost) {
                 (_, 1..) => "what only it had is lost: reads of that fail",
                 (1.., 0) => "nothing is lost; the other copies are copied to another lender if there is one",
                 (0, 0) => "it had nothing",
             };
-            format!("{error}; {what}")
+            // The error's own sentence knows nothing of copies.
+            let why = match error {
+                Error::LenderLost { reason, .. } => reason.clone(),
+                other => other.to_string(),
+            };
+            format!("lost lender {lender}, {why}: {what}")
         }
         Notice::Volume(Event::LenderBack { lender }) => format!("{lender} is back, empty, and used again"),
         Notice::Volume(Event::Mended { after }) => {

@@ -221,11 +221,18 @@ impl Disk {
 /// Starts a command and returns what follows ` at ` in its first line.
 fn netvm(arguments: &[&str]) -> Result<(Child, String), Failure> {
     let mut command = Command::new(std::env::current_exe()?);
-    let mut child = command.args(arguments).stdout(Stdio::piped()).stdin(Stdio::null()).spawn()?;
+    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn()?;
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().ok_or("no output")?).read_line(&mut line)?;
-    let address = line.trim().rsplit_once(" at ").map(|(_, address)| address.to_owned());
-    Ok((child, address.ok_or("a server did not start")?))
+    match line.trim().rsplit_once(" at ") {
+        Some((_, address)) => Ok((child, address.to_owned())),
+        None => {
+            let mut why = String::new();
+            child.stderr.take().ok_or("no output")?.read_to_string(&mut why)?;
+            Err(format!("netvm {} did not start: {}", arguments[0], why.trim()).into())
+        }
+    }
 }
 
 fn ours(folder: &Folder, size: u64, lender: &'static str) -> Result<Server, Failure> {
