@@ -258,6 +258,32 @@ print(good)
     }
 }
 
+/// Time in which the server itself did not run is nobody's silence.
+#[test]
+fn a_server_that_was_stopped_gives_nobody_up() {
+    if !has("a_server_that_was_stopped_gives_nobody_up", &[NBDCOPY]) {
+        return;
+    }
+    for replicas in ["1", "2"] {
+        let lenders = [lender("96M"), lender("96M")];
+        let device = Device::start("64M", &[&lenders[0].1, &lenders[1].1], &["--replicas", replicas]);
+        let file = random_file(&device.folder, 64 << 20);
+        finish(Command::new(NBDCOPY).arg(&file).arg(device.uri())).must_succeed();
+        // Stopped in the middle of reads, for longer than any lender may be silent.
+        let mut command = Command::new(NBDCOPY);
+        let reading = Guard(command.arg(device.uri()).arg(device.folder.path("back")).spawn().unwrap());
+        signal(device.process.0.id(), "STOP");
+        std::thread::sleep(Duration::from_millis(6500));
+        signal(device.process.0.id(), "CONT");
+        let mut reading = reading;
+        until("it has read everything", || reading.0.try_wait().unwrap().is_some());
+        assert!(reading.0.wait().unwrap().success(), "{}", device.said());
+        let back = device.folder.path("back");
+        assert!(std::fs::read(&file).unwrap() == std::fs::read(&back).unwrap());
+        assert_eq!(device.said(), "", "nobody was lost");
+    }
+}
+
 #[test]
 fn tls_and_certificates() {
     if !has("tls_and_certificates", &[NBDINFO, NBDCOPY, OPENSSL]) {
@@ -360,6 +386,7 @@ fn what_cannot_be_is_said() {
     for (arguments, expected) in [
         (&["--size", "1G", "--lender", address][..], "too little memory"),
         (&["--size", "0", "--lender", address], "0 bytes"),
+        (&["--size", "4095P", "--lender", address], "can have"),
         (&["--size", "1M", "--lender", address, "--replicas", "2"], "2 replicas on 1 lenders"),
         (&["--size", "1M", "--lender", "unix:/nowhere/x"], "/nowhere/x"),
         (&["--size", "1M", "--lender", address, "--unix", "/nowhere/x"], "/nowhere/x"),

@@ -3,7 +3,6 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use netvm::Error;
@@ -14,48 +13,9 @@ use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
 
 mod common;
-use common::Random;
+use common::{Random, Serving};
 
 const SLAB: u64 = 1 << 20;
-
-struct Lent {
-    address: String,
-    stop: StopFlag,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Lent {
-    fn new(slabs: u64) -> Self {
-        Self::at("127.0.0.1:0", slabs)
-    }
-
-    fn at(address: &str, slabs: u64) -> Self {
-        let listen = vec![address.to_owned()];
-        let config =
-            LenderConfig { listen, size_bytes: slabs * SLAB, slab_bytes: SLAB, ..LenderConfig::default() };
-        let mut lender = Lender::bind(config).unwrap();
-        let address = lender.addresses()[0].clone();
-        let stop = StopFlag::new().unwrap();
-        let flag = stop.clone();
-        let thread = Some(std::thread::spawn(move || lender.run(&flag).unwrap()));
-        Self { address, stop, thread }
-    }
-
-    fn connect(&self) -> Borrower {
-        Borrower::connect(&self.address, &BorrowOptions { name: "test".into(), ..BorrowOptions::default() })
-            .unwrap()
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        while let Some(thread) = self.thread.take_if(|thread| !thread.is_finished()) {
-            self.stop.stop();
-            std::thread::sleep(Duration::from_millis(5));
-            self.thread = Some(thread);
-        }
-    }
-}
 
 /// Polls until nothing is under way.
 fn settle(borrower: &mut Borrower) -> Vec<Completion> {
@@ -87,7 +47,7 @@ fn random_bytes(random: &mut Random, bytes: usize) -> Vec<u8> {
 fn written_bytes_come_back_over_tcp_and_unix() {
     let unix = format!("unix:/tmp/netvm-lender-test-{}", std::process::id());
     for address in ["127.0.0.1:0", &unix] {
-        let lent = Lent::at(address, 4);
+        let lent = Serving::at(address, 4);
         let mut borrower = lent.connect();
         let mut random = Random::new(1);
         let mut model = Vec::new();
@@ -137,7 +97,7 @@ fn written_bytes_come_back_over_tcp_and_unix() {
 
 #[test]
 fn pages_scatter_and_gather() {
-    let lent = Lent::new(1);
+    let lent = Serving::new(1);
     let mut borrower = lent.connect();
     let slab = borrower.borrow_slab().unwrap();
     let local = memory(1 << 20);
@@ -160,7 +120,7 @@ fn pages_scatter_and_gather() {
 
 #[test]
 fn slabs_are_refused_beyond_the_size_and_come_back_as_zeros() {
-    let lent = Lent::new(2);
+    let lent = Serving::new(2);
     let (mut one, mut two) = (lent.connect(), lent.connect());
     let local = memory(4096);
     let slab = one.borrow_slab().unwrap();
@@ -203,7 +163,7 @@ fn slabs_are_refused_beyond_the_size_and_come_back_as_zeros() {
 
 #[test]
 fn a_fork_shares_slabs_until_one_lets_go() {
-    let lent = Lent::new(3);
+    let lent = Serving::new(3);
     let mut parent = lent.connect();
     let local = memory(8192);
     let (page, back) = (local.sub(0, 4096).unwrap(), local.sub(4096, 4096).unwrap());
@@ -253,7 +213,7 @@ fn a_fork_shares_slabs_until_one_lets_go() {
 
 #[test]
 fn a_status_lists_borrowers() {
-    let lent = Lent::new(4);
+    let lent = Serving::new(4);
     let options = BorrowOptions { name: "sort\x1b[2J".into(), pid: Some(42), ..BorrowOptions::default() };
     let mut borrower = Borrower::connect(&lent.address, &options).unwrap();
     let slab = borrower.borrow_slab().unwrap();
@@ -269,7 +229,7 @@ fn a_status_lists_borrowers() {
 /// A write that `push` has sent completes only at the next poll, when a call may have taken its place already.
 #[test]
 fn a_call_is_not_answered_by_a_write_that_was_pushed_before() {
-    let lent = Lent::new(1);
+    let lent = Serving::new(1);
     let mut borrower = lent.connect();
     let slab = borrower.borrow_slab().unwrap();
     for token in 0..50 {
@@ -284,7 +244,7 @@ fn a_call_is_not_answered_by_a_write_that_was_pushed_before() {
 
 #[test]
 fn a_full_queue_is_backpressure() {
-    let lent = Lent::new(1);
+    let lent = Serving::new(1);
     let mut borrower = lent.connect();
     let slab = borrower.borrow_slab().unwrap();
     let local = memory(4096);
@@ -315,7 +275,7 @@ fn a_full_queue_is_backpressure() {
 
 #[test]
 fn a_killed_lender_is_named_and_nothing_hangs() {
-    let lent = Lent::new(1);
+    let lent = Serving::new(1);
     let mut borrower = lent.connect();
     let slab = borrower.borrow_slab().unwrap();
     let local = memory(4096);
@@ -343,7 +303,7 @@ fn a_killed_lender_is_named_and_nothing_hangs() {
 
 #[test]
 fn a_stopped_lender_waits_for_its_borrowers() {
-    let mut lent = Lent::new(1);
+    let mut lent = Serving::new(1);
     let mut borrower = lent.connect();
     let slab = borrower.borrow_slab().unwrap();
     lent.stop.stop();
@@ -406,7 +366,7 @@ fn other_versions_and_other_protocols_are_named() {
     let error = Borrower::connect(&answering(nonsense), &BorrowOptions::default()).unwrap_err();
     assert!(matches!(&error, Error::Protocol { reason, .. } if reason.contains("238")), "{error}");
     // And the other way round: a borrower of another version at our lender gets our versions.
-    let lent = Lent::new(1);
+    let lent = Serving::new(1);
     let mut stream = TcpStream::connect(&lent.address).unwrap();
     newer[12] = Role::Borrower as u8;
     stream.write_all(&newer).unwrap();
@@ -448,7 +408,7 @@ fn a_silent_server_times_out() {
 
 #[test]
 fn half_open_connections_and_garbage_do_not_disturb_others() {
-    let lent = Lent::new(1);
+    let lent = Serving::new(1);
     let mut half_open: Vec<_> = (0..50).map(|_| TcpStream::connect(&lent.address).unwrap()).collect();
     half_open[1].write_all(b"netvm").unwrap();
     let mut random = Random::new(7);
@@ -482,7 +442,7 @@ fn half_open_connections_and_garbage_do_not_disturb_others() {
 /// Prints what a page costs; the figures are checked only loosely, a debug build on a busy machine must pass too.
 #[test]
 fn pages_are_fast() {
-    let lent = Lent::new(8);
+    let lent = Serving::new(8);
     let mut borrower = lent.connect();
     let slab = borrower.borrow_slab().unwrap();
     let local = memory(1 << 20);
@@ -536,7 +496,7 @@ fn pages_are_fast() {
 /// Refusals among pipelined reads: what was laid out for a page turns out to be something else, and must be moved.
 #[test]
 fn refused_reads_among_others_do_not_disturb_them() {
-    let lent = Lent::new(1);
+    let lent = Serving::new(1);
     let mut borrower = lent.connect();
     let slab = borrower.borrow_slab().unwrap();
     let local = memory(1 << 20);

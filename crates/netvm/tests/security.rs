@@ -3,11 +3,10 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use netvm::Error;
-use netvm::lender::{BorrowOptions, Borrower, Lender, LenderConfig, StopFlag, status_with};
+use netvm::lender::{BorrowOptions, Borrower, Lender, LenderConfig, status_with};
 use netvm::security::{Encryption, Protection, Secret, Security};
 use netvm_core::limits::{HALF_OPEN_MAX, HELLO_BYTES};
 use netvm_core::opening::{Opening, SEALED_HELLO_BYTES};
@@ -15,7 +14,7 @@ use netvm_core::wire::{Hello, Refusal, Role};
 use netvm_sys::mapping::Mapping;
 
 mod common;
-use common::Random;
+use common::{Random, Serving};
 
 fn security(encryption: Encryption) -> Security {
     Security { secret: Some(Secret::from_bytes([42; 32])), encryption, insecure: false }
@@ -25,33 +24,9 @@ fn options(encryption: Encryption) -> BorrowOptions {
     BorrowOptions { security: security(encryption), ..BorrowOptions::default() }
 }
 
-struct Lent {
-    address: String,
-    stop: StopFlag,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Lent {
-    fn new(security: Security) -> Self {
-        let config =
-            LenderConfig { size_bytes: 8 << 20, slab_bytes: 1 << 20, security, ..LenderConfig::default() };
-        let mut lender = Lender::bind(config).unwrap();
-        let address = lender.addresses()[0].clone();
-        let stop = StopFlag::new().unwrap();
-        let flag = stop.clone();
-        let thread = Some(std::thread::spawn(move || lender.run(&flag).unwrap()));
-        Self { address, stop, thread }
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        while let Some(thread) = self.thread.take_if(|thread| !thread.is_finished()) {
-            self.stop.stop();
-            std::thread::sleep(Duration::from_millis(5));
-            self.thread = Some(thread);
-        }
-    }
+fn lend(security: Security) -> Serving {
+    let (size_bytes, slab_bytes) = (8 << 20, 1 << 20);
+    Serving::start(LenderConfig { size_bytes, slab_bytes, security, ..LenderConfig::default() })
 }
 
 /// Everything that a lender does works behind a secret, encrypted or not, and forks keep what protects them.
@@ -60,7 +35,7 @@ fn borrowing_works_on_protected_sessions() {
     for (encryption, protection) in
         [(Encryption::IfAsked, Protection::Authenticated), (Encryption::Always, Protection::Encrypted)]
     {
-        let lent = Lent::new(security(Encryption::IfAsked));
+        let lent = lend(security(Encryption::IfAsked));
         let mut borrower = Borrower::connect(&lent.address, &options(encryption)).unwrap();
         assert_eq!(borrower.protection(), protection);
         let slab = borrower.borrow_slab().unwrap();
@@ -111,7 +86,7 @@ fn borrowing_works_on_protected_sessions() {
 
 #[test]
 fn strangers_are_refused_with_the_reason_and_learn_no_more() {
-    let lent = Lent::new(security(Encryption::IfAsked));
+    let lent = lend(security(Encryption::IfAsked));
     let wrong = Security { secret: Some(Secret::from_bytes([41; 32])), ..Security::default() };
     for (security, expected) in [
         (wrong, Error::WrongSecret { lender: lent.address.clone() }),
@@ -146,7 +121,7 @@ fn strangers_are_refused_with_the_reason_and_learn_no_more() {
 /// What one borrower sent, sent again: it is answered, and gets nowhere.
 #[test]
 fn a_recorded_session_opens_nothing() {
-    let lent = Lent::new(security(Encryption::Always));
+    let lent = lend(security(Encryption::Always));
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     let (recorded, target) = (Arc::new(Mutex::new(Vec::new())), lent.address.clone());
@@ -182,7 +157,7 @@ fn a_recorded_session_opens_nothing() {
 /// Half-open connections end in time, whatever their stage, and a flood of them does not keep others out.
 #[test]
 fn half_open_connections_are_few_and_short() {
-    let lent = Lent::new(security(Encryption::IfAsked));
+    let lent = lend(security(Encryption::IfAsked));
     let mut slow: Vec<_> = (0..3).map(|_| TcpStream::connect(&lent.address).unwrap()).collect();
     // One byte now and then, all of them good, does not make it longer.
     let good = Opening::new(Role::Borrower, Encryption::IfAsked).encode();
@@ -230,7 +205,7 @@ fn encryption_keeps_much_of_the_bandwidth() {
     let memory = Mapping::anonymous(1 << 20).unwrap();
     let pages: Vec<_> = (0..64).map(|page| memory.shared().sub(page * 4096, 4096).unwrap()).collect();
     let measure = move |security: Security, write: bool| {
-        let lent = Lent::new(security.clone());
+        let lent = lend(security.clone());
         let options = BorrowOptions { security, ..BorrowOptions::default() };
         let mut borrower = Borrower::connect(&lent.address, &options).unwrap();
         let slabs: Vec<_> = (0..8).map(|_| borrower.borrow_slab().unwrap()).collect();

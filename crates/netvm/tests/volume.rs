@@ -1,53 +1,17 @@
 //! Volumes over real lenders, some of which are lost.
 
 use std::collections::HashMap;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use netvm::lender::{Lender, LenderConfig, StopFlag};
 use netvm::volume::{Ended, Event, Volume, VolumeOptions};
 use netvm_sys::mapping::Mapping;
 use netvm_sys::thread::poll;
 use std::os::fd::AsRawFd;
 
 mod common;
-use common::Random;
+use common::{Random, Serving};
 
 const SLAB: u64 = 1 << 20;
-
-struct Lent {
-    address: String,
-    stop: StopFlag,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Lent {
-    fn new(slabs: u64) -> Self {
-        Self::at("127.0.0.1:0", slabs)
-    }
-
-    fn at(address: &str, slabs: u64) -> Self {
-        let listen = vec![address.to_owned()];
-        let config =
-            LenderConfig { listen, size_bytes: slabs * SLAB, slab_bytes: SLAB, ..LenderConfig::default() };
-        let mut lender = Lender::bind(config).unwrap();
-        let address = lender.addresses()[0].clone();
-        let stop = StopFlag::new().unwrap();
-        let flag = stop.clone();
-        let thread = Some(std::thread::spawn(move || lender.run(&flag).unwrap()));
-        Self { address, stop, thread }
-    }
-}
-
-impl Drop for Lent {
-    fn drop(&mut self) {
-        while let Some(thread) = self.thread.take_if(|thread| !thread.is_finished()) {
-            self.stop.stop();
-            std::thread::sleep(Duration::from_millis(2));
-            self.thread = Some(thread);
-        }
-    }
-}
 
 fn turn(volume: &mut Volume, ended: &mut Vec<Ended>) {
     volume.poll(ended);
@@ -73,7 +37,7 @@ fn wait(volume: &mut Volume, token: u64) -> netvm::Result<()> {
     panic!("it does not end");
 }
 
-fn open(lenders: &[&Lent], size: u64, replicas: usize) -> netvm::Result<Volume> {
+fn open(lenders: &[&Serving], size: u64, replicas: usize) -> netvm::Result<Volume> {
     let addresses: Vec<String> = lenders.iter().map(|lender| lender.address.clone()).collect();
     Volume::open(&addresses, size, VolumeOptions { replicas, ..VolumeOptions::default() })
 }
@@ -81,7 +45,7 @@ fn open(lenders: &[&Lent], size: u64, replicas: usize) -> netvm::Result<Volume> 
 #[test]
 fn random_operations_read_back_while_lenders_come_and_go() {
     let size = 8 * SLAB - 12_345;
-    let mut lenders: Vec<Option<Lent>> = (0..3).map(|_| Some(Lent::new(10))).collect();
+    let mut lenders: Vec<Option<Serving>> = (0..3).map(|_| Some(Serving::new(10))).collect();
     let addresses: Vec<String> = lenders.iter().flatten().map(|lender| lender.address.clone()).collect();
     let options = VolumeOptions { replicas: 2, ..VolumeOptions::default() };
     let mut volume = Volume::open(&addresses, size, options).unwrap();
@@ -146,7 +110,7 @@ fn random_operations_read_back_while_lenders_come_and_go() {
             losses += 1;
             // The second one comes back, and is used again.
             if losses == 2 {
-                lenders[victim] = Some(Lent::at(&addresses[victim], 10));
+                lenders[victim] = Some(Serving::at(&addresses[victim], 10));
             }
         }
     }
@@ -171,7 +135,7 @@ fn random_operations_read_back_while_lenders_come_and_go() {
 
 #[test]
 fn without_replicas_a_lost_lender_is_named_and_the_rest_goes_on() {
-    let mut lenders: Vec<Lent> = (0..2).map(|_| Lent::new(4)).collect();
+    let mut lenders: Vec<Serving> = (0..2).map(|_| Serving::new(4)).collect();
     let mut volume = open(&[&lenders[0], &lenders[1]], 4 * SLAB, 1).unwrap();
     let memory = Mapping::anonymous(SLAB as usize).unwrap();
     memory.shared().fill(7);
@@ -200,10 +164,13 @@ fn without_replicas_a_lost_lender_is_named_and_the_rest_goes_on() {
 
 #[test]
 fn what_cannot_be_is_said() {
-    let (one, two) = (Lent::new(4), Lent::new(4));
+    let (one, two) = (Serving::new(4), Serving::new(4));
     let error = open(&[&one, &two], 5 * SLAB, 2).unwrap_err().to_string();
     assert!(error.contains("too little memory") && error.contains("sufficed for 4 MiB"), "{error}");
     assert!(open(&[&one, &two], SLAB, 3).is_err());
+    for size in [u64::MAX, 1 << 62, (1 << 46) + 1] {
+        assert!(open(&[&one, &two], size, 1).unwrap_err().to_string().contains("can have"));
+    }
     assert!(open(&[&one, &one], SLAB, 2).unwrap_err().to_string().contains("named twice"));
     let mut volume = open(&[&one, &two], 8 * SLAB, 1).unwrap();
     let memory = Mapping::anonymous(4096).unwrap();
@@ -215,7 +182,7 @@ fn what_cannot_be_is_said() {
 
 #[test]
 fn discarded_memory_goes_back_to_the_machine() {
-    let lender = Lent::new(16);
+    let lender = Serving::new(16);
     let mut volume = open(&[&lender], 16 * SLAB, 1).unwrap();
     let memory = Mapping::anonymous(SLAB as usize).unwrap();
     memory.shared().fill(7);

@@ -24,6 +24,8 @@ pub const BLOCK_BYTES: u64 = 4096;
 pub const CHUNK_BYTES: u64 = 256 << 10;
 /// Shorter runs of discarded bytes are not given back to a lender.
 pub const GIVE_BACK_BYTES_MIN: u64 = 64 << 10;
+/// Most bytes of a volume, whose presence then takes 2 GiB.
+pub const VOLUME_BYTES_MAX: u64 = 1 << 46;
 /// Most lenders of one volume.
 pub const LENDERS_MAX: usize = 64;
 
@@ -201,6 +203,8 @@ pub struct Volume {
     moving: Places<Moving>,
     zeros: VecDeque<Zeros>,
     ended: VecDeque<(u64, Result<(), Lost>)>,
+    /// Who had the last complete copy of the first extent that was lost.
+    lost: Option<Lost>,
     repair: Repair,
     /// Ranges that lenders have been told to discard and have not answered for, and how many have not. A lender may do so after it
     /// has applied later writes.
@@ -214,10 +218,10 @@ impl Volume {
     ///
     /// # Panics
     /// When `extent_bytes` is not a multiple of [`BLOCK_BYTES`] or 0, or there is no lender or replica, or there are more than
-    /// [`LENDERS_MAX`] lenders.
+    /// [`LENDERS_MAX`] lenders or [`VOLUME_BYTES_MAX`] bytes.
     pub fn new(size_bytes: u64, extent_bytes: u64, replicas: usize, lenders: usize) -> Self {
         assert!(extent_bytes > 0 && extent_bytes.is_multiple_of(BLOCK_BYTES));
-        assert!(replicas > 0 && (1..=LENDERS_MAX).contains(&lenders));
+        assert!(replicas > 0 && (1..=LENDERS_MAX).contains(&lenders) && size_bytes <= VOLUME_BYTES_MAX);
         let count = size_bytes.div_ceil(extent_bytes) as usize;
         Self {
             size_bytes,
@@ -230,6 +234,7 @@ impl Volume {
             moving: Places::default(),
             zeros: VecDeque::new(),
             ended: VecDeque::new(),
+            lost: None,
             repair: Repair::default(),
             giving_back: Vec::new(),
             held: VecDeque::new(),
@@ -414,6 +419,7 @@ impl Volume {
             extent.copies.retain(|copy| copy.lender != lender);
             if extent.copies.len() < had && extent.full().next().is_none() && extent.lost.is_none() {
                 extent.lost = Some(lender);
+                self.lost.get_or_insert(Lost { lender });
             }
         }
         self.repair.look_again();
@@ -613,10 +619,7 @@ impl Volume {
             return;
         }
         let Some(op) = self.ops.take(number) else { return };
-        let lost = match op.is_flush {
-            true => self.extents.iter().find_map(|extent| extent.lost).map(|lender| Lost { lender }),
-            false => op.lost,
-        };
+        let lost = if op.is_flush { self.lost } else { op.lost };
         self.ended.push_back((op.token, lost.map_or(Ok(()), Err)));
     }
 }

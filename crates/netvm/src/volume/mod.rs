@@ -7,6 +7,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use netvm_core::endpoint::PostError;
+use netvm_core::limits::SLABS_MAX;
 use netvm_core::volume::{self as core, CHUNK_BYTES, Done, Gone, Kind, Transfer, What, Zeros};
 use netvm_sys::epoll::{Epoll, Interest};
 use netvm_sys::mapping::Mapping;
@@ -16,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::lender::{BorrowOptions, Borrower, Completion};
 use comeback::Comeback;
 
-pub use netvm_core::volume::{BLOCK_BYTES, LENDERS_MAX, Presence};
+pub use netvm_core::volume::{BLOCK_BYTES, LENDERS_MAX, Presence, VOLUME_BYTES_MAX};
 
 /// How a volume is made.
 #[derive(Clone, Debug)]
@@ -170,6 +171,16 @@ impl Volume {
         let extent_bytes = slabs.min().unwrap_or(0) / BLOCK_BYTES * BLOCK_BYTES;
         if extent_bytes == 0 {
             return Err(Error::Other("a lender's slabs are smaller than a block of 4096 bytes".to_owned()));
+        }
+        // What a lender has, as far as it can have any: before anything is made for it.
+        let extents = size_bytes.div_ceil(extent_bytes).saturating_mul(replicas as u64);
+        if size_bytes > VOLUME_BYTES_MAX || extents > SLABS_MAX * sides.len() as u64 {
+            return Err(Error::Other(format!(
+                "{} MiB in {replicas} replicas are more than {} lenders with slabs of {} KiB can have, or than a volume may have",
+                size_bytes >> 20,
+                sides.len(),
+                extent_bytes >> 10
+            )));
         }
         let memory = |bytes| {
             Mapping::anonymous(bytes).map_err(|error| Error::system("reserve memory for buffers", &error))

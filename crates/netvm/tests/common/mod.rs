@@ -3,9 +3,11 @@
 
 pub mod process;
 
-use netvm::lender::{Lender, LenderConfig, StopFlag};
+use netvm::lender::{BorrowOptions, Borrower, Lender, LenderConfig, StopFlag};
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::Duration;
 
 /// A lender on a thread of this process, until the process ends: pagers have no end either.
 pub struct Lent {
@@ -31,6 +33,52 @@ pub fn lend_in_slabs(size_bytes: u64, slab_bytes: u64) -> Lent {
     let stop = StopFlag::new().unwrap();
     std::thread::spawn(move || lender.run(&stop).unwrap());
     Lent { address }
+}
+
+/// A lender on a thread of this process, until it is dropped.
+pub struct Serving {
+    pub address: String,
+    pub stop: StopFlag,
+    pub thread: Option<JoinHandle<()>>,
+}
+
+impl Serving {
+    pub fn start(config: LenderConfig) -> Self {
+        let mut lender = Lender::bind(config).unwrap();
+        let address = lender.addresses().remove(0);
+        let stop = StopFlag::new().unwrap();
+        let flag = stop.clone();
+        let thread = Some(std::thread::spawn(move || lender.run(&flag).unwrap()));
+        Self { address, stop, thread }
+    }
+
+    /// So many slabs of 1 MiB, over TCP loopback.
+    pub fn new(slabs: u64) -> Self {
+        Self::at("127.0.0.1:0", slabs)
+    }
+
+    /// The same at an address.
+    pub fn at(address: &str, slabs: u64) -> Self {
+        let (listen, slab_bytes) = (vec![address.to_owned()], 1 << 20);
+        let size_bytes = slabs * slab_bytes;
+        Self::start(LenderConfig { listen, size_bytes, slab_bytes, ..LenderConfig::default() })
+    }
+
+    pub fn connect(&self) -> Borrower {
+        let options = BorrowOptions { name: "test".into(), ..BorrowOptions::default() };
+        Borrower::connect(&self.address, &options).unwrap()
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // The first asks it to wait for its borrowers, the second does not.
+        while let Some(thread) = self.thread.take_if(|thread| !thread.is_finished()) {
+            self.stop.stop();
+            std::thread::sleep(Duration::from_millis(2));
+            self.thread = Some(thread);
+        }
+    }
 }
 
 /// One test at a time: several pagers that move pages at once interrupt each other's CPUs, and all of them crawl. `None` where
