@@ -34,9 +34,11 @@ fn main() -> Result {
     let (own, group) = match args.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         ["listen", address, processes] => {
             let key = node.export_sync("group", Kind::Group { parties: processes.parse()? })?;
+            // Before anybody else can: ours is the first rank.
+            let group = Group::join(&node.connect_local(&node)?, "group", &key)?;
             let address = node.listen(address)?;
             println!("halo_exchange connect {address} {}", key.to_text());
-            (address, Group::join(&node.connect_local(&node)?, "group", &key)?)
+            (address, group)
         }
         ["connect", address, key, ref own @ ..] => {
             let key = RemoteKey::from_text(key).ok_or("not a key")?;

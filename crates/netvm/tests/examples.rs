@@ -94,7 +94,7 @@ fn distributed_counter() {
 
 #[test]
 fn work_queue() {
-    let (text, others) = run("work_queue", &[], 3, None);
+    let (text, others) = run("work_queue", &["3"], 3, None);
     assert!(text.contains("sum of squares: 2668667000"), "{text}");
     let jobs = |text: &String| text.split(' ').nth(1).unwrap().parse::<u32>().unwrap();
     assert_eq!(others.iter().map(jobs).sum::<u32>(), 2000, "{others:?}");
