@@ -1,6 +1,7 @@
-//! Development tasks: `cargo xtask check | test | fuzz | ci | install`.
+//! Development tasks: `cargo xtask check | test | fuzz | guest | ci | install`.
 
 mod fuzz;
+mod guest;
 mod install;
 
 use std::env;
@@ -13,7 +14,10 @@ usage: cargo xtask check        format, lints
        cargo xtask test         check, build, every test; installs the programs that tests run (as root)
        cargo xtask fuzz [--seconds N] [TARGET [FILE]]
                                 fuzzes handshake, frames, control and nbd, 60 seconds each; with FILE runs that input once
-       cargo xtask ci           test, then fuzz
+       cargo xtask guest [--kernel NAME]... [TEST | SCRIPT]...
+                                runs tests of guest/tests, or a script, in emulated machines with Debian's kernels 6.1, 6.12 and
+                                6.12-arm64; NAME+NAME are two machines that are connected
+       cargo xtask ci           test, then fuzz, then guest
        cargo xtask install [--prefix DIR] [--libdir NAME]
                                 builds and installs program, libraries, header, netvm.pc and manual pages below DIR
                                 (/usr/local); with the environment variable DESTDIR below that folder";
@@ -42,8 +46,13 @@ fn main() -> ExitCode {
         Some("check") => check(),
         Some("test") => test(),
         Some("fuzz") => fuzz_for(env::args().skip(2)),
-        // Both, even if the first fails.
-        Some("ci") => test() & fuzz_for(env::args().skip(2)),
+        Some("guest") => guest(env::args().skip(2)),
+        // All, even if one fails.
+        Some("ci") => {
+            let tested = test() & fuzz_for(env::args().skip(2));
+            install_programs(&guest::PROGRAMS);
+            guest(std::iter::empty()) & tested
+        }
         Some("install") => match install_everything(env::args().skip(2)) {
             Ok(()) => true,
             Err(message) => {
@@ -69,6 +78,23 @@ fn fuzz_for(arguments: impl Iterator<Item = String>) -> bool {
     fuzz::fuzz(arguments).map_err(|message| eprintln!("fuzz: {message}")).is_ok()
 }
 
+/// Tests that need a kernel of their own.
+fn guest(arguments: impl Iterator<Item = String>) -> bool {
+    let run = target_folder().and_then(|target| guest::guest(root(), &target, arguments));
+    match run {
+        Ok((_, failed)) => failed == 0,
+        Err(message) => {
+            eprintln!("guest: {message}");
+            false
+        }
+    }
+}
+
+/// The folder of the workspace.
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("/"))
+}
+
 fn step(arguments: &[&str]) -> bool {
     println!("== cargo {}", arguments.join(" "));
     cargo(arguments).status().is_ok_and(|status| status.success())
@@ -80,7 +106,7 @@ fn check() -> bool {
 }
 
 fn test() -> bool {
-    install_programs();
+    install_programs(&PROGRAMS);
     if !check() || !step(&["build", "--quiet", "--profile", "tested", "--workspace"]) {
         return false;
     }
@@ -140,7 +166,7 @@ fn install_everything(mut arguments: impl Iterator<Item = String>) -> Result<(),
             _ => return Err(format!("{name} is not understood, or its value is missing\n{USAGE}")),
         }
     }
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap_or(Path::new("/"));
+    let root = root();
     let built = ["-p", "netvm-cli", "-p", "netvm-preload", "-p", "netvm-c"];
     if !step(&[&["build", "--quiet", "--release"][..], &built].concat()) {
         return Err("the build has failed".to_owned());
@@ -171,9 +197,9 @@ fn target_folder() -> Result<PathBuf, String> {
 }
 
 /// Installs what is missing of the programs that tests run. Tests whose program is missing say so and are skipped.
-fn install_programs() {
+fn install_programs(programs: &[(&str, &'static str)]) {
     let missing: Vec<&str> =
-        PROGRAMS.iter().filter(|(path, _)| !Path::new(path).exists()).map(|(_, package)| *package).collect();
+        programs.iter().filter(|(path, _)| !Path::new(path).exists()).map(|(_, package)| *package).collect();
     if missing.is_empty() {
         return;
     }

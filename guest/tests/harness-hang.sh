@@ -1,0 +1,5 @@
+#!/bin/sh
+# A script that does not end is ended.
+# limit: 3
+# ends: limit
+sleep 1000

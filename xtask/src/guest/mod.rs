@@ -1,0 +1,375 @@
+//! `cargo xtask guest`: tests that need a kernel of their own, in emulated machines ([design](../../../docs/design/guest.md)).
+
+mod initramfs;
+mod kernel;
+mod machine;
+mod packages;
+mod script;
+mod tools;
+
+use initramfs::Initramfs;
+use kernel::{Architecture, Kernel};
+use machine::{End, Machine, Outcome, Wire};
+use packages::Packages;
+use script::Script;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use tools::Result;
+
+/// Programs that the harness and its tests need, and the packages that have them.
+pub const PROGRAMS: [(&str, &str); 11] = [
+    ("/usr/bin/qemu-system-x86_64", "qemu-system-x86"),
+    ("/usr/bin/qemu-system-aarch64", "qemu-system-arm"),
+    ("/usr/sbin/depmod", "kmod"),
+    ("/usr/bin/make", "make"),
+    ("/usr/bin/xz", "xz-utils"),
+    ("/usr/bin/zstd", "zstd"),
+    ("/usr/bin/aarch64-linux-gnu-gcc", "gcc-aarch64-linux-gnu"),
+    ("/usr/aarch64-linux-gnu/lib/libc.a", "libc6-dev-arm64-cross"),
+    ("/usr/bin/sparse", "sparse"),
+    ("/usr/sbin/nbd-client", "nbd-client"),
+    ("/usr/sbin/mkfs.ext4", "e2fsprogs"),
+];
+/// What every guest needs for its disk and its network, as far as it is not built in.
+const MODULES: [&str; 3] = ["virtio_pci", "virtio_blk", "virtio_net"];
+/// Guests that run at a time. A pair counts as one of them.
+const AT_A_TIME: usize = 2;
+
+/// What `cargo xtask guest` was asked for.
+struct Wanted {
+    kernels: Vec<String>,
+    tests: Vec<String>,
+}
+
+/// How a test went.
+enum Verdict {
+    Passed(String),
+    Failed(String),
+    /// Something that it needs cannot be had.
+    Skipped(String),
+}
+
+/// Runs the tests in `guest/tests`, or those that are named. Gives whether none has failed, and how many passed and failed.
+pub fn guest(root: &Path, target: &Path, arguments: impl Iterator<Item = String>) -> Result<(u64, u64)> {
+    let wanted = parse(arguments)?;
+    let mut scripts = Vec::new();
+    let tests = root.join("guest/tests");
+    if wanted.tests.is_empty() {
+        for path in
+            tools::files(&tests)?.iter().filter(|path| path.extension().is_some_and(|end| end == "sh"))
+        {
+            scripts.push(Script::read(path)?);
+        }
+    }
+    for name in &wanted.tests {
+        let path = tests.join(name).with_extension("sh");
+        scripts.push(Script::read(if path.exists() { &path } else { Path::new(name) })?);
+    }
+    let mut jobs = Vec::new();
+    for script in &scripts {
+        let kernels = if wanted.kernels.is_empty() { &script.kernels } else { &wanted.kernels };
+        jobs.extend(kernels.iter().map(|kernels| (script, kernels.as_str())));
+    }
+    Suite::new(root, target)?.run(jobs)
+}
+
+fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Wanted> {
+    let mut wanted = Wanted { kernels: Vec::new(), tests: Vec::new() };
+    while let Some(argument) = arguments.next() {
+        if argument == "--kernel" {
+            wanted.kernels.push(arguments.next().ok_or("--kernel needs the name of a kernel")?);
+        } else if argument.starts_with('-') {
+            return Err(format!("{argument} is not understood"));
+        } else {
+            wanted.tests.push(argument);
+        }
+    }
+    Ok(wanted)
+}
+
+/// What the tests of a run share.
+struct Suite {
+    root: PathBuf,
+    target: PathBuf,
+    /// Where guests leave things; emptied at each start.
+    work: PathBuf,
+    packages: Packages,
+    /// Kernels that were asked for, or why they cannot be had.
+    kernels: BTreeMap<&'static str, Result<Kernel>>,
+    /// Modules of ours by kernel, or why they cannot be built.
+    modules: BTreeMap<&'static str, Result<Vec<PathBuf>>>,
+    busybox: BTreeMap<&'static str, Result<PathBuf>>,
+}
+
+impl Suite {
+    fn new(root: &Path, target: &Path) -> Result<Self> {
+        let work = target.join("guest");
+        let _ = fs::remove_dir_all(&work);
+        tools::make_folder(&work)?;
+        Ok(Self {
+            root: root.to_owned(),
+            target: target.to_owned(),
+            work,
+            packages: Packages::open()?,
+            kernels: BTreeMap::new(),
+            modules: BTreeMap::new(),
+            busybox: BTreeMap::new(),
+        })
+    }
+
+    fn run(mut self, jobs: Vec<(&Script, &str)>) -> Result<(u64, u64)> {
+        let started = Instant::now();
+        for (script, kernels) in &jobs {
+            for name in kernels.split('+') {
+                self.prepare(name, !script.kmod.is_empty())?;
+            }
+        }
+        let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+        let suite = &self;
+        let left = Mutex::new(jobs.into_iter());
+        let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let verdicts = Mutex::new(Vec::new());
+        std::thread::scope(|scope| {
+            for _ in 0..AT_A_TIME {
+                scope.spawn(|| {
+                    while let Some((script, kernels)) = next() {
+                        let verdict = suite.test(script, kernels).unwrap_or_else(Verdict::Failed);
+                        let name = format!("guest {} on {kernels}", script.name());
+                        match &verdict {
+                            Verdict::Passed(how) => println!("{name} ... ok ({how})"),
+                            Verdict::Failed(why) => println!("{name} ... FAILED: {why}"),
+                            Verdict::Skipped(why) => println!("{name} ... skipped ({why})"),
+                        }
+                        verdicts.lock().unwrap_or_else(PoisonError::into_inner).push(verdict);
+                    }
+                });
+            }
+        });
+        for verdict in verdicts.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            match verdict {
+                Verdict::Passed(_) => passed += 1,
+                Verdict::Failed(_) => failed += 1,
+                Verdict::Skipped(_) => skipped += 1,
+            }
+        }
+        println!(
+            "guest: {passed} passed, {failed} failed, {skipped} skipped; {:.0} s",
+            started.elapsed().as_secs_f64()
+        );
+        Ok((passed, failed))
+    }
+
+    /// Gets a kernel and what belongs to it, once.
+    fn prepare(&mut self, name: &str, modules: bool) -> Result<()> {
+        let known = kernel::KERNELS.iter().find(|(known, ..)| *known == name);
+        let &(name, _, architecture) = known.ok_or_else(|| format!("there is no kernel {name}"))?;
+        let packages = &self.packages;
+        let kernel = self.kernels.entry(name).or_insert_with(|| Kernel::get(packages, name));
+        let debian = architecture.debian();
+        self.busybox.entry(debian).or_insert_with(|| {
+            let package = format!("busybox-static:{debian}");
+            let folder = packages
+                .folder(&format!("busybox-{debian}"), |folder| packages.unpack(&[package], folder))?;
+            Ok(folder.join("bin/busybox"))
+        });
+        if let (true, Ok(kernel)) = (modules, kernel) {
+            let (root, work) = (&self.root, &self.work);
+            self.modules.entry(name).or_insert_with(|| kernel.build(&root.join("kmod"), work));
+        }
+        Ok(())
+    }
+
+    /// Runs a script in a guest, or in two that are connected ("6.1+6.12").
+    fn test(&self, script: &Script, kernels: &str) -> Result<Verdict> {
+        let folder = self.work.join(format!("{}-{kernels}", script.name()));
+        let names: Vec<&str> = kernels.split('+').collect();
+        if names.len() > 2 {
+            return Err("more than two guests cannot be connected".to_owned());
+        }
+        let mut machines = Vec::new();
+        for (index, name) in names.iter().enumerate() {
+            let Some(Ok(kernel)) = self.kernels.get(name) else {
+                return Ok(Verdict::Skipped(match self.kernels.get(name) {
+                    Some(Err(error)) => error.lines().next().unwrap_or_default().to_owned(),
+                    _ => "no such kernel".to_owned(),
+                }));
+            };
+            if let Some(missing) = self.missing(script, kernel) {
+                return Ok(Verdict::Skipped(missing));
+            }
+            let place = folder.join(if index == 0 { "first" } else { "second" });
+            tools::make_folder(&place)?;
+            let initramfs = place.join("initramfs");
+            tools::write(&initramfs, self.initramfs(script, kernel, index, names.len())?)?;
+            let socket = folder.join("wire");
+            let wire = if names.len() == 2 { Wire::Pair { socket, listens: index == 0 } } else { Wire::None };
+            let (memory_mib, limit) = (script.memory_mib, script.limit);
+            machines.push((
+                Machine { kernel, memory_mib, initramfs: &initramfs, wire, folder: place, limit }.start()?,
+                initramfs,
+            ));
+            if let (0, 2) = (index, names.len()) {
+                wait_for(&folder.join("wire"))?;
+            }
+        }
+        // The first one's end is awaited last: it serves the other one.
+        let mut outcomes = Vec::new();
+        while let Some((machine, initramfs)) = machines.pop() {
+            let outcome = machine.finish()?;
+            let _ = fs::remove_file(initramfs);
+            let place = folder.join(if machines.is_empty() { "first" } else { "second" });
+            if !script.ends.is(&outcome.end) {
+                return Ok(Verdict::Failed(describe(&outcome, &place)));
+            }
+            outcomes.push(outcome);
+        }
+        let check = script.path.with_extension("check");
+        if check.exists() {
+            tools::run(
+                Command::new("sh")
+                    .arg("-eu")
+                    .arg(fs::canonicalize(&check).unwrap_or(check))
+                    .current_dir(&folder),
+            )?;
+        }
+        let seconds = |time: Option<Duration>| {
+            time.map_or_else(|| "never".to_owned(), |time| format!("{:.1} s", time.as_secs_f64()))
+        };
+        let boot = outcomes.iter().filter_map(|outcome| outcome.boot).max();
+        let all = outcomes.iter().map(|outcome| outcome.elapsed).max();
+        Ok(Verdict::Passed(format!("script started after {}, all {}", seconds(boot), seconds(all))))
+    }
+
+    /// Why a script cannot run on a kernel here.
+    fn missing(&self, script: &Script, kernel: &Kernel) -> Option<String> {
+        let emulator = format!("qemu-system-{}", kernel.architecture.machine());
+        if tools::find(&emulator).is_none() {
+            return Some(format!("{emulator} is not installed"));
+        }
+        if let Some(Err(error)) = self.busybox.get(kernel.architecture.debian()) {
+            return Some(error.lines().next().unwrap_or_default().to_owned());
+        }
+        if !script.programs.is_empty() && !kernel.architecture.is_ours() {
+            return Some("the programs of this machine do not run on that one".to_owned());
+        }
+        if let Some(program) =
+            script.programs.iter().find(|name| *name != "netvm" && tools::find(name).is_none())
+        {
+            return Some(format!("{program} is not installed"));
+        }
+        let compiles = !script.compiles.is_empty() || !script.kmod.is_empty();
+        let compiler = kernel.architecture.compiler();
+        (compiles && tools::find(&compiler).is_none()).then(|| format!("{compiler} is not installed"))
+    }
+
+    /// The root of a guest.
+    fn initramfs(&self, script: &Script, kernel: &Kernel, index: usize, count: usize) -> Result<Vec<u8>> {
+        let mut root = Initramfs::new();
+        root.add_file("/init", &self.root.join("guest/init"), true)?;
+        root.add_file("/test/script", &script.path, true)?;
+        root.add_file("/test/functions", &self.root.join("guest/functions"), false)?;
+        if let Some(Ok(busybox)) = self.busybox.get(kernel.architecture.debian()) {
+            root.add_file("/bin/busybox", busybox, true)?;
+        }
+        let role = if index == 0 { "first" } else { "second" };
+        let limit = script.limit.as_secs();
+        let about = format!("ROLE={role}\nGUESTS={count}\nKERNEL={}\nLIMIT={limit}\n", kernel.name);
+        root.add("/test/environment", about.as_bytes(), false);
+        let wanted: Vec<&str> =
+            MODULES.into_iter().chain(script.modules.iter().map(String::as_str)).collect();
+        let mut order = String::new();
+        for file in kernel.modules(&wanted)? {
+            let name = tools::name(&file);
+            let plain = name.trim_end_matches(".xz");
+            order.push_str(&format!("/modules/{plain}\n"));
+            if plain == name {
+                root.add_file(&format!("/modules/{plain}"), &file, false)?;
+            } else {
+                root.add(
+                    &format!("/modules/{plain}"),
+                    &tools::bytes(Command::new("xz").arg("-dc").arg(&file))?,
+                    false,
+                );
+            }
+        }
+        root.add("/modules/order", order.as_bytes(), false);
+        for name in &script.kmod {
+            let built = self
+                .modules
+                .get(kernel.name)
+                .ok_or("the module was not built")?
+                .as_ref()
+                .map_err(Clone::clone)?;
+            let file = built.iter().find(|file| tools::name(file) == format!("{name}.ko"));
+            root.add_file(
+                &format!("/test/{name}.ko"),
+                file.ok_or_else(|| format!("kmod has no {name}"))?,
+                false,
+            )?;
+        }
+        for name in &script.compiles {
+            let source = script.path.with_file_name(format!("{name}.c"));
+            root.add_file(&format!("/bin/{name}"), &self.compile(&source, kernel.architecture)?, true)?;
+        }
+        for name in &script.programs {
+            root.add_program(&if name == "netvm" {
+                self.netvm()?
+            } else {
+                tools::find(name).unwrap_or_default()
+            })?;
+        }
+        Ok(root.finish())
+    }
+
+    fn compile(&self, source: &Path, architecture: Architecture) -> Result<PathBuf> {
+        let place = self.work.join(format!("{}-{:?}", architecture.debian(), std::thread::current().id()));
+        tools::make_folder(&place)?;
+        let program = place.join(source.file_stem().unwrap_or_default());
+        let mut compiler = Command::new(architecture.compiler());
+        compiler.args(["-static", "-O2", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(source);
+        tools::run(&mut compiler)?;
+        Ok(program)
+    }
+
+    /// The program as tests build it, without what a debugger needs.
+    fn netvm(&self) -> Result<PathBuf> {
+        let place = self.work.join(format!("netvm-{:?}", std::thread::current().id()));
+        tools::make_folder(&place)?;
+        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+        tools::run(Command::new(cargo).args(["build", "--quiet", "--profile", "tested", "-p", "netvm-cli"]))?;
+        let program = place.join("netvm");
+        tools::run(Command::new("strip").arg("-o").arg(&program).arg(self.target.join("tested/netvm")))?;
+        Ok(program)
+    }
+}
+
+/// Until the guest that is connected to listens.
+fn wait_for(socket: &Path) -> Result<()> {
+    let end = Instant::now() + Duration::from_secs(20);
+    while !socket.exists() {
+        if Instant::now() > end {
+            return Err(format!("QEMU does not listen at {}", socket.display()));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// How a guest ended that should have ended otherwise, with the end of what it said.
+fn describe(outcome: &Outcome, folder: &Path) -> String {
+    let how = match &outcome.end {
+        End::Status(status) => format!("the script ended with status {status}"),
+        End::Complaint(line) => format!("the kernel complained: {line}"),
+        End::Limit => "it took too long".to_owned(),
+        End::Lost => "it stopped before the script ended".to_owned(),
+    };
+    let console = tools::read(&folder.join("console")).unwrap_or_default();
+    let lines: Vec<&str> = console.lines().collect();
+    let last = lines[lines.len().saturating_sub(60)..].join("\n");
+    let after = outcome.elapsed.as_secs_f64();
+    format!("{how} after {after:.1} s; the end of {}:\n{last}", folder.join("console").display())
+}

@@ -1,0 +1,136 @@
+//! What a test script says about itself, in comments at its head.
+//!
+//! ```sh
+//! # kernels: 6.1 6.12-arm64       on each of these, one after the other; 6.1+6.12 are two guests that are connected
+//! # modules: nbd ext4             of the kernel, loaded before the script starts
+//! # kmod: netvm_coherency         module of kmod/, put at /test/NAME.ko
+//! # programs: netvm nbd-client    of this machine
+//! # compiles: coherency           guest/tests/coherency.c, for the guest, put into /bin
+//! # memory: 256                   MiB
+//! # limit: 60                     seconds, from the start of the script
+//! # ends: status 0                or: complaint TEXT, limit, lost
+//! ```
+
+use super::machine::End;
+use super::tools::{self, Result};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A test.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Script {
+    pub path: PathBuf,
+    pub kernels: Vec<String>,
+    pub modules: Vec<String>,
+    pub kmod: Vec<String>,
+    pub programs: Vec<String>,
+    pub compiles: Vec<String>,
+    pub memory_mib: u64,
+    pub limit: Duration,
+    pub ends: Expected,
+}
+
+/// How it must end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Expected {
+    Status(i32),
+    /// The kernel's complaint has this in it.
+    Complaint(String),
+    Limit,
+    Lost,
+}
+
+impl Expected {
+    pub fn is(&self, end: &End) -> bool {
+        match (self, end) {
+            (Self::Status(wanted), End::Status(status)) => wanted == status,
+            (Self::Complaint(text), End::Complaint(line)) => line.contains(text.as_str()),
+            (Self::Limit, End::Limit) | (Self::Lost, End::Lost) => true,
+            _ => false,
+        }
+    }
+}
+
+impl Script {
+    pub fn read(path: &Path) -> Result<Self> {
+        Self::parse(path, &tools::read(path)?).map_err(|error| format!("{}: {error}", path.display()))
+    }
+
+    fn parse(path: &Path, text: &str) -> Result<Self> {
+        let mut script = Self {
+            path: path.to_owned(),
+            kernels: vec!["6.12".to_owned()],
+            modules: Vec::new(),
+            kmod: Vec::new(),
+            programs: Vec::new(),
+            compiles: Vec::new(),
+            memory_mib: 256,
+            limit: Duration::from_secs(120),
+            ends: Expected::Status(0),
+        };
+        for line in text.lines().take_while(|line| line.starts_with('#')) {
+            let Some((key, value)) = line.trim_start_matches('#').trim().split_once(": ") else { continue };
+            let words = || value.split_ascii_whitespace().map(str::to_owned).collect();
+            let number = |least: u64, most: u64| {
+                let number =
+                    value.trim().parse::<u64>().ok().filter(|number| (least..=most).contains(number));
+                number.ok_or_else(|| format!("{key} must be a number from {least} to {most}, not {value}"))
+            };
+            match key {
+                "kernels" => script.kernels = words(),
+                "modules" => script.modules = words(),
+                "kmod" => script.kmod = words(),
+                "programs" => script.programs = words(),
+                "compiles" => script.compiles = words(),
+                "memory" => script.memory_mib = number(128, 4096)?,
+                "limit" => script.limit = Duration::from_secs(number(1, 3600)?),
+                "ends" => script.ends = parse_end(value.trim())?,
+                _ => {}
+            }
+        }
+        Ok(script)
+    }
+
+    /// The name of the test.
+    pub fn name(&self) -> String {
+        self.path.file_stem().unwrap_or(self.path.as_os_str()).to_string_lossy().into_owned()
+    }
+}
+
+fn parse_end(value: &str) -> Result<Expected> {
+    match value.split_once(' ').unwrap_or((value, "")) {
+        ("status", number) => {
+            number.parse().map(Expected::Status).map_err(|_| format!("{number} is not an exit status"))
+        }
+        ("complaint", text) if !text.is_empty() => Ok(Expected::Complaint(text.to_owned())),
+        ("limit", "") => Ok(Expected::Limit),
+        ("lost", "") => Ok(Expected::Lost),
+        _ => Err(format!("a test cannot end so: {value}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Expected, Script};
+    use crate::guest::machine::End;
+    use std::path::Path;
+
+    #[test]
+    fn the_head_of_a_script_is_read() {
+        let text = "#!/bin/sh\n# Says: nothing.\n# kernels: 6.1 6.1+6.12\n# memory: 512\n# ends: complaint BUG: x\n\n# limit: 7\n";
+        let script = Script::parse(Path::new("guest/tests/one.sh"), text).unwrap();
+        assert_eq!(script.name(), "one");
+        assert_eq!(script.kernels, ["6.1", "6.1+6.12"]);
+        assert_eq!(
+            (script.memory_mib, script.limit.as_secs()),
+            (512, 120),
+            "the head ends at the first other line"
+        );
+        assert!(script.ends.is(&End::Complaint("[    1.0] BUG: x".to_owned())));
+        assert!(!script.ends.is(&End::Status(0)));
+        for wrong in ["memory: 1", "memory: lots", "ends: status", "ends: well", "ends: complaint"] {
+            Script::parse(Path::new("x"), &format!("# {wrong}\n")).unwrap_err();
+        }
+        assert_eq!(Script::parse(Path::new("x"), "").unwrap().ends, Expected::Status(0));
+    }
+}
