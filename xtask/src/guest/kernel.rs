@@ -170,7 +170,7 @@ fn unpack(packages: &Packages, series: &str, architecture: Architecture, folder:
     let mut names = vec![format!("linux-image-{release}:{debian}"), headers.clone()];
     // Common headers, and the programs that build modules, which run here.
     let needed = packages.dependencies(&headers)?;
-    let needed = needed.iter().map(|name| name.split(':').next().unwrap_or(name));
+    let needed = needed.iter().map(|name| name.trim_matches(['<', '>']).split(':').next().unwrap_or(name));
     let built_with = |name: &&str| name.starts_with("linux-headers-") || name.starts_with("linux-kbuild-");
     names.extend(needed.filter(built_with).map(str::to_owned));
     packages.unpack(&names, folder)?;

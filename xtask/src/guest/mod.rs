@@ -36,6 +36,8 @@ pub const PROGRAMS: [(&str, &str); 11] = [
 ];
 /// What every guest needs for its disk and its network, as far as it is not built in.
 const MODULES: [&str; 3] = ["virtio_pci", "virtio_blk", "virtio_net"];
+/// The package whose checkpatch looks at modules.
+const CHECKPATCH: &str = "linux-source-6.1";
 /// Guests that run at a time. A pair counts as one of them.
 const AT_A_TIME: usize = 2;
 
@@ -51,6 +53,16 @@ enum Verdict {
     Failed(String),
     /// Something that it needs cannot be had.
     Skipped(String),
+}
+
+impl Verdict {
+    fn print(&self, name: &str) {
+        match self {
+            Self::Passed(how) => println!("{name} ... ok ({how})"),
+            Self::Failed(why) => println!("{name} ... FAILED: {why}"),
+            Self::Skipped(why) => println!("{name} ... skipped ({why})"),
+        }
+    }
 }
 
 /// Runs the tests in `guest/tests`, or those that are named. Gives whether none has failed, and how many passed and failed.
@@ -128,27 +140,23 @@ impl Suite {
                 self.prepare(name, !script.kmod.is_empty())?;
             }
         }
-        let (mut passed, mut failed, mut skipped) = (0, 0, 0);
+        let style = jobs.iter().any(|(script, _)| !script.kmod.is_empty()).then(|| self.style());
         let suite = &self;
         let left = Mutex::new(jobs.into_iter());
         let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
-        let verdicts = Mutex::new(Vec::new());
+        let verdicts = Mutex::new(Vec::from_iter(style));
         std::thread::scope(|scope| {
             for _ in 0..AT_A_TIME {
                 scope.spawn(|| {
                     while let Some((script, kernels)) = next() {
                         let verdict = suite.test(script, kernels).unwrap_or_else(Verdict::Failed);
-                        let name = format!("guest {} on {kernels}", script.name());
-                        match &verdict {
-                            Verdict::Passed(how) => println!("{name} ... ok ({how})"),
-                            Verdict::Failed(why) => println!("{name} ... FAILED: {why}"),
-                            Verdict::Skipped(why) => println!("{name} ... skipped ({why})"),
-                        }
+                        verdict.print(&format!("guest {} on {kernels}", script.name()));
                         verdicts.lock().unwrap_or_else(PoisonError::into_inner).push(verdict);
                     }
                 });
             }
         });
+        let (mut passed, mut failed, mut skipped) = (0, 0, 0);
         for verdict in verdicts.into_inner().unwrap_or_else(PoisonError::into_inner) {
             match verdict {
                 Verdict::Passed(_) => passed += 1,
@@ -181,6 +189,41 @@ impl Suite {
             self.modules.entry(name).or_insert_with(|| kernel.build(&root.join("kmod"), work));
         }
         Ok(())
+    }
+
+    /// The kernel's own checker of style must have nothing to say of `kmod/`.
+    fn style(&self) -> Verdict {
+        let checked = self.packages.folder("checkpatch", |folder| {
+            self.packages.unpack(&[format!("{CHECKPATCH}:all")], folder)?;
+            let sources = folder.join(format!("usr/src/{CHECKPATCH}.tar.xz"));
+            let mut tar = Command::new("tar");
+            tar.arg("-xf").arg(&sources).arg("-C").arg(folder).args(["--strip-components=2", "--wildcards"]);
+            tools::run(tar.args([
+                "*/scripts/checkpatch.pl",
+                "*/scripts/spelling.txt",
+                "*/scripts/const_structs.checkpatch",
+            ]))?;
+            fs::remove_dir_all(folder.join("usr"))
+                .map_err(|error| format!("cannot remove {}: {error}", folder.display()))
+        });
+        let verdict = match checked {
+            Err(error) => Verdict::Skipped(error.lines().next().unwrap_or_default().to_owned()),
+            Ok(_) if tools::find("perl").is_none() => Verdict::Skipped("perl is not installed".to_owned()),
+            Ok(folder) => {
+                let mut checkpatch = Command::new("perl");
+                checkpatch.arg(folder.join("checkpatch.pl")).args(["--no-tree", "--strict", "--terse", "-f"]);
+                let sources = tools::files(&self.root.join("kmod")).unwrap_or_default();
+                let sources = sources
+                    .into_iter()
+                    .filter(|file| file.extension().is_some_and(|end| end == "c" || end == "h"));
+                match tools::run(checkpatch.args(sources)) {
+                    Ok(()) => Verdict::Passed(format!("checkpatch of {CHECKPATCH}")),
+                    Err(said) => Verdict::Failed(said),
+                }
+            }
+        };
+        verdict.print("guest style of kmod");
+        verdict
     }
 
     /// Runs a script in a guest, or in two that are connected ("6.1+6.12").
