@@ -22,6 +22,7 @@ pub mod segment;
 pub mod sim;
 pub mod slab;
 pub mod sync;
+pub mod tier;
 pub mod volume;
 pub mod wire;
 pub mod words;
