@@ -128,6 +128,7 @@ impl PagerFar {
             security: params.security,
             area_bytes: params.area_bytes,
             private_lender: (params.private_lender != 0).then_some(params.private_lender),
+            tier: params.tier,
             run: Some(Arc::clone(run)),
             name: name.trim_end().to_owned(),
             // Nothing that the pager's thread allocates may be far memory.

@@ -1,6 +1,7 @@
 //! Unmodified C programs under the preloaded library: with far memory that is really local (always), and with the pager and a lender.
 
 use netvm::lender::{Lender, LenderConfig, StopFlag};
+use netvm::pager::TierPolicy;
 use netvm::runfile::{RunFile, RunParams};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -96,6 +97,15 @@ fn a_small_area_is_out_of_memory_not_local() {
 
 /// With the pager, a lender in this process, and far less local memory than the program uses.
 fn run_with_pager(name: &str, small_local_bytes: u64, far_threshold_bytes: u64) -> Option<Output> {
+    run_with_tier(name, small_local_bytes, far_threshold_bytes, TierPolicy::Auto)
+}
+
+fn run_with_tier(
+    name: &str,
+    small_local_bytes: u64,
+    far_threshold_bytes: u64,
+    tier: TierPolicy,
+) -> Option<Output> {
     if let Err(error) = netvm_sys::uffd::probe() {
         println!("skipped ({name} with the pager): userfaultfd: {error}");
         return None;
@@ -118,6 +128,7 @@ fn run_with_pager(name: &str, small_local_bytes: u64, far_threshold_bytes: u64) 
             small_local_bytes,
             far_threshold_bytes,
             lenders: lender,
+            tier,
             ..RunParams::default()
         },
     )
@@ -130,7 +141,8 @@ fn run_with_pager(name: &str, small_local_bytes: u64, far_threshold_bytes: u64) 
     let _ = std::fs::remove_dir_all(folder);
     let _ = std::fs::remove_file(program);
     must_succeed(&format!("{name} with the pager"), &output);
-    assert!(stats.remote_writes > 0 && stats.remote_reads > 0, "no page travelled: {stats:?}");
+    let out = stats.remote_writes + stats.packed + stats.filled;
+    assert!(out > 0 && stats.remote_reads + stats.unpacked > 0, "no page travelled: {stats:?}");
     assert!(stats.local_frames_peak <= (8 << 20) / 4096, "over the budget: {stats:?}");
     Some(output)
 }
@@ -143,11 +155,13 @@ fn allocations_with_the_pager() {
 #[test]
 fn mappings_with_the_pager() {
     run_with_pager("maps", 0, 4096);
+    run_with_tier("maps", 0, 4096, TierPolicy::Packed);
 }
 
 #[test]
 fn forks_with_the_pager() {
     run_with_pager("forks", 0, 4096);
+    run_with_tier("forks", 0, 4096, TierPolicy::Packed);
 }
 
 #[test]

@@ -303,6 +303,13 @@ impl PagedArea {
         unsafe { std::slice::from_raw_parts(address as *const u8, PAGE_BYTES) }
     }
 
+    /// Bytes of one full frame, to change.
+    pub fn frame_bytes_mut(&mut self, frame: usize) -> &mut [u8] {
+        let address = self.frame_address(frame, 1);
+        // SAFETY: in range (checked), mapped writable, and `&mut self` excludes other borrows.
+        unsafe { std::slice::from_raw_parts_mut(address as *mut u8, PAGE_BYTES) }
+    }
+
     /// Zeroes full frames.
     pub fn zero_frames(&mut self, frame: usize, frames: usize) {
         let address = self.frame_address(frame, frames);

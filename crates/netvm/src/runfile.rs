@@ -13,6 +13,7 @@
 use crate::error::{Error, Result};
 use crate::security::{Encryption, Secret, Security};
 use crate::stats::PagerStats;
+use netvm_core::tier::Policy;
 use netvm_sys::filemap::FileWords;
 use std::path::Path;
 use std::sync::Arc;
@@ -36,6 +37,7 @@ const SUPERVISOR_STARTED: usize = 11;
 const MESSAGE_CLAIMED: usize = 12;
 const PRIVATE_LENDER: usize = 13;
 const PROTECTION: usize = 14;
+const TIER: usize = 15;
 const SECRET: usize = 16;
 const LENDERS: usize = 20;
 const TEXT_WORDS: usize = 512;
@@ -72,6 +74,8 @@ pub struct RunParams {
     pub security: Security,
     /// Process of the lender that serves this run alone, 0 for none.
     pub private_lender: u32,
+    /// Where evicted pages may go.
+    pub tier: Policy,
     /// Say more on standard error.
     pub verbose: bool,
 }
@@ -100,6 +104,14 @@ impl RunFile {
             (FAR_THRESHOLD, params.far_threshold_bytes),
             (VERBOSE, params.verbose.into()),
             (PRIVATE_LENDER, params.private_lender.into()),
+            (
+                TIER,
+                match params.tier {
+                    Policy::Auto => 0,
+                    Policy::Lender => 1,
+                    Policy::Packed => 2,
+                },
+            ),
             (SUPERVISOR, std::process::id().into()),
             (SUPERVISOR_STARTED, start_time(std::process::id()).unwrap_or(0)),
         ] {
@@ -136,6 +148,11 @@ impl RunFile {
             lenders: self.text(LENDERS),
             security: self.security(),
             private_lender: self.word(PRIVATE_LENDER).load(Relaxed) as u32,
+            tier: match self.word(TIER).load(Relaxed) {
+                1 => Policy::Lender,
+                2 => Policy::Packed,
+                _ => Policy::Auto,
+            },
             verbose: self.word(VERBOSE).load(Relaxed) != 0,
         }
     }
@@ -181,8 +198,7 @@ impl RunFile {
         }
         for field in 0..PagerStats::FIELDS {
             let value = self.word(base + SLOT_STATS + field).swap(0, Relaxed);
-            let is_gauge = matches!(PagerStats::NAMES[field], "far_pages" | "local_frames");
-            if !is_gauge {
+            if !PagerStats::is_gauge(PagerStats::NAMES[field]) {
                 self.word(RETIRED + field).fetch_add(value, Relaxed);
             }
         }
@@ -402,6 +418,7 @@ mod tests {
                 insecure: false,
             },
             private_lender: 77,
+            tier: Policy::Packed,
             verbose: true,
         }
     }

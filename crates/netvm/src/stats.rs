@@ -57,9 +57,46 @@ stats! {
     local_frames,
     /// Most local frames in use at any time.
     local_frames_peak,
+    /// Pages packed into local memory.
+    packed,
+    /// Bytes of local memory that they took.
+    packed_bytes,
+    /// Pages brought in by unpacking.
+    unpacked,
+    /// Pages that were tried and did not become small enough.
+    incompressible,
+    /// Packed pages that went on to a lender.
+    spilled,
+    /// Evicted pages that were one word repeated, not zero: they cost nothing.
+    filled,
+    /// Gauge: local frames that hold packed pages now; part of `local_frames`.
+    pool_frames,
+    /// Gauge: pages packed in them.
+    pool_pages,
+    /// Most local frames that held packed pages; of several processes the sum.
+    pool_frames_peak,
+    /// Times the part of the local memory for packed pages was changed.
+    pool_changes,
+    /// Nanoseconds spent packing, from samples, also without success.
+    pack_ns,
+    /// Nanoseconds spent unpacking, from samples.
+    unpack_ns,
+    /// Nanoseconds that faults waited for lenders.
+    fetch_ns,
+    /// Nanoseconds spent sending pages to lenders, from samples.
+    send_ns,
+    /// Shortest ways from an answered fault to the next one, summed up, in nanoseconds.
+    wake_ns,
+    /// How many of them.
+    wakes,
 }
 
 impl PagerStats {
+    /// Whether the field of this name tells the present, not what has happened.
+    pub fn is_gauge(name: &str) -> bool {
+        matches!(name, "far_pages" | "local_frames" | "pool_frames" | "pool_pages")
+    }
+
     /// Adds another pager's counters and gauges.
     pub fn add(&mut self, other: &Self) {
         let mut values = self.values();

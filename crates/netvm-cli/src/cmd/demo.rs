@@ -1,7 +1,7 @@
 //! `netvm demo`: a sort of four times the local memory, in RAM and on lent memory.
 
 use super::Outcome;
-use super::run::{RunArgs, execute};
+use super::run::{RunArgs, Tier, execute};
 use super::secret::SecurityArgs;
 use crate::size::Size;
 use clap::Args;
@@ -68,6 +68,8 @@ pub fn run(args: &DemoArgs) -> Outcome {
         lender: args.lender.clone(),
         security: args.security.clone(),
         lend_size: args.lender.is_empty().then_some(Size(data.0 * 2)),
+        tier: Tier::Auto,
+        explain: false,
         stats: false,
         json: false,
         threshold: Size(128 << 10),

@@ -4,6 +4,7 @@ pub mod bench;
 pub mod demo;
 pub mod docs;
 pub mod doctor;
+mod explain;
 pub mod lend;
 pub mod nbd;
 pub mod recv;

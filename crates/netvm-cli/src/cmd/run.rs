@@ -1,14 +1,15 @@
 //! `netvm run`: a program on lent memory.
 
 use super::Outcome;
+use super::explain;
 use super::secret::SecurityArgs;
 use crate::elf;
 use crate::folder::Folder;
 use crate::machine::meminfo;
 use crate::size::Size;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use netvm::lender::BorrowOptions;
-use netvm::pager::LOCAL_BYTES_MIN;
+use netvm::pager::{LOCAL_BYTES_MIN, TierPolicy};
 use netvm::runfile::{RunFile, RunParams};
 use netvm::security::Security;
 use netvm::stats::PagerStats;
@@ -37,6 +38,7 @@ Not covered: statically linked programs, programs that make system calls without
 Examples:
   netvm run --local 256M -- sort --buffer-size=2G big.txt          a private lender on this machine
   netvm run --local 1G --lender a:7070 --lender b:7070 --secret key -- python3 job.py
+  netvm run --local 256M --tier compressed --explain -- sort --buffer-size=2G big.txt
   netvm run --local 512M --stats -- sh -c 'first && second'
 
 Exit code: the program's; 128 + N if signal N ended it; 125 if netvm itself could not go on.")]
@@ -52,6 +54,12 @@ pub struct RunArgs {
     /// Without --lender: size of the private lender [default: most of this machine's free memory]
     #[arg(long, value_name = "SIZE", conflicts_with = "lender")]
     pub lend_size: Option<Size>,
+    /// Where pages go that are not local: `auto` packs them into local memory as far as this costs less than fetching them
+    #[arg(long, value_enum, default_value = "auto")]
+    pub tier: Tier,
+    /// Print at the end what each place costs and what was chosen
+    #[arg(long)]
+    pub explain: bool,
     /// Print a summary at the end
     #[arg(long)]
     pub stats: bool,
@@ -70,6 +78,28 @@ pub struct RunArgs {
     /// The program and its arguments
     #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
     pub program: Vec<OsString>,
+}
+
+/// Where pages go that are not local.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Tier {
+    /// Whatever costs least, as measured
+    #[default]
+    Auto,
+    /// To the lenders only
+    Lender,
+    /// Packed into up to three quarters of the local memory, the oldest to the lenders
+    Compressed,
+}
+
+impl Tier {
+    fn policy(self) -> TierPolicy {
+        match self {
+            Tier::Auto => TierPolicy::Auto,
+            Tier::Lender => TierPolicy::Lender,
+            Tier::Compressed => TierPolicy::Packed,
+        }
+    }
 }
 
 /// A lender for this run alone. It ends when its standard input does and no borrower is left.
@@ -155,6 +185,9 @@ pub fn run(args: RunArgs) -> Outcome {
     } else if args.stats {
         eprintln!("{}", to_line(&report));
     }
+    if args.explain && !args.json {
+        eprint!("{}", explain::table(&report.stats, args.local.0));
+    }
     Ok(ExitCode::from(report.exit_code()))
 }
 
@@ -213,6 +246,7 @@ pub fn execute(
             lenders: lenders.join(","),
             private_lender: private.as_ref().map_or(0, |lender| lender.child.id()),
             security,
+            tier: args.tier.policy(),
             verbose: args.stats,
         },
     )?;
@@ -337,6 +371,9 @@ fn to_json(args: &RunArgs, report: &Report) -> serde_json::Value {
     });
     for (name, value) in PagerStats::NAMES.iter().zip(report.stats.values()) {
         object[*name] = value.into();
+    }
+    if args.explain {
+        object["tiers"] = explain::to_json(&report.stats);
     }
     object
 }

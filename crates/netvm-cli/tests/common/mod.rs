@@ -19,8 +19,16 @@ pub fn netvm() -> Command {
 
 /// `netvm run --local LOCAL --json -- PROGRAM`, ready for more arguments.
 pub fn run_on(local: &str, program: impl AsRef<OsStr>) -> Command {
+    run_on_tier(local, TIERS[0], program)
+}
+
+/// What `--tier` may be: as it is chosen, and packed as far as possible.
+pub const TIERS: [&str; 2] = ["auto", "compressed"];
+
+/// As [`run_on`], with `--tier TIER`.
+pub fn run_on_tier(local: &str, tier: &str, program: impl AsRef<OsStr>) -> Command {
     let mut command = netvm();
-    command.args(["run", "--local", local, "--lend-size", "1G", "--json", "--"]).arg(program);
+    command.args(["run", "--local", local, "--lend-size", "1G", "--json", "--tier", tier, "--"]).arg(program);
     command
 }
 

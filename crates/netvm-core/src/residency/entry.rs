@@ -21,6 +21,10 @@ pub enum PageState {
     Writing = 4,
     /// On its way from the lender into a frame.
     Fetching = 5,
+    /// In the pool of packed pages; a slot, if it has one, holds the same.
+    Packed = 6,
+    /// One word repeated, which is known: nowhere else.
+    Filled = 7,
 }
 
 /// State, flags, frame and slot of one page.
@@ -31,6 +35,7 @@ pub enum PageState {
 /// | slot (0: none) | frame          | wanted | queued |state|
 /// +----------------+----------------+--------+--------+-----+
 /// ```
+/// A packed page has the number of its piece in place of a frame; a remote one the moment when it was given up, on a clock of 27 bits.
 /// `wanted`: a thread waits for it (Writing, Fetching). `queued`: it stands in the queue of mapped pages.
 /// An all-zero word is an untouched page, so a fresh table of zeroes is a table of untouched pages.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
@@ -61,6 +66,8 @@ impl Entry {
             3 => PageState::Cached,
             4 => PageState::Writing,
             5 => PageState::Fetching,
+            6 => PageState::Packed,
+            7 => PageState::Filled,
             _ => PageState::Untouched,
         }
     }
@@ -71,7 +78,7 @@ impl Entry {
         Self(self.0 & !STATE | state as u64)
     }
 
-    /// Frame that holds it (Cached, Writing, Fetching).
+    /// Frame that holds it (Cached, Writing, Fetching), or what stands in its place (Packed, Remote).
     pub const fn frame(self) -> u32 {
         (self.0 >> FRAME_SHIFT) as u32 & FRAME_MAX
     }

@@ -115,6 +115,7 @@ fn run_file(mut input: Input<'_>) {
         lenders: "unix:/nowhere".to_owned(),
         security: Security::default(),
         private_lender: 0,
+        tier: netvm_core::tier::Policy::Auto,
         verbose: false,
     };
     let Ok(run) = RunFile::create(&path, &params) else { return };

@@ -6,6 +6,7 @@ use super::calls::Call;
 use super::error::{PagerError, system};
 use super::placement::{self, Placement};
 use super::table::PageTable;
+use super::tier::Tier;
 use super::{Pager, PagerConfig};
 use crate::error::Result;
 use crate::lender::{BorrowOptions, Completion};
@@ -55,6 +56,8 @@ pub(super) struct Transfer {
     pub(super) frame: u32,
     pub(super) pages: u32,
     pub(super) write: bool,
+    /// The frames belong to no page any more: they are free when it is done.
+    pub(super) loose: bool,
 }
 
 /// Everything the pager's thread owns.
@@ -84,6 +87,9 @@ pub(super) struct Engine {
     /// Installed pages that the kernel did not let go when last asked.
     pub(super) busy_streak: usize,
     pub(super) placement: Placement,
+    pub(super) tier: Tier,
+    /// Evicted pages may be packed.
+    pub(super) packing: bool,
     area: Range<usize>,
     secret: [u8; 192],
     spin: Duration,
@@ -137,6 +143,8 @@ impl Engine {
             writing_frames: 0,
             busy_streak: 0,
             placement: Placement::new(config.private_lender),
+            tier: Tier::new(config.tier, frames),
+            packing: true,
             area,
             secret,
             spin: Duration::from_micros(config.spin_us.into()),
@@ -215,6 +223,9 @@ impl Engine {
             if ready.faults {
                 count = self.paged.read_faults(&mut faults).map_err(|e| system("read userfaultfd", e))?;
             }
+            if count > 0 {
+                self.tier.note_fault(&mut self.stats);
+            }
             for &fault in &faults[..count] {
                 if !bell.is_at(fault.address) {
                     self.placement.note(fault, &pager.hold, || self.budget.is_alone());
@@ -224,6 +235,7 @@ impl Engine {
                 if let Some(call) = pager.doorbell.take_call() {
                     if matches!(call, Call::Park) {
                         self.placement.let_go(&pager.hold);
+                        self.copy_pool_to_lenders()?;
                         self.finish_all()?;
                         // After the writes on the same connections, so the copies of the leases have them.
                         *pager.doorbell.tickets() = self.backing.fork_tickets()?;
@@ -241,7 +253,7 @@ impl Engine {
                 self.retry_deferred()?;
             }
             // Usually while an answer is on its way.
-            let evicted = self.evict_ahead()?;
+            let evicted = self.evict_ahead()? | self.tend_pool()?;
             self.backing.push()?;
             let mut block = !evicted && count < FAULTS_MAX && self.deferred.is_empty();
             if !self.spin.is_zero() {
@@ -369,6 +381,8 @@ impl Engine {
     fn publish(&mut self, pager: &Pager) {
         self.stats.far_pages = self.table.far_pages();
         self.stats.local_frames = self.local_frames as u64;
+        self.stats.pool_frames = self.tier.frames() as u64;
+        self.stats.pool_pages = self.tier.pool.len() as u64;
         self.budget.publish(&self.stats);
         *pager.doorbell.stats() = self.stats;
     }

@@ -55,6 +55,11 @@ pub enum PagerError {
         /// Address of the lender.
         lender: String,
     },
+    /// A packed page did not unpack to what it was: this machine's memory is faulty, or something wrote to it.
+    PackedCorrupt {
+        /// Address of the page.
+        address: usize,
+    },
     /// Nearly all local pages are pinned by the kernel for I/O.
     LocalExhausted {
         /// Pages that could not be taken out.
@@ -107,6 +112,12 @@ impl fmt::Display for PagerError {
                 f,
                 "lender {lender} returned a page that differs from what was written; do not use that machine"
             ),
+            Self::PackedCorrupt { address } => {
+                write!(
+                    f,
+                    "the packed page at {address:#x} changed in local memory; test this machine's memory"
+                )
+            }
             Self::LocalExhausted { pages } => write!(
                 f,
                 "all {pages} local pages are pinned for I/O and none can be evicted; give a larger local budget"

@@ -2,8 +2,10 @@
 
 use super::engine::{EVICT_PAGES, Engine, Transfer};
 use super::error::{PagerError, system};
+use super::tier::{PACK_PAGES, repeated_word};
 use crate::error::Result;
 use netvm_core::residency::{Entry, PageState};
+use netvm_core::tier::Policy;
 use netvm_sys::paged::ExtractError;
 
 /// One part in this many of the local memory is kept free or cached.
@@ -37,7 +39,7 @@ impl Engine {
         if self.available() + EVICT_PAGES / 2 > self.reserve() {
             return Ok(false);
         }
-        self.evict(EVICT_PAGES).map(|taken| taken > 0)
+        self.evict(self.evict_pages()).map(|taken| taken > 0)
     }
 
     /// There is no frame at all: evicts a batch, and waits for writes only if nothing clean came out.
@@ -45,11 +47,19 @@ impl Engine {
         if !self.cached.is_empty() || self.writing_frames >= EVICT_PAGES {
             return Ok(());
         }
-        let taken = self.evict(EVICT_PAGES)?;
+        let taken = self.evict(self.evict_pages())?;
+        if taken == 0 && self.take_from_pool_now()? {
+            return Ok(());
+        }
         if taken == 0 && self.in_flight() == 0 && self.busy_streak > BUSY_MAX {
             return Err(PagerError::LocalExhausted { pages: self.mapped.len() as u64 }.into());
         }
         Ok(())
+    }
+
+    /// Pages to evict in one step.
+    fn evict_pages(&self) -> usize {
+        if self.tier.choice.step() > 0 { PACK_PAGES } else { EVICT_PAGES }
     }
 
     /// Gives frames beyond the budget back to the machine.
@@ -60,7 +70,11 @@ impl Engine {
                 self.give_up_cached(excess - self.free.len());
             }
             if self.free.is_empty() {
-                let taken = self.evict(EVICT_PAGES)?;
+                // The pool keeps its part of what is left.
+                self.shrink_pool(self.tier.choice.frames(self.local_frames.saturating_sub(excess)))?;
+            }
+            if self.free.is_empty() {
+                let taken = self.evict_unpacked()?;
                 self.finish_all()?;
                 if taken == 0 {
                     return Ok(());
@@ -75,6 +89,14 @@ impl Engine {
             excess -= frames;
         }
         Ok(())
+    }
+
+    /// As [`Engine::evict`], with nothing packed.
+    pub(super) fn evict_unpacked(&mut self) -> Result<usize> {
+        self.packing = false;
+        let taken = self.evict(EVICT_PAGES);
+        self.packing = true;
+        taken
     }
 
     /// Takes up to `want` pages out of the program's address space, oldest first; writes those that changed.
@@ -127,7 +149,12 @@ impl Engine {
                 }
             }
         }
-        self.write_back(&changed[..changes])?;
+        self.tier.note_evicted(taken);
+        if changes > 0 {
+            let since = self.tier.time_sending();
+            self.write_back(&changed[..changes])?;
+            self.tier.note_sent(since, changes, &mut self.stats);
+        }
         Ok(taken)
     }
 
@@ -149,21 +176,36 @@ impl Engine {
     fn sort_out(&mut self, taken: Taken) -> Result<bool> {
         let Taken { page, frame } = taken;
         let entry = self.table.get(page);
-        if is_zero(self.paged.frame_bytes(frame as usize)) {
-            self.backing.release_slot(entry.slot())?;
-            self.table.set(page, Entry::default());
-            self.free.put(frame as usize, 1);
-            self.stats.zero_drops += 1;
-            return Ok(false);
+        match repeated_word(self.paged.frame_bytes(frame as usize)) {
+            Some(0) => {
+                self.backing.release_slot(entry.slot())?;
+                self.table.set(page, Entry::default());
+                self.free.put(frame as usize, 1);
+                self.stats.zero_drops += 1;
+                return Ok(false);
+            }
+            Some(word) if self.tier.choice.policy() != Policy::Lender => {
+                self.backing.release_slot(entry.slot())?;
+                self.table.set(page, Entry::default().with_state(PageState::Filled));
+                self.table.set_hash(page, word);
+                self.free.put(frame as usize, 1);
+                self.stats.filled += 1;
+                return Ok(false);
+            }
+            _ => {}
         }
         let hash = self.content_hash(frame);
-        if entry.slot() != 0 && hash == self.table.hash(page) {
+        let clean = entry.slot() != 0 && hash == self.table.hash(page);
+        self.table.set_hash(page, hash);
+        if self.packing && self.pack(page, frame, entry, clean)? {
+            return Ok(false);
+        }
+        if clean {
             self.table.set(page, entry.with_state(PageState::Cached).with_frame(frame));
             self.cached.push(frame, page);
             self.stats.clean_drops += 1;
             return Ok(false);
         }
-        self.table.set_hash(page, hash);
         let slot = if entry.slot() != 0 && !self.backing.slots.is_writable(entry.slot()) {
             self.backing.release_slot(entry.slot())?;
             0
@@ -199,7 +241,7 @@ impl Engine {
                     let entry = self.table.get(taken.page);
                     self.table.set(taken.page, entry.with_slot(first + offset as u32));
                 }
-                self.start(Transfer { page, frame, pages: run as u32, write: true }, first)?;
+                self.start(Transfer { page, frame, pages: run as u32, write: true, loose: false }, first)?;
             } else {
                 while index + run < changed.len()
                     && contiguous(&changed[index + run], run)
@@ -210,7 +252,7 @@ impl Engine {
                 {
                     run += 1;
                 }
-                self.start(Transfer { page, frame, pages: run as u32, write: true }, slot)?;
+                self.start(Transfer { page, frame, pages: run as u32, write: true, loose: false }, slot)?;
             }
             index += run;
         }
@@ -219,6 +261,10 @@ impl Engine {
 
     /// A write has reached the lender.
     pub(super) fn written(&mut self, transfer: Transfer) -> Result<()> {
+        if transfer.loose {
+            self.spilled(transfer.frame, transfer.pages);
+            return Ok(());
+        }
         for index in 0..transfer.pages {
             let (page, frame) = (transfer.page + index, transfer.frame + index);
             let entry = self.table.get(page);
@@ -236,9 +282,4 @@ impl Engine {
         }
         Ok(())
     }
-}
-
-fn is_zero(bytes: &[u8]) -> bool {
-    let (chunks, rest) = bytes.as_chunks::<64>();
-    chunks.iter().all(|chunk| *chunk == [0; 64]) && rest.iter().all(|&byte| byte == 0)
 }

@@ -33,7 +33,11 @@ impl Engine {
                 let ahead = self.streams.fault(page);
                 self.zero_fill(page, ahead.map, fault)
             }
-            PageState::Cached | PageState::Fetching | PageState::Remote => {
+            PageState::Cached
+            | PageState::Fetching
+            | PageState::Remote
+            | PageState::Packed
+            | PageState::Filled => {
                 let ahead = self.streams.fault(page);
                 if self.bring_in(page, ahead.map)? {
                     self.read_ahead(page, ahead)
@@ -55,14 +59,23 @@ impl Engine {
             match entry.state() {
                 PageState::Cached => page += self.map_cached(page, end - page)?,
                 PageState::Fetching => {
+                    self.tier.note_waiting();
                     self.table.set(page, entry.with_wanted(true));
                     page += 1;
+                }
+                PageState::Packed | PageState::Filled => {
+                    let unpacked = self.unpack_run(page, end - page)?;
+                    if unpacked == 0 && self.table.get(page).state() == entry.state() {
+                        return Ok(page != first);
+                    }
+                    page += unpacked;
                 }
                 PageState::Remote => {
                     let started = self.fetch_run(page..end, true)?;
                     if started == 0 {
                         return Ok(page != first);
                     }
+                    self.tier.note_waiting();
                     page += started;
                 }
                 PageState::Untouched | PageState::Mapped | PageState::Writing => page += 1,
@@ -101,7 +114,8 @@ impl Engine {
         for _ in 0..frames {
             let Some((frame, page)) = self.cached.pop() else { return };
             self.free.put(frame as usize, 1);
-            self.table.set(page, self.table.get(page).with_state(PageState::Remote).with_frame(0));
+            self.table
+                .set(page, self.table.get(page).with_state(PageState::Remote).with_frame(self.tier.stamp()));
         }
     }
 
@@ -125,8 +139,9 @@ impl Engine {
     }
 
     /// Installs frames and wakes who waits.
-    fn install(&mut self, page: u32, frame: u32, pages: u32) -> Result<()> {
+    pub(super) fn install(&mut self, page: u32, frame: u32, pages: u32) -> Result<()> {
         let address = self.address_of(page);
+        self.tier.note_answered();
         match self.paged.install(address, frame as usize, pages as usize) {
             Ok(_) => {
                 self.empty.put(frame as usize, pages as usize);
@@ -185,10 +200,11 @@ impl Engine {
         let Some((frame, frames)) = self.take_frames(run)? else { return Ok(0) };
         for index in 0..frames {
             let entry = self.table.get(page + index);
+            self.tier.note_back(entry.frame());
             let entry = entry.with_state(PageState::Fetching).with_frame(frame + index);
             self.table.set(page + index, entry.with_wanted(wanted));
         }
-        self.start(Transfer { page, frame, pages: frames, write: false }, slot)?;
+        self.start(Transfer { page, frame, pages: frames, write: false, loose: false }, slot)?;
         Ok(frames)
     }
 
@@ -232,6 +248,7 @@ impl Engine {
     /// A read has arrived.
     pub(super) fn fetched(&mut self, transfer: Transfer) -> Result<()> {
         let mut index = 0;
+        let mut wanted = false;
         while index < transfer.pages {
             let (page, frame) = (transfer.page + index, transfer.frame + index);
             if !self.arrived(page, frame)? {
@@ -255,8 +272,10 @@ impl Engine {
                 run += 1;
             }
             self.install(page, frame, run)?;
+            wanted = true;
             index += run;
         }
+        self.tier.note_fetched(transfer.pages, wanted, &mut self.stats);
         Ok(())
     }
 
@@ -285,12 +304,14 @@ impl Engine {
                     self.free.put(entry.frame() as usize, 1);
                 }
                 PageState::Writing => self.writing_frames -= 1,
-                PageState::Untouched | PageState::Remote | PageState::Fetching => {}
+                PageState::Packed => drop(self.tier.pool.remove(entry.frame())),
+                PageState::Untouched | PageState::Remote | PageState::Fetching | PageState::Filled => {}
             }
             self.backing.release_slot(entry.slot())?;
             self.table.set(page, Entry::default().with_queued(entry.queued()));
             from = page + 1;
         }
+        self.tier.forget_waiting();
         // The caller drops these pages' memory.
         self.local_frames -= dropped;
         self.budget.release(dropped as u64);
@@ -329,8 +350,10 @@ impl Engine {
                 let queued = self.table.get(to).queued();
                 self.table.set(to, entry.with_queued(queued));
                 self.table.set_hash(to, self.table.hash(page));
-                if entry.state() == PageState::Cached {
-                    self.cached.rename(entry.frame(), to);
+                match entry.state() {
+                    PageState::Cached => self.cached.rename(entry.frame(), to),
+                    PageState::Packed => self.tier.pool.rename(entry.frame(), to),
+                    _ => {}
                 }
                 from = page + 1;
             }

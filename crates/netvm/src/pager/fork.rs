@@ -88,11 +88,14 @@ impl Engine {
             .adopt_after_fork(ranges.into_iter())
             .map_err(|source| PagerError::Userfaultfd((&source).into()))?;
         // The pool stayed with the parent: cached pages are on their lender, nothing was on its way.
-        self.local_frames -= self.free.len() + self.cached.len();
-        while let Some((_, page)) = self.cached.pop() {
-            self.table.set(page, self.table.get(page).with_state(PageState::Remote).with_frame(0));
+        self.local_frames -= self.free.len() + self.cached.len() + self.tier.frames();
+        let stamp = self.tier.stamp();
+        let packed = self.tier.pool.pieces().map(|(_, piece)| piece.page);
+        for page in std::iter::from_fn(|| self.cached.pop()).map(|(_, page)| page).chain(packed) {
+            self.table.set(page, self.table.get(page).with_state(PageState::Remote).with_frame(stamp));
         }
         let frames = self.paged.frames();
+        self.tier.forget_pool(frames);
         self.free = FrameSet::new(frames);
         self.empty = FrameSet::new(frames);
         self.empty.put(0, frames);

@@ -15,8 +15,10 @@ mod fork;
 mod placement;
 mod range;
 mod table;
+mod tier;
 
 pub use error::PagerError;
+pub use netvm_core::tier::Policy as TierPolicy;
 pub use netvm_sys::paged::FrameDesign;
 pub use range::FarRange;
 
@@ -58,6 +60,8 @@ pub struct PagerConfig {
     pub name: String,
     /// How pages travel; `None` takes the best that the kernel has.
     pub design: Option<FrameDesign>,
+    /// Where evicted pages go.
+    pub tier: TierPolicy,
     /// Longest prefetch window in pages, 0 for none, at most 256.
     pub prefetch_pages_max: u32,
     /// How long the pager spins for the next event before it sleeps, in microseconds.
@@ -82,6 +86,7 @@ impl Default for PagerConfig {
             run: None,
             name: String::new(),
             design: None,
+            tier: TierPolicy::Auto,
             prefetch_pages_max: 64,
             spin_us: 0,
             cpu: None,

@@ -1,0 +1,128 @@
+//! What `netvm run --explain` says: what each place for a page cost in this run, and what was chosen.
+
+use crate::size::Size;
+use netvm::stats::PagerStats;
+use serde_json::{Value, json};
+use std::fmt::Write as _;
+
+const PAGE_BYTES: u64 = 4096;
+
+/// One place where pages were.
+struct Place {
+    name: &'static str,
+    /// Pages that went there.
+    evicted: u64,
+    /// Pages that came from there.
+    brought_in: u64,
+    /// Microseconds for each, if measured.
+    evict_us: Option<f64>,
+    bring_in_us: Option<f64>,
+    /// Bytes of local memory for each page there.
+    local_bytes: Option<f64>,
+}
+
+fn each_us(ns: u64, pages: u64) -> Option<f64> {
+    (pages > 0 && ns > 0).then(|| ns as f64 / pages as f64 / 1000.0)
+}
+
+fn places(stats: &PagerStats) -> [Place; 3] {
+    let tried = stats.packed + stats.incompressible;
+    [
+        Place {
+            name: "one word, zero",
+            evicted: stats.filled + stats.zero_drops,
+            brought_in: 0,
+            evict_us: None,
+            bring_in_us: None,
+            local_bytes: Some(0.0),
+        },
+        Place {
+            name: "packed",
+            evicted: stats.packed,
+            brought_in: stats.unpacked,
+            evict_us: each_us(stats.pack_ns, tried),
+            bring_in_us: each_us(stats.unpack_ns, stats.unpacked + stats.spilled),
+            local_bytes: (stats.packed > 0).then(|| stats.packed_bytes as f64 / stats.packed as f64),
+        },
+        Place {
+            name: "lender",
+            evicted: stats.remote_writes + stats.clean_drops,
+            brought_in: stats.remote_reads,
+            evict_us: each_us(stats.send_ns, stats.remote_writes),
+            bring_in_us: each_us(stats.fetch_ns, stats.remote_reads),
+            local_bytes: Some(0.0),
+        },
+    ]
+}
+
+/// Most of the local memory that held packed pages.
+fn share(stats: &PagerStats, local_bytes: u64) -> f64 {
+    (stats.pool_frames_peak * PAGE_BYTES) as f64 / local_bytes.max(1) as f64
+}
+
+fn verdict(stats: &PagerStats, local_bytes: u64) -> String {
+    if stats.remote_reads + stats.unpacked == 0 {
+        return "nothing had to be brought in".into();
+    }
+    let size = Size(stats.pool_frames_peak * PAGE_BYTES);
+    if stats.pool_frames_peak > 0 {
+        return format!(
+            "packed pages had up to {size} ({:.0} %) of the local memory; their part was changed {} times",
+            100.0 * share(stats, local_bytes),
+            stats.pool_changes
+        );
+    }
+    match stats.incompressible {
+        0 => "no page was packed: fetching costs less".into(),
+        tried => format!("no page was packed: fetching costs less, or they do not shrink ({tried} did not)"),
+    }
+}
+
+/// The table that is printed.
+pub fn table(stats: &PagerStats, local_bytes: u64) -> String {
+    let number = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.1}"));
+    let mut text = format!(
+        "netvm: {:<16}{:>12}{:>12}{:>12}{:>12}{:>14}\n",
+        "place", "evicted", "brought in", "evict us", "bring in us", "local bytes"
+    );
+    for place in places(stats) {
+        let _ = writeln!(
+            text,
+            "netvm: {:<16}{:>12}{:>12}{:>12}{:>12}{:>14}",
+            place.name,
+            place.evicted,
+            place.brought_in,
+            number(place.evict_us),
+            number(place.bring_in_us),
+            number(place.local_bytes),
+        );
+    }
+    if let Some(wake) = each_us(stats.wake_ns, stats.wakes) {
+        let _ = writeln!(text, "netvm: a fault itself took {wake:.1} us more, wherever its page was");
+    }
+    let _ = writeln!(text, "netvm: {}", verdict(stats, local_bytes));
+    text
+}
+
+/// The same for `--json`.
+pub fn to_json(stats: &PagerStats) -> Value {
+    let places: Vec<Value> = places(stats)
+        .iter()
+        .map(|place| {
+            json!({
+                "place": place.name,
+                "evicted": place.evicted,
+                "brought_in": place.brought_in,
+                "evict_us": place.evict_us,
+                "bring_in_us": place.bring_in_us,
+                "local_bytes_each": place.local_bytes,
+            })
+        })
+        .collect();
+    json!({
+        "places": places,
+        "fault_us": each_us(stats.wake_ns, stats.wakes),
+        "pool_bytes": stats.pool_frames_peak * PAGE_BYTES,
+        "pool_changes": stats.pool_changes,
+    })
+}

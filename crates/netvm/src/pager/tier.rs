@@ -1,0 +1,572 @@
+//! Packed pages: local memory that holds more pages than it has frames. See docs/design/tiers.md.
+
+use super::engine::{EVICT_PAGES, Engine, Transfer};
+use super::error::PagerError;
+use crate::error::Result;
+use crate::stats::PagerStats;
+use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
+use netvm_core::residency::{Entry, FRAME_MAX, PageState};
+use netvm_core::tier::{CHUNK_BYTES, Choice, FRAME_CHUNKS, PackedPool, PieceId, Policy};
+use netvm_sys::paged::PagedArea;
+use netvm_sys::uffd::PAGE_BYTES;
+use std::time::Instant;
+
+/// A page that needs more chunks than this is not worth packing: three quarters of a frame.
+const CHUNKS_MAX: usize = FRAME_CHUNKS as usize / 4 * 3;
+/// Pages evicted in one step while they are packed: a fault may be waiting.
+pub(super) const PACK_PAGES: usize = EVICT_PAGES / 4;
+/// One of so many operations is timed.
+const TIMED_EVERY: u32 = 8;
+/// Shortest of so many ways back from an answered fault.
+const WAKES: u32 = 8;
+/// Pages from lenders over which the time that faults waited is divided up.
+const FETCHED: u32 = 64;
+/// The pool keeps one part in this many of its chunks free before it is made smaller, and a few frames.
+const SLACK_PART: usize = 16;
+const SLACK_FRAMES: usize = 24;
+
+/// The state of the packed pages.
+pub(super) struct Tier {
+    pub(super) choice: Choice,
+    pub(super) pool: PackedPool,
+    /// A full frame by way of which pages leave the pool when no other is free; there while the pool has frames.
+    pub(super) spare: Option<u32>,
+    /// Pages evicted so far, modulo what the entry of a remote page can hold.
+    clock: u32,
+    decide_due: bool,
+    lz4: CompressTable,
+    /// A packed page in one piece.
+    packed: Box<[u8]>,
+    /// A page that is unpacked only to see how long it takes.
+    unpacked: Box<[u8; PAGE_BYTES]>,
+    timed: u32,
+    /// When the last fault was answered, if the way back is to be timed.
+    answered: Option<Instant>,
+    shortest_ns: u64,
+    wakes: u32,
+    /// Since when a fault waits for a lender.
+    waiting: Option<Instant>,
+    waited_ns: u64,
+    fetched: u32,
+}
+
+impl Tier {
+    pub(super) fn new(policy: Policy, frames: usize) -> Self {
+        Self {
+            choice: Choice::new(policy),
+            pool: PackedPool::new(if policy == Policy::Lender { 0 } else { frames }),
+            spare: None,
+            clock: 1,
+            decide_due: false,
+            lz4: CompressTable::small(),
+            packed: vec![0; get_maximum_output_size(PAGE_BYTES)].into_boxed_slice(),
+            unpacked: Box::new([0; PAGE_BYTES]),
+            timed: 0,
+            answered: None,
+            shortest_ns: u64::MAX,
+            wakes: 0,
+            waiting: None,
+            waited_ns: 0,
+            fetched: 0,
+        }
+    }
+
+    /// What stands in place of a frame in the entry of a page that becomes remote now.
+    pub(super) fn stamp(&self) -> u32 {
+        self.clock
+    }
+
+    pub(super) fn note_evicted(&mut self, pages: usize) {
+        self.clock = self.clock.wrapping_add(pages as u32) & FRAME_MAX;
+        self.choice.note_evicted(pages);
+    }
+
+    /// A page is brought in that was given up at `stamp`.
+    pub(super) fn note_back(&mut self, stamp: u32) {
+        let age = self.clock.wrapping_sub(stamp) & FRAME_MAX;
+        self.decide_due |= self.choice.note_age(age);
+    }
+
+    /// A fault begins to wait for a lender.
+    pub(super) fn note_waiting(&mut self) {
+        self.waiting.get_or_insert_with(Instant::now);
+    }
+
+    /// Pages have come from a lender; a fault waited for one if `wanted`.
+    pub(super) fn note_fetched(&mut self, pages: u32, wanted: bool, stats: &mut PagerStats) {
+        if wanted && let Some(since) = self.waiting.take() {
+            self.waited_ns += since.elapsed().as_nanos() as u64;
+        }
+        self.fetched += pages;
+        if self.fetched >= FETCHED {
+            self.choice.costs.fetch.note(self.waited_ns as f64 / f64::from(self.fetched));
+            stats.fetch_ns += self.waited_ns;
+            (self.waited_ns, self.fetched) = (0, 0);
+        }
+    }
+
+    /// Whether the next operation is one to time.
+    fn is_timed(&mut self) -> bool {
+        self.timed = self.timed.wrapping_add(1);
+        self.timed.is_multiple_of(TIMED_EVERY)
+    }
+
+    /// A fault has been answered.
+    pub(super) fn note_answered(&mut self) {
+        if self.is_timed() {
+            self.answered = Some(Instant::now());
+        }
+    }
+
+    /// The next fault is there.
+    pub(super) fn note_fault(&mut self, stats: &mut PagerStats) {
+        let Some(answered) = self.answered.take() else { return };
+        // The program did other things too in between: the shortest time tells what the way itself takes.
+        self.shortest_ns = self.shortest_ns.min(answered.elapsed().as_nanos() as u64);
+        self.wakes += 1;
+        if self.wakes == WAKES {
+            self.choice.costs.fault.note(self.shortest_ns as f64);
+            stats.wake_ns += self.shortest_ns;
+            stats.wakes += 1;
+            (self.wakes, self.shortest_ns) = (0, u64::MAX);
+        }
+    }
+
+    /// `pages` pages were handed to the connections in this time.
+    pub(super) fn note_sent(&mut self, since: Option<Instant>, pages: usize, stats: &mut PagerStats) {
+        let Some(since) = since else { return };
+        let each = since.elapsed().as_nanos() as u64 / pages.max(1) as u64;
+        self.choice.costs.send.note(each as f64);
+        stats.send_ns += each * u64::from(TIMED_EVERY) * pages as u64;
+    }
+
+    pub(super) fn time_sending(&mut self) -> Option<Instant> {
+        self.is_timed().then(Instant::now)
+    }
+
+    /// Packs a page into `self.packed`; its length if that pays.
+    fn compress(&mut self, page: &[u8], stats: &mut PagerStats) -> Option<usize> {
+        let since = self.is_timed().then(Instant::now);
+        // The buffer is as long as the result can be.
+        let bytes = compress_into_with_table(page, &mut self.packed, &mut self.lz4).unwrap_or(usize::MAX);
+        if let Some(since) = since {
+            let took = since.elapsed().as_nanos() as u64;
+            self.choice.costs.pack.note(took as f64);
+            stats.pack_ns += took * u64::from(TIMED_EVERY);
+        }
+        let chunks = bytes.div_ceil(CHUNK_BYTES);
+        let fits = chunks <= CHUNKS_MAX;
+        self.choice.tried(fits.then_some(chunks));
+        stats.incompressible += u64::from(!fits);
+        fits.then_some(bytes)
+    }
+
+    /// Measures what packing this page would cost and bring.
+    fn measure(&mut self, page: &[u8], stats: &mut PagerStats) {
+        self.timed = TIMED_EVERY - 1;
+        let Some(bytes) = self.compress(page, stats) else { return };
+        let since = Instant::now();
+        if decompress_into(&self.packed[..bytes], &mut self.unpacked[..]).is_ok() {
+            self.choice.costs.unpack.note(since.elapsed().as_nanos() as f64);
+        }
+    }
+
+    /// Puts what `compress` left into the pool, as the newest. `None` when there is no room.
+    fn store(&mut self, paged: &mut PagedArea, page: u32, bytes: usize) -> Option<PieceId> {
+        let id = self.pool.insert(page, bytes, self.clock)?;
+        for (chunk, part) in self.pool.chunks(id).zip(self.packed[..bytes].chunks(CHUNK_BYTES)) {
+            let (frame, at) = place(chunk);
+            paged.frame_bytes_mut(frame)[at..at + part.len()].copy_from_slice(part);
+        }
+        Some(id)
+    }
+
+    /// Unpacks a piece into a full frame.
+    fn unpack(&mut self, paged: &mut PagedArea, id: PieceId, to: u32, stats: &mut PagerStats) -> bool {
+        let since = self.is_timed().then(Instant::now);
+        let bytes = usize::from(self.pool.piece(id).bytes);
+        for (chunk, part) in self.pool.chunks(id).zip(self.packed[..bytes].chunks_mut(CHUNK_BYTES)) {
+            let (frame, at) = place(chunk);
+            part.copy_from_slice(&paged.frame_bytes(frame)[at..at + part.len()]);
+        }
+        let out = paged.frame_bytes_mut(to as usize);
+        let whole = decompress_into(&self.packed[..bytes], out).is_ok_and(|bytes| bytes == PAGE_BYTES);
+        if let Some(since) = since {
+            let took = since.elapsed().as_nanos() as u64;
+            self.choice.costs.unpack.note(took as f64);
+            stats.unpack_ns += took * u64::from(TIMED_EVERY);
+        }
+        whole
+    }
+
+    /// After fork(2), in the child: the pool stayed with the parent.
+    pub(super) fn forget_pool(&mut self, frames: usize) {
+        let policy = self.choice.policy();
+        self.pool = PackedPool::new(if policy == Policy::Lender { 0 } else { frames });
+        self.spare = None;
+        self.waiting = None;
+    }
+
+    /// Frames that packed pages have, and the spare one.
+    pub(super) fn frames(&self) -> usize {
+        self.pool.frames() + usize::from(self.spare.is_some())
+    }
+
+    /// Pages that a fault may wait for were dropped.
+    pub(super) fn forget_waiting(&mut self) {
+        self.waiting = None;
+    }
+}
+
+/// Frame of a chunk, and where it begins there.
+fn place(chunk: u32) -> (usize, usize) {
+    ((chunk / FRAME_CHUNKS) as usize, (chunk % FRAME_CHUNKS) as usize * CHUNK_BYTES)
+}
+
+/// The word that a page consists of, if it is one repeated.
+pub(super) fn repeated_word(page: &[u8]) -> Option<u64> {
+    let (words, _) = page.as_chunks::<8>();
+    let first = *words.first()?;
+    // Most pages differ soon; the others are compared in pieces that the processor compares at once.
+    if words.iter().take(8).any(|word| *word != first) {
+        return None;
+    }
+    let same = words.chunks(8).all(|some| some.iter().all(|word| *word == first));
+    same.then(|| u64::from_ne_bytes(first))
+}
+
+impl Engine {
+    /// Packs a page that lies in a frame, which is free or the pool's afterwards. False when it cannot be packed, or there is no room.
+    pub(super) fn pack(&mut self, page: u32, frame: u32, entry: Entry, clean: bool) -> Result<bool> {
+        if !self.tier.choice.try_to_pack() {
+            if self.tier.choice.sample() {
+                self.tier.measure(self.paged.frame_bytes(frame as usize), &mut self.stats);
+                self.tier.choice.costs.changed.note(if clean { 0.0 } else { 1.0 });
+            }
+            return Ok(false);
+        }
+        let bytes = self.tier.compress(self.paged.frame_bytes(frame as usize), &mut self.stats);
+        self.tier.choice.costs.changed.note(if clean { 0.0 } else { 1.0 });
+        let Some(bytes) = bytes else { return Ok(false) };
+        let mut frame_left = true;
+        if self.tier.pool.free_chunks() < PackedPool::chunks_of(bytes) {
+            if self.tier.pool.frames() >= self.tier.choice.frames(self.local_frames) {
+                return Ok(false);
+            }
+            if self.tier.spare.is_none() {
+                if self.free.is_empty() {
+                    self.give_up_cached(1);
+                }
+                let Some((spare, _)) = self.free.take_run(1) else { return Ok(false) };
+                self.tier.spare = Some(spare as u32);
+            }
+            // What lay there is in the buffer now.
+            self.tier.pool.add_frame(frame);
+            frame_left = false;
+            self.stats.pool_frames_peak = self.stats.pool_frames_peak.max(self.tier.frames() as u64);
+        }
+        let Some(id) = self.tier.store(&mut self.paged, page, bytes) else { return Ok(false) };
+        if frame_left {
+            self.free.put(frame as usize, 1);
+        }
+        let slot = if clean {
+            entry.slot()
+        } else {
+            self.backing.release_slot(entry.slot())?;
+            0
+        };
+        self.table.set(page, entry.with_state(PageState::Packed).with_frame(id).with_slot(slot));
+        self.stats.packed += 1;
+        self.stats.packed_bytes += (PackedPool::chunks_of(bytes) * CHUNK_BYTES) as u64;
+        Ok(true)
+    }
+
+    /// Brings packed pages and repeated words in, from the first of `pages` on, as far as they follow each other. Returns how many, 0
+    /// when there is no frame.
+    pub(super) fn unpack_run(&mut self, first: u32, pages: u32) -> Result<u32> {
+        let is_here = |state| matches!(state, PageState::Packed | PageState::Filled);
+        let mut run = 1;
+        while run < pages && is_here(self.table.get(first + run).state()) {
+            run += 1;
+        }
+        let Some((frame, frames)) = self.take_frames(run)? else { return Ok(0) };
+        let mut done = 0;
+        while done < frames {
+            let (page, frame) = (first + done, frame + done);
+            let entry = self.table.get(page);
+            match entry.state() {
+                PageState::Packed => {
+                    let stamp = self.tier.pool.piece(entry.frame()).stamp;
+                    self.take_from_pool(page, entry.frame(), frame)?;
+                    self.tier.note_back(stamp);
+                    self.stats.unpacked += 1;
+                }
+                PageState::Filled => {
+                    let word = self.table.hash(page).to_ne_bytes();
+                    self.paged.frame_bytes_mut(frame as usize).as_chunks_mut::<8>().0.fill(word);
+                }
+                // It went to a lender when frames were made free.
+                _ => break,
+            }
+            done += 1;
+        }
+        if done < frames {
+            self.free.put((frame + done) as usize, (frames - done) as usize);
+        }
+        if done > 0 {
+            self.stats.prefetch_hits += u64::from(done - 1);
+            self.install(first, frame, done)?;
+        }
+        Ok(done)
+    }
+
+    /// Unpacks a piece into a frame and removes it.
+    fn take_from_pool(&mut self, page: u32, id: PieceId, frame: u32) -> Result<()> {
+        self.read_from_pool(page, id, frame)?;
+        self.tier.pool.remove(id);
+        Ok(())
+    }
+
+    fn read_from_pool(&mut self, page: u32, id: PieceId, frame: u32) -> Result<()> {
+        let whole = self.tier.unpack(&mut self.paged, id, frame, &mut self.stats);
+        if !whole || self.content_hash(frame) != self.table.hash(page) {
+            return Err(PagerError::PackedCorrupt { address: self.address_of(page) }.into());
+        }
+        Ok(())
+    }
+
+    /// While nobody waits: the pool gets its size and some room. True when something was done.
+    pub(super) fn tend_pool(&mut self) -> Result<bool> {
+        if self.tier.decide_due {
+            self.tier.decide_due = false;
+            self.tier.choice.decide(self.local_frames);
+            self.stats.pool_changes = self.tier.choice.changes();
+        }
+        let target = self.tier.choice.frames(self.local_frames);
+        let (frames, free) = (self.tier.pool.frames(), self.tier.pool.free_chunks());
+        if frames == 0 {
+            let spare = self.tier.spare.take();
+            spare.into_iter().for_each(|frame| self.free.put(frame as usize, 1));
+            return Ok(spare.is_some());
+        }
+        let each = self.tier.choice.costs.chunks.or(8.0) as usize + 1;
+        if frames > target || (frames == target && free < PACK_PAGES * each) {
+            let spilled = self.spill(EVICT_PAGES)?;
+            let released = self.release_pool_frames(frames.saturating_sub(target).min(EVICT_PAGES));
+            return Ok(spilled + released > 0);
+        }
+        let slack = (frames / SLACK_PART + SLACK_FRAMES) * FRAME_CHUNKS as usize;
+        Ok(free > slack && self.release_pool_frames(1) > 0)
+    }
+
+    /// Takes up to `frames` frames from the pool that it does not need.
+    fn release_pool_frames(&mut self, frames: usize) -> usize {
+        let paged = &mut self.paged;
+        let shift = |from, to| {
+            let mut bytes = [0; CHUNK_BYTES];
+            let (frame, at) = place(from);
+            bytes.copy_from_slice(&paged.frame_bytes(frame)[at..at + CHUNK_BYTES]);
+            let (frame, at) = place(to);
+            paged.frame_bytes_mut(frame)[at..at + CHUNK_BYTES].copy_from_slice(&bytes);
+        };
+        let mut shift = shift;
+        for released in 0..frames {
+            let Some(frame) = self.tier.pool.compact(&mut shift) else { return released };
+            self.free.put(frame as usize, 1);
+        }
+        frames
+    }
+
+    /// Gives up to `want` of the oldest packed pages to a lender, as far as there are free frames to unpack them. Returns how many.
+    pub(super) fn spill(&mut self, want: usize) -> Result<usize> {
+        let mut done = 0;
+        let mut batch = Batch::default();
+        while done < want
+            && let Some(id) = self.tier.pool.oldest()
+        {
+            let piece = *self.tier.pool.piece(id);
+            let entry = self.table.get(piece.page);
+            let mut slot = entry.slot();
+            if slot == 0 {
+                if batch.is_full() {
+                    self.send_batch(&mut batch)?;
+                }
+                if batch.frames == 0 && self.free.is_empty() {
+                    self.give_up_cached(want - done);
+                }
+                if batch.frames == 0
+                    && let Some((frame, frames)) = self.free.take_run((want - done).min(EVICT_PAGES))
+                {
+                    batch = Batch::new(frame, frames);
+                    (batch.slot, batch.slots) = self.backing.take_slots(frames as u32)?;
+                }
+                let Some((frame, new)) = batch.next() else { break };
+                slot = new;
+                self.take_from_pool(piece.page, id, frame)?;
+            } else {
+                // A lender has it already.
+                self.tier.pool.remove(id);
+            }
+            let entry = entry.with_state(PageState::Remote).with_frame(piece.stamp).with_slot(slot);
+            self.table.set(piece.page, entry);
+            self.stats.spilled += 1;
+            done += 1;
+        }
+        self.send_batch(&mut batch)?;
+        Ok(done)
+    }
+
+    /// There is no frame, and no page in use can be taken out: takes one from the pool, or a step towards it. True when it did.
+    pub(super) fn take_from_pool_now(&mut self) -> Result<bool> {
+        if self.release_pool_frames(1) > 0 {
+            return Ok(true);
+        }
+        self.use_spare();
+        Ok(self.spill(1)? > 0)
+    }
+
+    /// Makes the pool smaller until it has at most `frames` frames, as far as possible at once. What it gives is free.
+    pub(super) fn shrink_pool(&mut self, frames: usize) -> Result<()> {
+        while self.tier.pool.frames() > frames {
+            if self.release_pool_frames(self.tier.pool.frames() - frames) > 0 {
+                continue;
+            }
+            self.use_spare();
+            if self.spill(EVICT_PAGES)? == 0 {
+                return Ok(());
+            }
+            self.finish_all()?;
+        }
+        Ok(())
+    }
+
+    /// With no other frame left, the spare one is for spilling; it becomes the spare one again when its page has been sent.
+    fn use_spare(&mut self) {
+        if self.free.is_empty()
+            && let Some(frame) = self.tier.spare.take()
+        {
+            self.free.put(frame as usize, 1);
+        }
+    }
+
+    /// Frames of pages that have gone from the pool to a lender.
+    pub(super) fn spilled(&mut self, mut frame: u32, mut frames: u32) {
+        self.writing_frames -= frames as usize;
+        if self.tier.spare.is_none() && self.tier.pool.frames() > 0 {
+            self.tier.spare = Some(frame);
+            (frame, frames) = (frame + 1, frames - 1);
+        }
+        if frames > 0 {
+            self.free.put(frame as usize, frames as usize);
+        }
+    }
+
+    /// Sends what the batch has collected; what it did not use is free again.
+    fn send_batch(&mut self, batch: &mut Batch) -> Result<()> {
+        let Batch { frame, frames, slot, slots, used } = std::mem::take(batch);
+        for unused in used..slots {
+            self.backing.release_slot(slot + unused)?;
+        }
+        if frames > used as usize {
+            self.free.put(frame + used as usize, frames - used as usize);
+        }
+        if used > 0 {
+            // Whoever reads the slot from now on does so after this, on the same connection.
+            self.writing_frames += used as usize;
+            let transfer = Transfer { page: 0, frame: frame as u32, pages: used, write: true, loose: true };
+            self.start(transfer, slot)?;
+        }
+        Ok(())
+    }
+
+    /// Before a fork: every packed page gets a copy on a lender, for the child.
+    pub(super) fn copy_pool_to_lenders(&mut self) -> Result<()> {
+        let alone: Vec<_> = self
+            .tier
+            .pool
+            .pieces()
+            .map(|(id, piece)| (id, piece.page))
+            .filter(|&(_, page)| self.table.get(page).slot() == 0)
+            .collect();
+        let mut batch = Batch::default();
+        let mut rest = &alone[..];
+        while let Some((&(id, page), after)) = rest.split_first() {
+            if batch.is_full() {
+                self.send_batch(&mut batch)?;
+            }
+            if batch.frames == 0 {
+                let Some((frame, frames)) = self.free.take_run(rest.len().min(EVICT_PAGES)) else {
+                    self.make_frames_free()?;
+                    continue;
+                };
+                batch = Batch::new(frame, frames);
+                (batch.slot, batch.slots) = self.backing.take_slots(frames as u32)?;
+            }
+            let Some((frame, slot)) = batch.next() else { continue };
+            self.read_from_pool(page, id, frame)?;
+            self.table.set(page, self.table.get(page).with_slot(slot));
+            rest = after;
+        }
+        self.send_batch(&mut batch)
+    }
+
+    /// At least one frame, with the pool as it is.
+    fn make_frames_free(&mut self) -> Result<()> {
+        self.finish_all()?;
+        self.use_spare();
+        if self.free.is_empty() {
+            self.give_up_cached(EVICT_PAGES);
+        }
+        if self.free.is_empty() && self.evict_unpacked()? == 0 {
+            return Err(PagerError::LocalExhausted { pages: self.mapped.len() as u64 }.into());
+        }
+        Ok(())
+    }
+}
+
+/// Neighbouring frames and neighbouring slots for pages that are sent together.
+#[derive(Default)]
+struct Batch {
+    frame: usize,
+    frames: usize,
+    slot: u32,
+    slots: u32,
+    used: u32,
+}
+
+impl Batch {
+    fn new(frame: usize, frames: usize) -> Self {
+        Self { frame, frames, ..Self::default() }
+    }
+
+    fn is_full(&self) -> bool {
+        self.used > 0 && self.used as usize >= self.frames.min(self.slots as usize)
+    }
+
+    /// The next frame and its slot.
+    fn next(&mut self) -> Option<(u32, u32)> {
+        if self.used as usize >= self.frames.min(self.slots as usize) {
+            return None;
+        }
+        self.used += 1;
+        Some((self.frame as u32 + self.used - 1, self.slot + self.used - 1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_of_one_word_is_recognised() {
+        let mut page = [0_u8; PAGE_BYTES];
+        assert_eq!(repeated_word(&page), Some(0));
+        page.as_chunks_mut::<8>().0.fill(0x0123_4567_89AB_CDEF_u64.to_ne_bytes());
+        assert_eq!(repeated_word(&page), Some(0x0123_4567_89AB_CDEF));
+        for different in [0, 7, 8, 63, 64, 2000, PAGE_BYTES - 1] {
+            page[different] ^= 1;
+            assert_eq!(repeated_word(&page), None, "byte {different}");
+            page[different] ^= 1;
+        }
+    }
+}
