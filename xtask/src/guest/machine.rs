@@ -87,7 +87,8 @@ pub struct Outcome {
 /// A guest that runs. It is killed when it is dropped.
 pub struct Running {
     child: Child,
-    lines: Receiver<String>,
+    /// What the console says, and when it did.
+    lines: Receiver<(Instant, String)>,
     folder: PathBuf,
     started: Instant,
     limit: Duration,
@@ -175,7 +176,7 @@ impl Machine<'_> {
             let mut line = Vec::new();
             while out.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
                 let _ = log.write_all(&line);
-                let _ = sender.send(String::from_utf8_lossy(&line).trim_end().to_owned());
+                let _ = sender.send((Instant::now(), String::from_utf8_lossy(&line).trim_end().to_owned()));
                 line.clear();
             }
         });
@@ -192,14 +193,14 @@ impl Running {
         let mut late = false;
         loop {
             match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
-                Ok(line) => {
+                Ok((when, line)) => {
                     if boot.is_none() && line.contains(STARTS) {
-                        boot = Some(self.started.elapsed());
-                        end = Instant::now() + self.limit;
+                        boot = Some(when.duration_since(self.started));
+                        end = when + self.limit;
                     }
                     if complaint.is_none() && complains(&line) {
                         complaint = Some(line);
-                        end = end.min(Instant::now() + AFTER_COMPLAINT);
+                        end = end.min(when + AFTER_COMPLAINT);
                     }
                 }
                 Err(RecvTimeoutError::Disconnected) => break,
