@@ -286,7 +286,7 @@ fn a_partner_that_fails_leaves_nothing_behind() {
 fn bench_block() {
     let rows = rows_of(&["block", "--quick", "--json"]);
     for case in ["nbd-4k-qd1", "nbd-4k-qd1-write", "nbd-4k-qd16", "nbd-4k-qd16-write", "nbd-128k-qd4"] {
-        for lender in ["lender tcp", "lender unix"] {
+        for lender in ["lender nearby", "lender tcp"] {
             let row = rows.iter().find(|row| row["case"] == case && row["placement"] == lender);
             let row = row.unwrap_or_else(|| panic!("no {case} with {lender}"));
             assert!(row["median"].as_f64().unwrap() > 0.0 && row["n"].as_u64().unwrap() > 0, "{row}");

@@ -29,7 +29,12 @@ while True:
 
 /// `netvm run` on this lender with a program that goes on for ever, when it has filled its memory.
 fn start_work(lender: &str) -> Guard {
+    start_work_by("auto", lender)
+}
+
+fn start_work_by(link: &str, lender: &str) -> Guard {
     let mut child = netvm()
+        .env("NETVM_LINK", link)
         .args(["run", "--local", "8M", "--lender", lender, "--", PYTHON, "-c", WORK])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -89,11 +94,18 @@ fn a_lender_that_stands_still_is_given_up() {
     }
     let folder = Folder::new("stopped");
     let lender = Lender::start(&folder, "256M");
-    let run = start_work(&lender.address);
+    let run = start_work_by("socket", &lender.address);
     lender.signal("STOP");
     let done = ends_soon(run);
     lender.signal("CONT");
     must_say(&done, &[&lender.address, "answer"]);
+    // On this host its memory is read without it.
+    let mut run = start_work(&lender.address);
+    lender.signal("STOP");
+    std::thread::sleep(Duration::from_millis(5500));
+    let ended = run.0.try_wait().unwrap();
+    lender.signal("CONT");
+    assert!(ended.is_none(), "{ended:?}");
 }
 
 #[test]

@@ -3,6 +3,8 @@
 //! A *lease* is what one borrower's connection holds. Forking a lease makes a second holder of every slab of the first; a slab is
 //! free again when nobody holds it.
 
+pub mod direct;
+
 use alloc::vec::Vec;
 
 use crate::limits::LEASES_MAX;

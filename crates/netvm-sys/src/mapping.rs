@@ -106,6 +106,31 @@ impl Mapping {
         Ok(mapping)
     }
 
+    /// Puts `bytes` bytes from `offset` of `file` where this mapping has its own from the same offset, for those who use its
+    /// memory and for all later. What was mapped there is not changed, and not to be seen here any more.
+    ///
+    /// # Errors
+    /// EINVAL for what is no whole number of pages, or beyond the end of the mapping or the file; ENOMEM when there are too many mappings. Nothing has
+    /// changed then.
+    pub fn replace(&self, offset: u64, bytes: u64, file: &Memfd, huge: bool) -> io::Result<()> {
+        use std::os::fd::AsFd;
+        let end = offset.checked_add(bytes).filter(|&end| end <= file.len() && end <= self.bytes as u64);
+        if end.is_none() || bytes == 0 || !(offset | bytes).is_multiple_of(4096) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        let start = self.memory.as_ptr() as usize + offset as usize;
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
+        let fd = file.as_fd().as_raw_fd();
+        // SAFETY: whole pages of our own range (checked), of which there are only `SharedSlice`s: whoever uses one sees other bytes, as if others had
+        // written them. The file reaches as far (checked), and does not become shorter (no `Memfd` does).
+        unsafe { raw::mmap_at(start, bytes as usize, WRITABLE, flags, fd, offset) }?;
+        if huge {
+            // SAFETY: our own range; the advice changes no contents.
+            let _ = unsafe { raw::madvise(start, bytes as usize, libc::MADV_HUGEPAGE) };
+        }
+        Ok(())
+    }
+
     fn with_file(mut self, file: Memfd) -> Self {
         self.file = Some(file);
         self
@@ -246,6 +271,27 @@ mod tests {
             Ok(huge) => huge.shared().fill(1),
             Err(error) => assert!(error.raw_os_error().is_some(), "{error}"),
         }
+    }
+
+    #[test]
+    fn a_part_is_replaced_by_another_file() {
+        let common = Memfd::new(c"test", 1 << 16).unwrap();
+        let own = Memfd::sealed(c"test", 1 << 16).unwrap();
+        let mapping = Mapping::of_memfd(&common).unwrap();
+        let memory = mapping.shared();
+        memory.fill(1);
+        mapping.replace(4096, 8192, &own, false).unwrap();
+        memory.write_from(8192, &[2; 4096]).unwrap();
+        let look = |at| memory.sub(at, 1).unwrap().to_vec()[0];
+        assert_eq!([4095, 4096, 8192, 12288].map(look), [1, 0, 2, 1]);
+        assert_eq!((own.resident_bytes().unwrap(), own.is_hole(4096)), (8192, false));
+        mapping.replace(4096, 8192, &common, false).unwrap();
+        assert_eq!([4095, 4096, 8192, 12288].map(look), [1, 1, 1, 1]);
+        for (offset, bytes) in [(1, 4096), (0, 0), (0, 100), (1 << 16, 4096), (u64::MAX - 4095, 8192)] {
+            assert!(mapping.replace(offset, bytes, &own, false).is_err());
+        }
+        let short = Memfd::sealed(c"test", 4096).unwrap();
+        assert!(mapping.replace(4096, 4096, &short, false).is_err());
     }
 
     #[test]

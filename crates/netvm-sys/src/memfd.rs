@@ -1,7 +1,13 @@
 //! Anonymous files: memory that can be mapped by several processes and given back page by page.
 
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+
+use crate::shared::SharedSlice;
+
+/// Most pieces of memory in one read or write.
+pub const PIECES_MAX: usize = 256;
 
 /// Bytes of the system's usual huge page; `None` where there are none.
 pub fn huge_page_bytes() -> Option<u64> {
@@ -116,6 +122,44 @@ impl Memfd {
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
+    /// Allocates the memory of `offset .. offset + bytes` for this process: what is there stays, the rest reads as zeros, and no write to it needs memory.
+    ///
+    /// # Errors
+    /// EINVAL beyond the end; ENOSPC, ENOMEM; EINTR.
+    pub fn provide(&self, offset: u64, bytes: u64) -> io::Result<()> {
+        if offset.checked_add(bytes).is_none_or(|end| end > self.bytes) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        // SAFETY: plain system call on our own descriptor, within the length, which stays.
+        let result =
+            unsafe { libc::fallocate(self.fd.as_raw_fd(), 0, offset as libc::off_t, bytes as libc::off_t) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    /// Reads the bytes from `offset` on into all of `locals`, in order: the kernel copies, and maps nothing here.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` beyond the end; `InvalidInput` for more than [`PIECES_MAX`] pieces; EFAULT; EIO, ENOMEM when pages do not come back
+    /// from swap. Some of the bytes may have been copied then.
+    pub fn read_at(&self, offset: u64, locals: &[SharedSlice]) -> io::Result<()> {
+        let (pieces, bytes) = pieces(locals)?;
+        let (fd, at) = (self.fd.as_raw_fd(), offset as libc::off_t);
+        // SAFETY: the kernel writes into the shared memory of `locals`, and tells when some of it is not mapped.
+        whole(unsafe { libc::preadv(fd, pieces.as_ptr().cast(), locals.len() as i32, at) }, bytes)
+    }
+
+    /// Writes all of `locals`, in order, to the bytes from `offset` on: the kernel copies, and maps nothing here.
+    ///
+    /// # Errors
+    /// EFBIG, EPERM beyond the end; `InvalidInput` for more than [`PIECES_MAX`] pieces; EFAULT; EIO, ENOMEM, ENOSPC when there is no memory. Some of the
+    /// bytes may have been written then.
+    pub fn write_at(&self, offset: u64, locals: &[SharedSlice]) -> io::Result<()> {
+        let (pieces, bytes) = pieces(locals)?;
+        let (fd, at) = (self.fd.as_raw_fd(), offset as libc::off_t);
+        // SAFETY: the kernel only reads the shared memory of `locals`, and tells when some of it is not mapped.
+        whole(unsafe { libc::pwritev(fd, pieces.as_ptr().cast(), locals.len() as i32, at) }, bytes)
+    }
+
     /// Whether the page at `offset` has never been written (or has been given back): touching it costs a zero page and no waiting.
     pub fn is_hole(&self, offset: u64) -> bool {
         // SAFETY: plain system call on our own descriptor, whose position nobody uses.
@@ -134,6 +178,27 @@ impl Memfd {
     /// None in practice.
     pub fn resident_bytes(&self) -> io::Result<u64> {
         Ok(stat(&self.fd)?.st_blocks as u64 * 512)
+    }
+}
+
+type Iovecs = [MaybeUninit<libc::iovec>; PIECES_MAX];
+
+fn pieces(locals: &[SharedSlice]) -> io::Result<(Iovecs, usize)> {
+    let mut pieces = [const { MaybeUninit::uninit() }; PIECES_MAX];
+    let places = pieces.get_mut(..locals.len()).ok_or(io::ErrorKind::InvalidInput)?;
+    let mut bytes = 0;
+    for (place, local) in places.iter_mut().zip(locals) {
+        place.write(libc::iovec { iov_base: local.as_ptr().cast(), iov_len: local.len() });
+        bytes += local.len();
+    }
+    Ok((pieces, bytes))
+}
+
+fn whole(copied: isize, bytes: usize) -> io::Result<()> {
+    match usize::try_from(copied) {
+        Ok(copied) if copied == bytes => Ok(()),
+        Ok(_) => Err(io::ErrorKind::UnexpectedEof.into()),
+        Err(_) => Err(io::Error::last_os_error()),
     }
 }
 
@@ -158,6 +223,30 @@ impl AsFd for Memfd {
 mod tests {
     use super::*;
     use std::io::Write;
+
+    #[test]
+    fn bytes_are_gathered_and_scattered() {
+        use crate::mapping::Mapping;
+        let file = Memfd::sealed(c"test", 3 * 4096).unwrap();
+        let local = Mapping::anonymous(4096).unwrap();
+        let local = local.shared();
+        local.write_from(0, b"abcdef").unwrap();
+        let part = |at, bytes| local.sub(at, bytes).unwrap();
+        file.write_at(4094, &[part(3, 3), part(0, 3)]).unwrap();
+        assert_eq!(file.resident_bytes().unwrap(), 8192);
+        file.read_at(4093, &[part(10, 1), part(20, 6)]).unwrap();
+        assert_eq!((part(10, 1).to_vec(), part(20, 6).to_vec()), (vec![0], b"defabc".to_vec()));
+        assert!(file.read_at(3 * 4096 - 1, &[part(0, 2)]).is_err(), "beyond the end");
+        assert!(file.write_at(3 * 4096 - 1, &[part(0, 2)]).is_err(), "beyond the end");
+        assert!(file.read_at(u64::MAX, &[part(0, 2)]).is_err());
+        assert!(file.read_at(0, &[part(0, 1); PIECES_MAX]).is_ok());
+        assert!(file.read_at(0, &[part(0, 1); PIECES_MAX + 1]).is_err());
+        file.provide(0, 3 * 4096).unwrap();
+        assert_eq!(file.resident_bytes().unwrap(), 3 * 4096);
+        file.read_at(4094, &[part(20, 6)]).unwrap();
+        assert_eq!(part(20, 6).to_vec(), b"defabc", "what was there stays");
+        assert!(file.provide(4096, 3 * 4096).is_err() && file.provide(u64::MAX, 2).is_err());
+    }
 
     #[test]
     fn a_sealed_file_keeps_its_length_and_its_rights() {

@@ -10,6 +10,22 @@ use std::io;
 /// With MAP_FIXED, the caller owns `address..address + bytes`.
 pub unsafe fn mmap(address: usize, bytes: usize, protection: i32, flags: i32, fd: i32) -> io::Result<usize> {
     // SAFETY: forwarded from the caller.
+    unsafe { mmap_at(address, bytes, protection, flags, fd, 0) }
+}
+
+/// mmap(2) from `offset` of the file.
+///
+/// # Safety
+/// As mmap(2): with `MAP_FIXED` nobody may rely on what was mapped there.
+pub unsafe fn mmap_at(
+    address: usize,
+    bytes: usize,
+    protection: i32,
+    flags: i32,
+    fd: i32,
+    offset: u64,
+) -> io::Result<usize> {
+    // SAFETY: forwarded from the caller.
     let result = unsafe {
         libc::syscall(
             libc::SYS_mmap,
@@ -18,7 +34,7 @@ pub unsafe fn mmap(address: usize, bytes: usize, protection: i32, flags: i32, fd
             protection as isize,
             flags as isize,
             fd as isize,
-            0_usize,
+            offset as usize,
         )
     };
     check(result)

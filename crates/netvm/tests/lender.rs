@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use netvm::Error;
+use netvm::lender::LinkChoice::{self, Shm, Socket};
 use netvm::lender::{BorrowOptions, Borrower, Completion, Lender, LenderConfig, PostError, StopFlag, status};
 use netvm_core::limits::{HELLO_BYTES, OPS_MAX, VERSION};
 use netvm_core::wire::{Hello, Role};
@@ -46,9 +47,9 @@ fn random_bytes(random: &mut Random, bytes: usize) -> Vec<u8> {
 #[test]
 fn written_bytes_come_back_over_tcp_and_unix() {
     let unix = format!("unix:/tmp/netvm-lender-test-{}", std::process::id());
-    for address in ["127.0.0.1:0", &unix] {
+    for (address, link) in [("127.0.0.1:0", Socket), (&unix, Socket), ("127.0.0.1:0", Shm), (&unix, Shm)] {
         let lent = Serving::at(address, 4);
-        let mut borrower = lent.connect();
+        let mut borrower = lent.connect_by(link);
         let mut random = Random::new(1);
         let mut model = Vec::new();
         let mut slabs = Vec::new();
@@ -97,8 +98,14 @@ fn written_bytes_come_back_over_tcp_and_unix() {
 
 #[test]
 fn pages_scatter_and_gather() {
+    for link in [Socket, Shm] {
+        pages_scatter_and_gather_by(link);
+    }
+}
+
+fn pages_scatter_and_gather_by(link: LinkChoice) {
     let lent = Serving::new(1);
-    let mut borrower = lent.connect();
+    let mut borrower = lent.connect_by(link);
     let slab = borrower.borrow_slab().unwrap();
     let local = memory(1 << 20);
     let pages: Vec<_> = (0..256).rev().map(|page| local.sub(page * 4096, 4096).unwrap()).collect();
@@ -120,8 +127,14 @@ fn pages_scatter_and_gather() {
 
 #[test]
 fn slabs_are_refused_beyond_the_size_and_come_back_as_zeros() {
+    for (one, two) in [(Socket, Socket), (Shm, Shm), (Shm, Socket), (Socket, Shm)] {
+        slabs_are_refused_and_come_back(one, two);
+    }
+}
+
+fn slabs_are_refused_and_come_back(one: LinkChoice, two: LinkChoice) {
     let lent = Serving::new(2);
-    let (mut one, mut two) = (lent.connect(), lent.connect());
+    let (mut one, mut two) = (lent.connect_by(one), lent.connect_by(two));
     let local = memory(4096);
     let slab = one.borrow_slab().unwrap();
     let other = two.borrow_slab().unwrap();
@@ -163,8 +176,14 @@ fn slabs_are_refused_beyond_the_size_and_come_back_as_zeros() {
 
 #[test]
 fn a_fork_shares_slabs_until_one_lets_go() {
+    for link in [Socket, Shm] {
+        a_fork_shares_slabs_by(link);
+    }
+}
+
+fn a_fork_shares_slabs_by(link: LinkChoice) {
     let lent = Serving::new(3);
-    let mut parent = lent.connect();
+    let mut parent = lent.connect_by(link);
     let local = memory(8192);
     let (page, back) = (local.sub(0, 4096).unwrap(), local.sub(4096, 4096).unwrap());
     let slab = parent.borrow_slab().unwrap();
@@ -214,7 +233,8 @@ fn a_fork_shares_slabs_until_one_lets_go() {
 #[test]
 fn a_status_lists_borrowers() {
     let lent = Serving::new(4);
-    let options = BorrowOptions { name: "sort\x1b[2J".into(), pid: Some(42), ..BorrowOptions::default() };
+    let (name, pid) = ("sort\x1b[2J".into(), Some(42));
+    let options = BorrowOptions { name, pid, link: Socket, ..BorrowOptions::default() };
     let mut borrower = Borrower::connect(&lent.address, &options).unwrap();
     let slab = borrower.borrow_slab().unwrap();
     borrower.post_write(0, slab, 0, memory(4096)).unwrap();

@@ -463,6 +463,8 @@ fn a_far_page_behind_a_slow_lender() {
     let delay_ms = Arc::new(AtomicU64::new(0));
     let config = PagerConfig {
         lenders: vec![delayed(lender.address(), Arc::clone(&delay_ms))],
+        // It would find out that the lender behind the delay is on this host.
+        link: netvm::node::LinkChoice::Socket,
         local_bytes: 4 << 20,
         area_bytes: 64 << 20,
         ..PagerConfig::default()

@@ -32,12 +32,13 @@ pub fn run(args: &StatusArgs) -> Outcome {
         let borrowers: Vec<_> = status
             .borrowers
             .iter()
-            .map(|b| json!({ "name": b.name, "pid": b.pid, "bytes": b.bytes, "ops": b.ops }))
+            .map(|b| json!({ "name": b.name, "pid": b.pid, "bytes": b.bytes, "ops": b.ops, "nearby": b.nearby }))
             .collect();
         println!(
             "{}",
             json!({
                 "address": args.address, "size_bytes": status.size_bytes, "used_bytes": status.used_bytes,
+                "resident_bytes": status.resident_bytes,
                 "slab_bytes": status.slab_bytes, "ops": status.ops, "ops_per_s": status.ops_per_s,
                 "uptime_s": status.uptime.as_secs(), "draining": status.draining, "borrowers": borrowers,
                 "connection": status.protection.to_string(),
@@ -49,6 +50,7 @@ pub fn run(args: &StatusArgs) -> Outcome {
     println!("connection {}", status.protection);
     println!("size       {}", Size(status.size_bytes));
     println!("lent       {} in slabs of {}", Size(status.used_bytes), Size(status.slab_bytes));
+    println!("in use     {}", Size(status.resident_bytes));
     println!("operations {} ({}/s)", status.ops, status.ops_per_s);
     println!("up         {} s", status.uptime.as_secs());
     println!("borrowers  {}", status.borrowers.len());
@@ -56,11 +58,12 @@ pub fn run(args: &StatusArgs) -> Outcome {
         println!("  {:<24} {:>8} {:>10} {:>12}", "name", "pid", "memory", "operations");
         for borrower in &status.borrowers {
             println!(
-                "  {:<24} {:>8} {:>10} {:>12}",
+                "  {:<24} {:>8} {:>10} {:>12}{}",
                 borrower.name,
                 borrower.pid,
                 Size(borrower.bytes).to_string(),
-                borrower.ops
+                borrower.ops,
+                if borrower.nearby { "  and by itself: its memory is shared" } else { "" }
             );
         }
     }

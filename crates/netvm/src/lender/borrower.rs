@@ -1,19 +1,21 @@
 //! A borrower's connection to one lender.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use netvm_core::endpoint::{Answer, Event, OpError, PostError};
-use netvm_core::limits::PIECES_MAX;
+use netvm_core::limits::{OPS_MAX, PIECES_MAX};
 use netvm_core::wire::{BodyReader, BodyWriter, Hello, Role, Status};
 use netvm_sys::shared::SharedSlice;
 
+use super::nearby::{self, Nearby};
 use super::protocol::{self, LenderStatus};
 use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::link::greeting::{self, Transport};
 use crate::link::session::{Failure, NoMemory, Session};
 use crate::security::{Protection, Security};
+use crate::shm::LinkChoice;
 
 /// How to borrow.
 #[derive(Clone, Debug)]
@@ -28,6 +30,8 @@ pub struct BorrowOptions {
     pub call_timeout: Duration,
     /// The secret to prove, and whether to encrypt.
     pub security: Security,
+    /// Whether a lender on this host is read and written without it.
+    pub link: LinkChoice,
 }
 
 impl Default for BorrowOptions {
@@ -38,6 +42,7 @@ impl Default for BorrowOptions {
             connect_timeout: Duration::from_secs(4),
             call_timeout: Duration::from_secs(4),
             security: Security::default(),
+            link: LinkChoice::Auto,
         }
     }
 }
@@ -46,6 +51,8 @@ impl Default for BorrowOptions {
 const INTERNAL: u64 = u64::MAX;
 /// Set in the number of a posted call for a slab.
 const BORROW_BIT: u64 = 1 << 63;
+/// Set in the number of a call to provide memory: not for users either.
+const PROVIDE_BIT: u64 = 1 << 62;
 
 /// An operation has ended.
 #[derive(Clone, Debug)]
@@ -83,6 +90,7 @@ pub struct BorrowerParts {
     security: Security,
     call_timeout: Duration,
     limits: (u32, u32),
+    nearby: Option<Nearby>,
 }
 
 impl std::fmt::Debug for BorrowerParts {
@@ -93,7 +101,7 @@ impl std::fmt::Debug for BorrowerParts {
 
 /// A lease at one lender and the connection that it lives on.
 ///
-/// Tokens are the caller's own numbers below 2^63. It belongs to one thread: whoever owns it posts operations, and drives them with [`Borrower::poll`]. The lease and all its
+/// Tokens are the caller's own numbers below 2^62. It belongs to one thread: whoever owns it posts operations, and drives them with [`Borrower::poll`]. The lease and all its
 /// slabs end when the connection does, also when this process dies.
 ///
 /// A read completes when its bytes are in place. A write completes when its buffer may be used again; every read and call posted after
@@ -110,7 +118,14 @@ pub struct Borrower {
     ready: Vec<Completion>,
     waiting_since: Option<Instant>,
     broken: Option<Error>,
+    /// The lender is on this host.
+    pub(super) nearby: Option<Nearby>,
+    /// How often nothing has been received because everything had ended.
+    unheard: u32,
 }
+
+/// The connection is looked at once in so many polls, however much ends without it.
+const UNHEARD_MAX: u32 = 32;
 
 impl std::fmt::Debug for Borrower {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -144,6 +159,7 @@ impl Borrower {
         body.bytes(ticket).u32(pid).text(&options.name);
         let answer = borrower.call(protocol::ATTACH, body.0, "lease")?;
         borrower.slab_bytes = borrower.number(&answer)?;
+        borrower.look_around(options.link)?;
         Ok(borrower)
     }
 
@@ -158,6 +174,7 @@ impl Borrower {
             security: options.security.clone(),
             call_timeout: options.call_timeout,
             limits: (theirs.ops_max, theirs.window),
+            nearby: None,
         }))
     }
 
@@ -167,18 +184,45 @@ impl Borrower {
     /// When an operation is under way, or when anything but forking and attaching was ever posted on the connection.
     pub fn into_parts(self) -> BorrowerParts {
         assert!(self.pending() == 0, "operations are under way");
-        let Self { session, lender, slab_bytes, security, call_timeout, limits, .. } = self;
+        let Self { session, lender, slab_bytes, security, call_timeout, limits, nearby, .. } = self;
         let transport = session.into_links().next().expect("one rail");
-        BorrowerParts { lender, slab_bytes, transport, security, call_timeout, limits }
+        BorrowerParts { lender, slab_bytes, transport, security, call_timeout, limits, nearby }
     }
 
     /// Takes a connection given away with [`Borrower::into_parts`] before any write was posted on it.
     pub fn from_parts(parts: BorrowerParts) -> Self {
-        let BorrowerParts { lender, slab_bytes, transport, security, call_timeout, limits } = parts;
+        let BorrowerParts { lender, slab_bytes, transport, security, call_timeout, limits, nearby } = parts;
         let session = Session::new(vec![transport], limits.0, limits.1);
-        let ready = Vec::with_capacity(netvm_core::limits::OPS_MAX);
+        let ready = Vec::with_capacity(OPS_MAX);
         let (waiting_since, broken) = (None, None);
-        Self { session, lender, slab_bytes, security, call_timeout, limits, ready, waiting_since, broken }
+        Self {
+            session,
+            lender,
+            slab_bytes,
+            security,
+            call_timeout,
+            limits,
+            ready,
+            waiting_since,
+            broken,
+            nearby,
+            unheard: 0,
+        }
+    }
+
+    /// Whether the lender is on this host and its memory is shared: reads and writes end when they are posted, most of them.
+    pub fn is_nearby(&self) -> bool {
+        self.nearby.is_some()
+    }
+
+    /// Whether something has ended that the next [`Borrower::poll`] tells, without anything having to arrive.
+    pub fn has_ended(&self) -> bool {
+        !self.ready.is_empty()
+    }
+
+    /// All descriptors that it uses.
+    pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        std::iter::once(self.as_fd()).chain(self.nearby.iter().map(|nearby| nearby.file.as_fd()))
     }
 
     /// What protects the connection.
@@ -256,6 +300,13 @@ impl Borrower {
         locals: &[SharedSlice],
     ) -> Result<(), PostError> {
         let bytes = total(locals)?;
+        let applied = self.session.endpoint.applied_writes();
+        if let Some(nearby) = self.take_turn()?
+            && nearby.read(applied, slab, offset, bytes, locals)
+        {
+            self.ready.push(Completion { token, result: Ok(()), slab: None });
+            return Ok(());
+        }
         let slot = self.session.endpoint.post_read(token, slab, offset, bytes)?;
         self.posted(slot, locals);
         Ok(())
@@ -273,9 +324,35 @@ impl Borrower {
         locals: &[SharedSlice],
     ) -> Result<(), PostError> {
         let bytes = total(locals)?;
+        let applied = self.session.endpoint.applied_writes();
+        if let Some(nearby) = self.take_turn()?
+            && nearby.write(applied, slab, offset, bytes, locals)
+        {
+            self.ready.push(Completion { token, result: Ok(()), slab: None });
+            return Ok(());
+        }
+        let sequence = self.session.endpoint.posted_writes();
         let slot = self.session.endpoint.post_write(token, slab, offset, bytes)?;
         self.posted(slot, locals);
+        let Self { session, slab_bytes, nearby: Some(nearby), .. } = self else { return Ok(()) };
+        nearby.direct.written(sequence, slab, offset, bytes.into(), |unit, asking| {
+            let (token, body) = (PROVIDE_BIT | u64::from(asking), nearby::provision(unit, *slab_bytes));
+            session.endpoint.post_call(token, protocol::PROVIDE, body).is_ok()
+        });
         Ok(())
+    }
+
+    /// The memory of a lender on this host, if it can be used now.
+    #[inline]
+    fn take_turn(&mut self) -> Result<Option<&mut Nearby>, PostError> {
+        if self.broken.is_some() {
+            return Ok(None);
+        }
+        // What ends at once fills no queue of the connection's.
+        if self.nearby.is_some() && self.ready.len() >= OPS_MAX {
+            return Err(PostError::Full);
+        }
+        Ok(self.nearby.as_mut())
     }
 
     fn posted(&mut self, slot: u16, locals: &[SharedSlice]) {
@@ -314,7 +391,9 @@ impl Borrower {
     pub fn post_return(&mut self, token: u64, slab: u32) -> Result<(), PostError> {
         let mut body = BodyWriter::default();
         body.u32(slab);
-        self.post_call(token, protocol::RETURN, body)
+        self.post_call(token, protocol::RETURN, body)?;
+        self.forget(slab);
+        Ok(())
     }
 
     /// Tells the lender that it need not keep `bytes` bytes from `offset` of `slab` on, both multiples of 4096. They read as zeros
@@ -326,7 +405,17 @@ impl Borrower {
     pub fn post_discard(&mut self, token: u64, slab: u32, offset: u64, bytes: u64) -> Result<(), PostError> {
         let mut body = BodyWriter::default();
         body.u32(slab).u64(offset).u64(bytes);
-        self.post_call(token, protocol::DISCARD, body)
+        self.post_call(token, protocol::DISCARD, body)?;
+        if let Some(nearby) = &mut self.nearby {
+            nearby.direct.discarded(slab, offset, bytes);
+        }
+        Ok(())
+    }
+
+    fn forget(&mut self, slab: u32) {
+        if let Some(nearby) = &mut self.nearby {
+            nearby.direct.returned(slab);
+        }
     }
 
     fn post_call(&mut self, token: u64, method: u32, body: BodyWriter) -> Result<(), PostError> {
@@ -350,6 +439,14 @@ impl Borrower {
     /// # Errors
     /// [`Error::LenderLost`] or [`Error::Protocol`], now and ever after; all operations under way are in `completions` as failed.
     pub fn poll(&mut self, completions: &mut Vec<Completion>) -> Result<()> {
+        // Nothing is expected of the connection; whether it has ended is looked at now and then.
+        let is_idle = self.session.endpoint.pending() == 0 && !self.session.has_output();
+        if is_idle && self.has_ended() && self.unheard < UNHEARD_MAX && self.broken.is_none() {
+            self.unheard += 1;
+            completions.append(&mut self.ready);
+            return Ok(());
+        }
+        self.unheard = 0;
         let result = self.progress(None);
         completions.append(&mut self.ready);
         result.map(|_| ())
@@ -371,7 +468,12 @@ impl Borrower {
     pub fn borrow_slab(&mut self) -> Result<u32> {
         let answer = self.call(protocol::BORROW, Vec::new(), "slab")?;
         match borrow_answer(&answer) {
-            Some((Some(slab), ..)) => Ok(slab),
+            Some((Some(slab), ..)) => {
+                if let Some(nearby) = &mut self.nearby {
+                    nearby.borrowed(slab);
+                }
+                Ok(slab)
+            }
             Some((None, size_bytes, used_bytes)) => {
                 Err(Error::LenderFull { lender: self.lender.clone(), size_bytes, used_bytes })
             }
@@ -384,6 +486,7 @@ impl Borrower {
     /// # Errors
     /// [`Error::Op`] when this lease does not hold it.
     pub fn return_slab(&mut self, slab: u32) -> Result<()> {
+        self.forget(slab);
         self.call(protocol::RETURN, slab.to_le_bytes().to_vec(), "return of a slab").map(|_| ())
     }
 
@@ -426,7 +529,11 @@ impl Borrower {
         }
     }
 
-    fn call(&mut self, method: u32, body: Vec<u8>, what: &'static str) -> Result<Vec<u8>> {
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken.is_some()
+    }
+
+    pub(super) fn call(&mut self, method: u32, body: Vec<u8>, what: &'static str) -> Result<Vec<u8>> {
         let post = |borrower: &mut Self| borrower.session.endpoint.post_call(INTERNAL, method, body.clone());
         match self.blocking(post, self.call_timeout, what)? {
             Answer::Reply(body) => Ok(body),
@@ -521,11 +628,21 @@ impl Borrower {
                     *answer = Some(result);
                 }
                 Event::Completed { token: INTERNAL, .. } => {}
+                Event::Completed { token, result, .. }
+                    if token & (BORROW_BIT | PROVIDE_BIT) == PROVIDE_BIT =>
+                {
+                    if let Some(nearby) = &mut self.nearby {
+                        nearby.direct.provided(token as u32, result.is_ok());
+                    }
+                }
                 Event::Completed { token, result, .. } => {
                     let mut slab = None;
                     let result = match result {
                         Ok(Answer::Reply(body)) if token & BORROW_BIT != 0 => {
                             let answer = borrow_answer(&body).ok_or_else(|| self.nonsense());
+                            if let (Some(nearby), Ok((Some(slab), ..))) = (&mut self.nearby, &answer) {
+                                nearby.borrowed(*slab);
+                            }
                             answer.map(|(got, ..)| slab = got)
                         }
                         Ok(_) => Ok(()),
@@ -563,7 +680,7 @@ impl Borrower {
         self.break_off(Error::LenderLost { lender: self.lender.clone(), reason: reason.to_owned() });
     }
 
-    fn check(&self) -> Result<()> {
+    pub(super) fn check(&self) -> Result<()> {
         self.broken.clone().map_or(Ok(()), Err)
     }
 
@@ -592,6 +709,7 @@ impl Borrower {
         while let Some(event) = self.session.event() {
             if let Event::Completed { token, .. } = event
                 && token != INTERNAL
+                && token & (BORROW_BIT | PROVIDE_BIT) != PROVIDE_BIT
             {
                 let token = token & !BORROW_BIT;
                 self.ready.push(Completion { token, result: Err(error.clone()), slab: None });

@@ -1,9 +1,12 @@
 //! Lending memory: a lender serves slabs, borrowers read and write them one-sidedly.
 
 mod borrower;
+mod memories;
+mod nearby;
 mod protocol;
 mod server;
 
+pub use crate::shm::LinkChoice;
 pub use borrower::{BorrowOptions, Borrower, BorrowerParts, Completion, ForkTicket, status, status_with};
 pub use netvm_core::endpoint::PostError;
 pub use protocol::{BorrowerStatus, LenderStatus};

@@ -21,6 +21,13 @@ pub(super) const STATUS: u32 = 6;
 /// Body: slab, offset, bytes, whole pages: they read as zeros from now on, and cost nothing.
 pub(super) const DISCARD: u32 = 7;
 
+/// Body: an invitation to a meeting on this host. Answered when the lender has come, or refused.
+pub(super) const MEET: u32 = 8;
+/// Answer: bytes of the lease's file, whose descriptor is on the meeting's socket. Slabs that are borrowed from now on are in it.
+pub(super) const FILE: u32 = 9;
+/// Body: slab, offset, bytes, whole pages of a slab in the lease's file: the lender allocates them.
+pub(super) const PROVIDE: u32 = 10;
+
 /// One borrower of a lender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BorrowerStatus {
@@ -30,8 +37,10 @@ pub struct BorrowerStatus {
     pub pid: u32,
     /// Bytes that it holds, alone or with others.
     pub bytes: u64,
-    /// Reads and writes so far.
+    /// Reads and writes so far, but for those that it does by itself.
     pub ops: u64,
+    /// It is on the lender's host, and has been given a file of its own: most reads and writes it does by itself.
+    pub nearby: bool,
 }
 
 /// How a lender is doing.
@@ -74,6 +83,7 @@ impl LenderStatus {
         body.u32(listed.len() as u32);
         for borrower in listed {
             body.text(&borrower.name).u32(borrower.pid).u64(borrower.bytes).u64(borrower.ops);
+            body.u32(u32::from(borrower.nearby));
         }
         body.0
     }
@@ -99,6 +109,7 @@ impl LenderStatus {
                 pid: body.u32()?,
                 bytes: body.u64()?,
                 ops: body.u64()?,
+                nearby: body.u32()? != 0,
             });
         }
         Some(status)
@@ -111,7 +122,7 @@ mod tests {
 
     #[test]
     fn a_status_survives_the_wire_and_fits() {
-        let borrower = BorrowerStatus { name: "n".repeat(255), pid: 7, bytes: 8, ops: 9 };
+        let borrower = BorrowerStatus { name: "n".repeat(255), pid: 7, bytes: 8, ops: 9, nearby: true };
         let mut status = LenderStatus { size_bytes: 1, ops_per_s: 3, ..LenderStatus::default() };
         status.borrowers = vec![borrower; 300];
         let body = status.encode();

@@ -1,4 +1,4 @@
-//! A lender: one thread, one epoll set, slabs in one anonymous file.
+//! A lender: one thread, one epoll set.
 
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::sync::Arc;
@@ -7,14 +7,14 @@ use std::time::{Duration, Instant};
 use netvm_core::endpoint::{Event, Exports, Request};
 use netvm_core::key::{Access, RemoteKey, Rights};
 use netvm_core::limits::{HALF_OPEN_MAX, SLABS_MAX, TICKET_TIMEOUT_MS, VERSION};
+use netvm_core::slab::direct::UNIT_BYTES;
 use netvm_core::slab::{LeaseId, SlabError, Slabs};
 use netvm_core::wire::{BodyReader, BodyWriter, Refusal, Role, Status};
 use netvm_sys::epoll::{Epoll, EventFd, Interest, Ready};
-use netvm_sys::mapping::Mapping;
-use netvm_sys::memfd::Memfd;
 use netvm_sys::net::{Address, Listener};
 use netvm_sys::shared::SharedSlice;
 
+use super::memories::Memories;
 use super::protocol::{self, BorrowerStatus, LenderStatus};
 use crate::error::{Error, Result};
 use crate::link::Link;
@@ -22,6 +22,8 @@ use crate::link::greeting::{self, Greeted, Greeting, Transport};
 use crate::link::session::{Failure, Memory, Session};
 use crate::link::spin::Spin;
 use crate::security::{Protection, Security};
+use crate::shm::LinkChoice;
+use crate::shm::meeting::{Invitation, Invited};
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
@@ -107,37 +109,6 @@ impl StopFlag {
     }
 }
 
-/// The lent memory.
-struct Memories {
-    file: Memfd,
-    mapping: Mapping,
-    slabs: Slabs,
-}
-
-impl Memories {
-    fn slab(&self, slab: u32, offset: u64, bytes: u32) -> Option<SharedSlice> {
-        let start = u64::from(slab).checked_mul(self.slabs.slab_bytes())?.checked_add(offset)?;
-        self.mapping.shared().sub(usize::try_from(start).ok()?, bytes as usize)
-    }
-
-    /// Makes slabs read as zeros again and gives their memory back.
-    fn clear(&self, slabs: &[u32]) {
-        for &slab in slabs {
-            self.discard(slab, 0, self.slabs.slab_bytes());
-        }
-    }
-
-    /// The same for a part of a slab.
-    fn discard(&self, slab: u32, offset: u64, bytes: u64) {
-        if self.file.punch_hole(u64::from(slab) * self.slabs.slab_bytes() + offset, bytes).is_err() {
-            // Never another borrower's data, whatever it costs.
-            if let Some(memory) = self.slab(slab, offset, bytes as u32) {
-                memory.fill(0);
-            }
-        }
-    }
-}
-
 /// What one borrower may reach.
 struct View<'a> {
     memories: &'a Memories,
@@ -186,6 +157,8 @@ struct Served {
     pid: u32,
     ops: u64,
     waits_for_room: bool,
+    /// Met on this host, and not yet proved to be the session's borrower.
+    met: Option<Invited>,
 }
 
 struct Ticket {
@@ -238,13 +211,7 @@ impl Lender {
                 config.size_bytes
             )));
         }
-        let reserve = |error: std::io::Error| Error::system("reserve the memory to lend", &error);
-        let file = Memfd::new(c"netvm-lender", count * slab_bytes).map_err(reserve)?;
-        let mapping = Mapping::of_memfd(&file).map_err(reserve)?;
-        if config.hugepages {
-            mapping.advise_huge().map_err(|error| Error::system("use huge pages", &error))?;
-        }
-        let slabs = Slabs::new(count as u32, slab_bytes);
+        let memories = Memories::new(count as u32, slab_bytes, config.hugepages)?;
         let epoll = Epoll::new().map_err(|error| Error::system("make an epoll set", &error))?;
         let mut listeners = Vec::new();
         for text in &config.listen {
@@ -264,7 +231,7 @@ impl Lender {
         Ok(Self {
             config,
             listeners,
-            memories: Memories { file, mapping, slabs },
+            memories,
             epoll,
             peers: Vec::new(),
             tickets: Vec::new(),
@@ -386,7 +353,7 @@ impl Lender {
         let fresh = |ticket: &Ticket| now - ticket.since <= Duration::from_millis(TICKET_TIMEOUT_MS);
         let stale: Vec<Ticket> = self.tickets.extract_if(.., |ticket| !fresh(ticket)).collect();
         for ticket in stale {
-            self.close_lease(ticket.lease);
+            self.memories.close(ticket.lease);
         }
         let (since, before, _) = self.rate;
         let ops = self.ops();
@@ -497,6 +464,7 @@ impl Lender {
             pid: 0,
             ops: 0,
             waits_for_room: false,
+            met: None,
         })))
     }
 
@@ -539,15 +507,10 @@ impl Lender {
         }
         let bytes = served.lease.map_or(0, |lease| self.memories.slabs.lease_bytes(lease));
         if let Some(lease) = served.lease {
-            self.close_lease(lease);
+            self.memories.close(lease);
         }
         let Served { name, pid, .. } = &served;
         self.say(format_args!("{name} (pid {pid}) has gone, {} MiB come back: {failure}", bytes >> 20));
-    }
-
-    fn close_lease(&mut self, lease: LeaseId) {
-        let unused = self.memories.slabs.close(lease);
-        self.memories.clear(&unused);
     }
 
     fn called(&mut self, served: &mut Served, request: Request, method: u32, body: &[u8]) {
@@ -580,14 +543,15 @@ impl Lender {
             return Ok(out.0);
         }
         let lease = served.lease.ok_or(Status::BadRequest)?;
+        if method == protocol::BORROW {
+            let slab = self.memories.borrow(lease).ok();
+            out.u32(u32::from(slab.is_some())).u32(slab.unwrap_or(0));
+            let slabs = &self.memories.slabs;
+            out.u64(slabs.size_bytes()).u64(slabs.used_bytes());
+            return Ok(out.0);
+        }
         let slabs = &mut self.memories.slabs;
         match method {
-            protocol::BORROW => {
-                match slabs.borrow(lease) {
-                    Ok(slab) => out.u32(1).u32(slab).u64(slabs.size_bytes()).u64(slabs.used_bytes()),
-                    Err(_) => out.u32(0).u32(0).u64(slabs.size_bytes()).u64(slabs.used_bytes()),
-                };
-            }
             protocol::RETURN => {
                 let slab = reader.u32().ok_or(Status::BadRequest)?;
                 let unused = slabs.give_back(lease, slab).map_err(|_| Status::NoHandle)?;
@@ -612,17 +576,29 @@ impl Lender {
                 out.u32(u32::from(sole));
             }
             protocol::DISCARD => {
-                let range = (reader.u32(), reader.u64(), reader.u64());
-                let (Some(slab), Some(offset), Some(bytes)) = range else { return Err(Status::BadRequest) };
-                if !slabs.holds(lease, slab) {
-                    return Err(Status::NoHandle);
-                }
-                let end = offset.checked_add(bytes).filter(|&end| end <= slabs.slab_bytes());
-                end.ok_or(Status::OutOfBounds)?;
-                if (offset | bytes) % PAGE_BYTES != 0 {
-                    return Err(Status::BadRequest);
-                }
+                let (slab, offset, bytes) = range(slabs, lease, &mut reader)?;
                 self.memories.discard(slab, offset, bytes);
+            }
+            protocol::MEET => {
+                let invitation = Invitation::decode(body).ok_or(Status::BadRequest)?;
+                if LinkChoice::from_environment() == LinkChoice::Socket || self.memories.has_file(lease) {
+                    return Err(Status::Unsupported);
+                }
+                // It is on another host, or has given up.
+                served.met = Some(Invited::come(&invitation).map_err(|_| Status::Unsupported)?);
+            }
+            protocol::FILE => {
+                let channel = served.met.take().ok_or(Status::BadRequest)?.believe();
+                let channel = channel.ok_or(Status::Unsupported)?;
+                let file = self.memories.give_file(lease).map_err(|_| Status::Full)?;
+                channel.send(&[1], &[file.as_fd()]).map_err(|_| Status::Unsupported)?;
+                out.u64(file.len());
+            }
+            protocol::PROVIDE => {
+                let (slab, offset, bytes) = range(slabs, lease, &mut reader)?;
+                if bytes > UNIT_BYTES || !self.memories.provide(lease, slab, offset, bytes) {
+                    return Err(Status::Full);
+                }
             }
             _ => return Err(Status::NoMethod),
         }
@@ -651,6 +627,7 @@ impl Lender {
                 pid: served.pid,
                 bytes: slabs.lease_bytes(lease),
                 ops: served.ops,
+                nearby: self.memories.has_file(lease),
             }),
             _ => None,
         };
@@ -658,7 +635,7 @@ impl Lender {
             version: VERSION,
             size_bytes: slabs.size_bytes(),
             used_bytes: slabs.used_bytes(),
-            resident_bytes: self.memories.file.resident_bytes().unwrap_or(0),
+            resident_bytes: self.memories.resident_bytes(),
             slab_bytes: slabs.slab_bytes(),
             uptime: self.started.elapsed(),
             ops: self.ops(),
@@ -668,6 +645,21 @@ impl Lender {
             protection: Protection::None,
         }
     }
+}
+
+/// Whole pages of a slab that the lease holds.
+fn range(slabs: &Slabs, lease: LeaseId, reader: &mut BodyReader<'_>) -> Result<(u32, u64, u64), Status> {
+    let range = (reader.u32(), reader.u64(), reader.u64());
+    let (Some(slab), Some(offset), Some(bytes)) = range else { return Err(Status::BadRequest) };
+    if !slabs.holds(lease, slab) {
+        return Err(Status::NoHandle);
+    }
+    let end = offset.checked_add(bytes).filter(|&end| end <= slabs.slab_bytes());
+    end.ok_or(Status::OutOfBounds)?;
+    if (offset | bytes) % PAGE_BYTES != 0 {
+        return Err(Status::BadRequest);
+    }
+    Ok((slab, offset, bytes))
 }
 
 fn watch(epoll: &Epoll, fd: BorrowedFd<'_>, id: u64) -> Result<()> {

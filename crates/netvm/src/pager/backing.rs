@@ -55,7 +55,12 @@ impl Backing {
     }
 
     pub(super) fn descriptors(&self) -> impl Iterator<Item = RawFd> + '_ {
-        self.borrowers.iter().map(|borrower| borrower.as_fd().as_raw_fd())
+        self.borrowers.iter().flat_map(Borrower::descriptors).map(|fd| fd.as_raw_fd())
+    }
+
+    /// Whether something has ended without anything having arrived.
+    pub(super) fn has_ended(&self) -> bool {
+        !self.completions.is_empty() || self.borrowers.iter().any(Borrower::has_ended)
     }
 
     /// Operations on their way.

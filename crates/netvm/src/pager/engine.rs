@@ -115,6 +115,7 @@ impl Engine {
         let options = BorrowOptions {
             name: config.name.clone(),
             security: config.security.clone(),
+            link: config.link,
             ..BorrowOptions::default()
         };
         let backing = Backing::connect(&config.lenders, &options, config.lender_timeout)?;
@@ -248,7 +249,8 @@ impl Engine {
             }
             self.backing.push()?;
             // A write has completed once it is sent, which no descriptor tells.
-            let moved = (ready.links || self.writing_frames > 0) && self.progress()?;
+            let moved =
+                (ready.links || self.writing_frames > 0 || self.backing.has_ended()) && self.progress()?;
             if !self.deferred.is_empty() && self.in_flight() == 0 {
                 self.retry_deferred()?;
             }
@@ -272,6 +274,7 @@ impl Engine {
                 self.publish(pager);
             }
             block |= self.in_flight() > 0 && !evicted && count == 0;
+            block &= !self.backing.has_ended();
             ready = self.wait(block, &pager.hold)?;
         }
     }

@@ -35,7 +35,8 @@ impl Pager {
             return Err(system("park the pager", std::io::ErrorKind::InvalidData.into()));
         };
         // These connections are made in this thread's descriptor table, which the child inherits.
-        let options = BorrowOptions { name: self.config.name.clone(), ..BorrowOptions::default() };
+        let (name, link) = (self.config.name.clone(), self.config.link);
+        let options = BorrowOptions { name, link, ..BorrowOptions::default() };
         let tickets = std::mem::take(&mut *self.doorbell.tickets());
         let borrowers =
             tickets.iter().map(|ticket| Borrower::adopt(ticket, &options)).collect::<Result<_>>()?;

@@ -25,6 +25,7 @@ pub use range::FarRange;
 use crate::error::Result;
 use crate::runfile::{RunFile, Slot};
 use crate::security::Security;
+use crate::shm::LinkChoice;
 use crate::stats::PagerStats;
 use calls::{Call, Doorbell};
 use engine::Engine;
@@ -52,6 +53,8 @@ pub struct PagerConfig {
     pub lenders: Vec<String>,
     /// The secret to prove to them, and whether to encrypt.
     pub security: Security,
+    /// Whether lenders on this host are read and written without them.
+    pub link: LinkChoice,
     /// Addresses to reserve, in bytes: an upper limit on all far mappings together.
     pub area_bytes: u64,
     /// The run whose budget is shared, if any; then `local_bytes` is the whole run's.
@@ -82,6 +85,7 @@ impl Default for PagerConfig {
             local_bytes: 256 << 20,
             lenders: Vec::new(),
             security: Security::default(),
+            link: LinkChoice::Auto,
             area_bytes: 1 << 40,
             run: None,
             name: String::new(),

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use netvm_core::gate::{self, GATE_WORDS, Inside, SHARES};
-use netvm_core::key::{Access, RemoteKey};
+use netvm_core::key::Access;
 use netvm_core::segment::{ImportTable, SegmentId};
 use netvm_core::wire::Status;
 use netvm_sys::fdpass::FdSocket;
@@ -15,7 +15,8 @@ use netvm_sys::memfd::Memfd;
 use netvm_sys::shared::SharedSlice;
 use netvm_sys::words::SharedWords;
 
-use super::{LinkChoice, PeerWords, Place, Request, Secret, Share, meeting_name};
+use super::meeting::{Invitation, Invited};
+use super::{LinkChoice, PeerWords, Place, Request, Share};
 use crate::node::{Shared, lock};
 
 /// Whoever has the kernel copy and is inside for so long has been stopped, and copies nothing when it goes on ([`Inside::cut`]).
@@ -59,7 +60,7 @@ pub(crate) struct Shared1 {
 #[derive(Debug, Default)]
 pub(crate) struct Sharing {
     /// Met, and not yet proved to be the session's peer.
-    met: Option<(FdSocket, Secret)>,
+    met: Option<Invited>,
     guest: Option<Arc<Guest>>,
     /// By handle.
     shares: HashMap<u32, (SegmentId, usize)>,
@@ -74,12 +75,12 @@ impl Sharing {
         body: &[u8],
     ) -> Result<Vec<u8>, Status> {
         match Request::decode(body).ok_or(Status::BadRequest)? {
-            Request::Meet { .. } | Request::Share { .. }
+            Request::Meet(_) | Request::Share { .. }
                 if LinkChoice::from_environment() == LinkChoice::Socket =>
             {
                 Err(Status::Unsupported)
             }
-            Request::Meet { name, hello, proof } => self.meet(&name, &hello, proof),
+            Request::Meet(invitation) => self.meet(&invitation),
             Request::Share { handle, light, apart } => self.share(shared, imports, handle, light, apart),
             Request::Applied => Ok(Vec::new()),
             Request::Ring { handle } => {
@@ -93,16 +94,11 @@ impl Sharing {
         }
     }
 
-    fn meet(&mut self, name: &Secret, hello: &Secret, proof: Secret) -> Result<Vec<u8>, Status> {
+    fn meet(&mut self, invitation: &Invitation) -> Result<Vec<u8>, Status> {
         if self.guest.is_some() {
             return Err(Status::BadRequest);
         }
-        let met = FdSocket::connect(&meeting_name(name)).and_then(|socket| {
-            socket.send(hello, &[])?;
-            Ok(socket)
-        });
-        // It is on another host, or has given up.
-        self.met = Some((met.map_err(|_| Status::Unsupported)?, proof));
+        self.met = Some(Invited::come(invitation).map_err(|_| Status::Unsupported)?);
         Ok(Vec::new())
     }
 
@@ -179,15 +175,9 @@ impl Sharing {
         Ok(answer.encode())
     }
 
-    /// The one we met is the session's peer if it has sent us what the peer said it would.
     fn accept(&mut self) -> Result<Guest, Status> {
-        let (channel, proof) = self.met.take().ok_or(Status::BadRequest)?;
-        let mut bytes = [0; 16];
-        let received = channel.receive(&mut bytes).map_err(|_| Status::Unsupported)?;
-        let proved = RemoteKey::from_bytes(bytes).matches(&RemoteKey::from_bytes(proof));
-        if received.0 != 16 || !proved {
-            return Err(Status::Unsupported);
-        }
+        let met = self.met.take().ok_or(Status::BadRequest)?;
+        let channel = met.believe().ok_or(Status::Unsupported)?;
         let gate = SharedWords::new(GATE_WORDS).map_err(|_| Status::Full)?;
         Ok(Guest { channel, gate: PeerWords(gate), left: Mutex::default() })
     }

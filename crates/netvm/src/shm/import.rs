@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use netvm_core::gate::{GATE_WORDS, SHARES, TOKEN, TOKEN_WORDS};
-use netvm_core::key::{RemoteKey, Rights};
+use netvm_core::key::Rights;
 use netvm_core::notify::{Board, board_words};
 use netvm_core::wire::Status;
 use netvm_core::words::Words;
-use netvm_sys::fdpass::{FdListener, FdSocket};
+use netvm_sys::fdpass::FdSocket;
 use netvm_sys::mapping::Mapping;
 use netvm_sys::membarrier;
 use netvm_sys::memfd::Memfd;
@@ -17,7 +17,8 @@ use netvm_sys::process::{Process, Target};
 use netvm_sys::words::SharedWords;
 
 use super::mapped::{Apart, Mapped, Memory};
-use super::{LinkChoice, PLACE_BYTES, PeerWords, Place, Request, SHM_METHOD, Secret, Share, meeting_name};
+use super::meeting::Inviter;
+use super::{LinkChoice, PLACE_BYTES, PeerWords, Place, Request, SHM_METHOD, Share};
 use crate::connection::PeerSession;
 use crate::error::Error;
 use crate::node::lock;
@@ -196,33 +197,14 @@ fn target(address: u64, bytes: usize) -> Target {
 
 /// Meets the peer, if it is on this host.
 fn meet(peer: &PeerSession) -> Result<FdSocket, String> {
-    let random = || {
-        let mut bytes: Secret = [0; 16];
-        getrandom::fill(&mut bytes).map(|()| bytes).map_err(|error| error.to_string())
-    };
-    let (name, hello, proof) = (random()?, random()?, random()?);
-    let listener = FdListener::bind(&meeting_name(&name))
-        .map_err(|error| format!("no sockets to pass descriptors over: {error}"))?;
-    peer.call(SHM_METHOD, &Request::Meet { name, hello, proof }.encode()).map_err(|error| match error {
+    let inviter = Inviter::invite()?;
+    let request = Request::Meet(inviter.invitation);
+    peer.call(SHM_METHOD, &request.encode()).map_err(|error| match error {
         Error::Op { code: Status::Unsupported, .. } => {
             "the peer is on another host (or in another network name space), or shares no memory".to_owned()
         }
         Error::Op { code: Status::NoMethod, .. } => "the peer's netvm has no shared memory".to_owned(),
         other => other.to_string(),
     })?;
-    // It has connected and sent its part before it answered; whoever else has come is not it.
-    while let Some(socket) = listener.accept().map_err(|error| error.to_string())? {
-        let mut bytes = [0; 16];
-        let known = match socket.receive(&mut bytes) {
-            Ok((16, fds)) => {
-                fds.is_empty() && RemoteKey::from_bytes(bytes).matches(&RemoteKey::from_bytes(hello))
-            }
-            _ => false,
-        };
-        if known {
-            socket.send(&proof, &[]).map_err(|error| error.to_string())?;
-            return Ok(socket);
-        }
-    }
-    Err("the peer did not come to the meeting".to_owned())
+    inviter.meet()
 }

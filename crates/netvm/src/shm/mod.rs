@@ -6,6 +6,7 @@
 pub(crate) mod export;
 pub(crate) mod import;
 pub(crate) mod mapped;
+pub(crate) mod meeting;
 
 use std::os::fd::AsFd;
 use std::str::FromStr;
@@ -17,6 +18,8 @@ use netvm_sys::fdpass::{FdListener, FdSocket};
 use netvm_sys::mapping::Mapping;
 use netvm_sys::memfd::Memfd;
 use netvm_sys::words::SharedWords;
+
+use meeting::{INVITATION_BYTES, Invitation, Secret, meeting_name};
 
 /// The method of calls about shared memory.
 pub(crate) const SHM_METHOD: u32 = 0x5348_4D31;
@@ -125,8 +128,6 @@ impl Words for PeerWords {
     }
 }
 
-type Secret = [u8; 16];
-
 /// A request about shared memory, all numbers little-endian:
 ///
 /// ```text
@@ -143,7 +144,7 @@ type Secret = [u8; 16];
 /// Flags: 1: our threads are included in membarriers; 2: memory that cannot be mapped is welcome, if the kernel lets us copy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Request {
-    Meet { name: Secret, hello: Secret, proof: Secret },
+    Meet(Invitation),
     Share { handle: u32, light: bool, apart: bool },
     Ring { handle: u32 },
     Applied,
@@ -152,7 +153,7 @@ enum Request {
 impl Request {
     fn encode(&self) -> Vec<u8> {
         match self {
-            Self::Meet { name, hello, proof } => [&[1], &name[..], hello, proof].concat(),
+            Self::Meet(invitation) => [&[1][..], &invitation.encode()].concat(),
             Self::Share { handle, light, apart } => {
                 [&[2], &handle.to_le_bytes()[..], &[u8::from(*light) | u8::from(*apart) << 1]].concat()
             }
@@ -164,10 +165,7 @@ impl Request {
     fn decode(body: &[u8]) -> Option<Self> {
         let (what, rest) = body.split_first()?;
         Some(match (what, rest.len()) {
-            (1, 48) => {
-                let part = |index: usize| rest[16 * index..][..16].try_into().ok();
-                Self::Meet { name: part(0)?, hello: part(1)?, proof: part(2)? }
-            }
+            (1, INVITATION_BYTES) => Self::Meet(Invitation::decode(rest)?),
             (2, 5) => {
                 let flag = |bit: u8| rest[4] & bit != 0;
                 Self::Share { handle: number(rest)?, light: flag(1), apart: flag(2) }
@@ -244,12 +242,6 @@ impl Place {
         address.checked_add(len)?;
         Some(Self { address, bytes: len, writable: bytes[16] == 1, gate })
     }
-}
-
-/// The name of a meeting: nobody can have the exporter talk to anybody but a netvm.
-fn meeting_name(name: &Secret) -> Vec<u8> {
-    let hex: String = name.iter().map(|byte| format!("{byte:02x}")).collect();
-    format!("netvm-{hex}").into_bytes()
 }
 
 /// Bytes of a peer's, as a request and as an answer.

@@ -14,7 +14,7 @@ use crate::region::{Peer, Region};
 
 #[test]
 fn golden_bytes() {
-    let meet = Request::Meet { name: [1; 16], hello: [2; 16], proof: [3; 16] };
+    let meet = Request::Meet(Invitation { name: [1; 16], hello: [2; 16], proof: [3; 16] });
     assert_eq!(meet.encode(), [&[1][..], &[1; 16], &[2; 16], &[3; 16]].concat());
     let share = Request::Share { handle: 0x0403_0201, light: true, apart: false };
     assert_eq!(share.encode(), [2, 1, 2, 3, 4, 1]);
@@ -115,7 +115,7 @@ impl Stranger {
     /// Waits at `name` until the exporter has come.
     fn meet(&self, name: Secret) -> (FdListener, FdSocket) {
         let listener = FdListener::bind(&meeting_name(&name)).unwrap();
-        self.ask(Request::Meet { name, hello: [1; 16], proof: [2; 16] }).unwrap();
+        self.ask(Request::Meet(Invitation { name, hello: [1; 16], proof: [2; 16] })).unwrap();
         // The strangers of another test may have come too.
         loop {
             let socket = listener.accept().unwrap().unwrap();
@@ -137,7 +137,7 @@ fn name(number: u8) -> Secret {
 fn nothing_is_passed_to_who_cannot_prove_itself() {
     let stranger = Stranger::new();
     assert_eq!(stranger.share(), Err(Status::BadRequest), "before a meeting");
-    let nowhere = Request::Meet { name: name(1), hello: [1; 16], proof: [2; 16] };
+    let nowhere = Request::Meet(Invitation { name: name(1), hello: [1; 16], proof: [2; 16] });
     assert_eq!(stranger.ask(nowhere), Err(Status::Unsupported), "nobody listens there");
     for proof in [None, Some(&[3; 16][..]), Some(&[2; 15]), Some(&[])] {
         let (_listener, socket) = stranger.meet(name(2));
@@ -173,7 +173,7 @@ fn one_message_is_under_way_and_each_handle_is_shared_once() {
     let share = Share::decode(&share_second().unwrap()).unwrap();
     assert_eq!((share.number, share.gate, share.light), (1, false, false));
     assert_eq!(socket.receive(&mut bytes).unwrap().1.len(), 1);
-    let meet = Request::Meet { name: name(3), hello: [1; 16], proof: [2; 16] };
+    let meet = Request::Meet(Invitation { name: name(3), hello: [1; 16], proof: [2; 16] });
     assert_eq!(stranger.ask(meet), Err(Status::BadRequest), "met already");
     let foreign = Request::Share { handle: 4000, light: false, apart: false };
     assert_eq!(stranger.ask(foreign), Err(Status::NoHandle));

@@ -130,6 +130,8 @@ impl std::fmt::Debug for Volume {
     }
 }
 
+/// What transfers that end at once lead to is looked at so often before others have their turn.
+const ROUNDS_MAX: usize = 8;
 /// Zeros that a write may need before or behind its bytes.
 const ZEROS_BYTES: usize = 1 << 20;
 
@@ -265,6 +267,9 @@ impl Volume {
         let waits = self.sides.iter().any(|side| {
             side.comeback.is_some() || side.borrower.as_ref().is_some_and(|borrower| borrower.pending() > 0)
         });
+        if self.has_ended() {
+            return Duration::ZERO;
+        }
         if waits { self.silence_min() / 8 } else { Duration::from_secs(1) }
     }
 
@@ -421,15 +426,25 @@ impl Volume {
 
     /// Sends and receives what can be; never blocks. What has ended is appended to `out`.
     pub fn poll(&mut self, out: &mut Vec<Ended>) {
-        for lender in 0..self.sides.len() {
-            self.poll_lender(lender);
-            self.look_for_comeback(lender);
+        for _ in 0..ROUNDS_MAX {
+            for lender in 0..self.sides.len() {
+                self.poll_lender(lender);
+                self.look_for_comeback(lender);
+            }
+            self.check_silence();
+            self.post();
+            if !self.has_ended() {
+                break;
+            }
         }
-        self.check_silence();
-        self.post();
         self.push();
         self.collect(out);
         self.note_repair();
+    }
+
+    /// Whether a transfer has ended with nothing to arrive: a lender on this host needs no answer.
+    fn has_ended(&self) -> bool {
+        self.sides.iter().any(|side| side.borrower.as_ref().is_some_and(Borrower::has_ended))
     }
 
     fn poll_lender(&mut self, lender: usize) {

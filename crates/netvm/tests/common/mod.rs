@@ -3,7 +3,7 @@
 
 pub mod process;
 
-use netvm::lender::{BorrowOptions, Borrower, Lender, LenderConfig, StopFlag};
+use netvm::lender::{BorrowOptions, Borrower, Lender, LenderConfig, LinkChoice, StopFlag};
 use std::io::Write;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
@@ -64,8 +64,13 @@ impl Serving {
         Self::start(LenderConfig { listen, size_bytes, slab_bytes, ..LenderConfig::default() })
     }
 
+    /// Whose every transfer goes over the connection.
     pub fn connect(&self) -> Borrower {
-        let options = BorrowOptions { name: "test".into(), ..BorrowOptions::default() };
+        self.connect_by(LinkChoice::Socket)
+    }
+
+    pub fn connect_by(&self, link: LinkChoice) -> Borrower {
+        let options = BorrowOptions { name: "test".into(), link, ..BorrowOptions::default() };
         Borrower::connect(&self.address, &options).unwrap()
     }
 }

@@ -24,7 +24,8 @@ nbd-4k-qd1: random reads and writes of 4 KiB, one at a time; the floor is a bare
 nbd-4k-qd16: sixteen at a time, in microseconds for each. nbd-128k-qd4: reads of 128 KiB in order, four at a time, in GB/s;
 the floor is one bare TCP stream.
 
-netvm's server is between client and lender: it pays two network round trips where the others, whose memory is their own, pay one.
+netvm's server is between client and lender. With the lender on another machine (\"lender tcp\", where it is only asked over TCP) it pays two network
+round trips where the others, whose memory is their own, pay one; with a lender on its own host (\"lender nearby\") it pays one, too.
 nbdkit and nbd-server have rows when they are installed (packages nbdkit and nbd-server).")]
 pub struct BlockArgs {
     /// Print one JSON object per line
@@ -219,9 +220,10 @@ impl Disk {
 }
 
 /// Starts a command and returns what follows ` at ` in its first line.
-fn netvm(arguments: &[&str]) -> Result<(Child, String), Failure> {
+fn netvm(arguments: &[&str], link: &str) -> Result<(Child, String), Failure> {
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    command.args(arguments).env("NETVM_LINK", link);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn()?;
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().ok_or("no output")?).read_line(&mut line)?;
@@ -235,16 +237,12 @@ fn netvm(arguments: &[&str]) -> Result<(Child, String), Failure> {
     }
 }
 
-fn ours(folder: &Folder, size: u64, lender: &'static str) -> Result<Server, Failure> {
-    let listen = match lender {
-        "lender unix" => format!("unix:{}", folder.file("lender").display()),
-        _ => "127.0.0.1:0".to_owned(),
-    };
+fn ours(size: u64, lender: &'static str, link: &str) -> Result<Server, Failure> {
     let bytes = size.to_string();
-    let (lend, address) = netvm(&["lend", "--size", &bytes, "--listen", &listen])?;
+    let (lend, address) = netvm(&["lend", "--size", &bytes, "--listen", "127.0.0.1:0"], link)?;
     let mut processes = ended_with(lend);
     let (server, address) =
-        netvm(&["nbd", "--size", &bytes, "--lender", &address, "--listen", "127.0.0.1:0"])?;
+        netvm(&["nbd", "--size", &bytes, "--lender", &address, "--listen", "127.0.0.1:0"], link)?;
     processes.0.push(server);
     let disk = Disk::connect(&address, "", size)?;
     Ok(Server { name: "netvm", peer: None, lender: Some(lender), processes, disk })
@@ -300,7 +298,7 @@ pub fn run(args: &BlockArgs) -> Result<Vec<Row>, Failure> {
     };
     let rounds = if args.quick { 2 } else { args.rounds.max(1) };
     let folder = Folder::create()?;
-    let mut servers = vec![ours(&folder, size, "lender tcp")?, ours(&folder, size, "lender unix")?];
+    let mut servers = vec![ours(size, "lender nearby", "shm")?, ours(size, "lender tcp", "socket")?];
     let mut rows = Vec::new();
     for (program, start) in [("nbdkit", 0), ("nbd-server", 1)] {
         let started = match find(program) {

@@ -62,6 +62,8 @@ enum Placements {
     OtherCpu,
     /// The lender on a CPU of its own, looking for requests; the pager beside the program, looking for answers
     Spin,
+    /// All on one CPU, and the lender's memory shared: pages come without it
+    Nearby,
     /// As the kernel likes
     Unpinned,
     /// All of them
@@ -85,6 +87,8 @@ struct Placement {
     lender: Option<usize>,
     /// Lender and pager look for messages instead of sleeping.
     spin: bool,
+    /// The lender's memory is shared.
+    nearby: bool,
 }
 
 fn placements(wanted: Placements) -> Result<Vec<Placement>, Failure> {
@@ -93,7 +97,14 @@ fn placements(wanted: Placements) -> Result<Vec<Placement>, Failure> {
     let second = cpus.get(1).copied();
     let mut all = Vec::new();
     if matches!(wanted, Placements::SameCpu | Placements::All) {
-        all.push(Placement { name: "same-cpu", program: first, pager: first, lender: first, spin: false });
+        all.push(Placement {
+            name: "same-cpu",
+            program: first,
+            pager: first,
+            lender: first,
+            spin: false,
+            nearby: false,
+        });
     }
     if matches!(wanted, Placements::OtherCpu | Placements::All) {
         if second.is_some() {
@@ -103,6 +114,7 @@ fn placements(wanted: Placements) -> Result<Vec<Placement>, Failure> {
                 pager: second,
                 lender: first,
                 spin: false,
+                nearby: false,
             });
         } else {
             eprintln!("skipped: other-cpu (needs two CPUs)");
@@ -110,13 +122,37 @@ fn placements(wanted: Placements) -> Result<Vec<Placement>, Failure> {
     }
     if matches!(wanted, Placements::Spin | Placements::All) {
         if second.is_some() {
-            all.push(Placement { name: "spin", program: first, pager: first, lender: second, spin: true });
+            all.push(Placement {
+                name: "spin",
+                program: first,
+                pager: first,
+                lender: second,
+                spin: true,
+                nearby: false,
+            });
         } else {
             eprintln!("skipped: spin (needs two CPUs)");
         }
     }
+    if matches!(wanted, Placements::Nearby | Placements::All) {
+        all.push(Placement {
+            name: NEARBY,
+            program: first,
+            pager: first,
+            lender: first,
+            spin: false,
+            nearby: true,
+        });
+    }
     if matches!(wanted, Placements::Unpinned | Placements::All) {
-        all.push(Placement { name: "unpinned", program: None, pager: None, lender: None, spin: false });
+        all.push(Placement {
+            name: "unpinned",
+            program: None,
+            pager: None,
+            lender: None,
+            spin: false,
+            nearby: false,
+        });
     }
     if all.is_empty() { Err("no placement can be measured on this host".into()) } else { Ok(all) }
 }
@@ -140,6 +176,7 @@ impl Series {
     }
 }
 
+const NEARBY: &str = "nearby";
 const ROUND_TRIP: &str = "round-trip-16-4096";
 const STREAM: &str = "stream";
 const FAULT_COPY: &str = "fault-copy";
@@ -183,6 +220,11 @@ impl Table {
     /// The floor of a case in a placement, in the unit of the case.
     fn floor(&self, placement: Option<&str>, case: &str) -> Option<f64> {
         match case {
+            // Nothing crosses a network.
+            "random-read" | "random-rmw" if placement == Some(NEARBY) => {
+                self.median(placement, "floor-uffd", FAULT_COPY)
+            }
+            _ if placement == Some(NEARBY) => self.median(None, "memcpy", COPY_SEQUENTIAL),
             "random-read" | "random-rmw" => Some(
                 self.median(placement, "floor-uffd", FAULT_COPY)?
                     + self.median(placement, "floor-tcp", ROUND_TRIP)?,
@@ -201,7 +243,8 @@ impl Table {
         let mut row = Row::new("fault", series.case, if sequential { "GB/s" } else { "us" });
         row.placement = series.placement;
         row.peer = series.peer;
-        row.link = matches!(series.peer, None | Some("floor-tcp")).then_some("tcp".into());
+        let link = if series.placement == Some(NEARBY) { "shm" } else { "tcp" };
+        row.link = matches!(series.peer, None | Some("floor-tcp")).then_some(link.into());
         row.size_bytes = Some(match series.case {
             STREAM | COPY_SEQUENTIAL => floors::STREAM_BYTES,
             "seq-read" | "seq-write" => CHUNK_BYTES,
@@ -333,6 +376,7 @@ impl Setup {
         ));
         command.extend(pinned("cpu", placement.program));
         command.extend(pinned("pager-cpu", placement.pager));
+        command.extend(words(if placement.nearby { "--link shm" } else { "--link socket" }));
         let mut worker = Helper::start(&command, false)?;
         worker.ask("fill")?;
         Ok(Self { placement, worker, _lender: lender, _echo: echo, echo_address })
@@ -344,13 +388,11 @@ impl Setup {
         // In the floor of the network this thread stands for the pager, in that of the fault for the program.
         let be = |cpu: Option<usize>| cpu.map_or_else(|| unpin_thread(cpus), pin);
         be(self.placement.pager)?;
-        table.add(
-            name,
-            Some("floor-tcp"),
-            ROUND_TRIP,
-            Ok(floors::round_trip(&self.echo_address, self.placement.spin, plan.floor)?),
-        );
-        table.add(name, Some("floor-tcp"), STREAM, Ok(floors::stream(&self.echo_address, plan.floor)?));
+        if !self.placement.nearby {
+            let trip = floors::round_trip(&self.echo_address, self.placement.spin, plan.floor)?;
+            table.add(name, Some("floor-tcp"), ROUND_TRIP, Ok(trip));
+            table.add(name, Some("floor-tcp"), STREAM, Ok(floors::stream(&self.echo_address, plan.floor)?));
+        }
         be(self.placement.program)?;
         let copy = floors::fault(false, self.placement.pager, plan.floor)?;
         table.add(name, Some("floor-uffd"), FAULT_COPY, Ok(copy));

@@ -8,6 +8,7 @@ use std::io::{BufRead, Write};
 use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
+use netvm::lender::LinkChoice;
 use netvm::pager::{Pager, PagerConfig};
 use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
@@ -28,6 +29,9 @@ pub struct WorkerArgs {
     /// Lender of the far memory; without one the memory is ordinary
     #[arg(long)]
     lender: Option<String>,
+    /// How that is reached when it is on this host
+    #[arg(long, default_value = "socket")]
+    link: LinkChoice,
     #[arg(long)]
     local_bytes: u64,
     #[arg(long)]
@@ -154,6 +158,7 @@ impl Worker {
                 let pager = Pager::start(PagerConfig {
                     local_bytes: args.local_bytes,
                     lenders: vec![lender.clone()],
+                    link: args.link,
                     area_bytes: 1 << 36,
                     name: "netvm bench".into(),
                     cpu: args.pager_cpu,

@@ -13,6 +13,7 @@ fn served(role: Role) -> Option<Served> {
         pid: 0,
         ops: 0,
         waits_for_room: false,
+        met: None,
     })
 }
 
@@ -58,7 +59,7 @@ pub(crate) fn fuzz(mut data: &[u8]) {
         lender.part(peer, &Failure::Ended);
     }
     for ticket in std::mem::take(&mut lender.tickets) {
-        lender.close_lease(ticket.lease);
+        lender.memories.close(ticket.lease);
     }
     assert_eq!(lender.memories.slabs.used_bytes(), 0, "nobody is left");
 }

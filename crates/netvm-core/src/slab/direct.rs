@@ -1,0 +1,180 @@
+//! Which transfers a borrower on the lender's host does by itself, and which go over the session: docs/design/nearby.md.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+/// Memory is provided in units of so many bytes, or of a slab when that is smaller.
+pub const UNIT_BYTES: u64 = 4 << 20;
+/// Most writes whose application is unknown; with more everything goes over the session.
+const UNKNOWN_MAX: usize = 64;
+
+/// The way of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// On the lender's file.
+    Direct,
+    /// Over the session.
+    Session,
+}
+
+/// A unit of a slab that the lender is to provide.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Unit {
+    /// The slab.
+    pub slab: u32,
+    /// Which of its units.
+    pub index: u32,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum State {
+    #[default]
+    Untouched,
+    /// The lender has been asked. Another asking's answer comes too late: there was a discard in between.
+    Asked(u32),
+    Provided,
+    Refused,
+}
+
+/// A write over the session that may not have been applied.
+#[derive(Clone, Copy, Debug)]
+struct Unknown {
+    sequence: u64,
+    slab: u32,
+    start: u64,
+    end: u64,
+}
+
+/// What a borrower knows of the memory that it shares with its lender.
+#[derive(Debug)]
+pub struct Direct {
+    slab_bytes: u64,
+    /// Slabs in the lease's own file, with the states of their units.
+    slabs: BTreeMap<u32, Vec<State>>,
+    unknown: Vec<Unknown>,
+    /// Some writes were too many to be remembered: all below this number.
+    unknown_below: u64,
+    /// Units that the lender has been asked for, by the number of the asking.
+    asked: BTreeMap<u32, Unit>,
+    next_asking: u32,
+}
+
+impl Direct {
+    /// For slabs of `slab_bytes` each; none is in the file yet.
+    pub fn new(slab_bytes: u64) -> Self {
+        Self {
+            slab_bytes,
+            slabs: BTreeMap::new(),
+            unknown: Vec::new(),
+            unknown_below: 0,
+            asked: BTreeMap::new(),
+            next_asking: 0,
+        }
+    }
+
+    /// A slab has been borrowed that is in the lease's own file.
+    pub fn borrowed(&mut self, slab: u32) {
+        let units = self.slab_bytes.div_ceil(UNIT_BYTES) as usize;
+        self.slabs.insert(slab, alloc::vec![State::Untouched; units]);
+    }
+
+    /// A slab is about to be given back.
+    pub fn returned(&mut self, slab: u32) {
+        self.slabs.remove(&slab);
+    }
+
+    /// A range is about to be discarded.
+    pub fn discarded(&mut self, slab: u32, offset: u64, bytes: u64) {
+        if let Some(units) = self.slabs.get_mut(&slab) {
+            units_of(units, offset, bytes).fill(State::Untouched);
+        }
+    }
+
+    /// How to read; `applied` writes of the session are known to have been applied.
+    #[inline]
+    pub fn read(&mut self, applied: u64, slab: u32, offset: u64, bytes: u64) -> Way {
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.slab_bytes);
+        if inside && self.slabs.contains_key(&slab) && self.is_settled(applied, slab, offset, offset + bytes)
+        {
+            Way::Direct
+        } else {
+            Way::Session
+        }
+    }
+
+    /// How to write. What goes over the session has to be told with [`Direct::written`].
+    #[inline]
+    pub fn write(&mut self, applied: u64, slab: u32, offset: u64, bytes: u64) -> Way {
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.slab_bytes);
+        let provided = inside
+            && self.slabs.get_mut(&slab).is_some_and(|units| {
+                units_of(units, offset, bytes).iter().all(|&state| state == State::Provided)
+            });
+        if provided && self.is_settled(applied, slab, offset, offset + bytes) {
+            Way::Direct
+        } else {
+            Way::Session
+        }
+    }
+
+    /// A write has been posted on the session as number `sequence`. Calls `provide` with every unit that the lender is to be asked for,
+    /// behind that write, and with the number of the asking; false from there: it cannot be asked now.
+    pub fn written(
+        &mut self,
+        sequence: u64,
+        slab: u32,
+        offset: u64,
+        bytes: u64,
+        mut provide: impl FnMut(Unit, u32) -> bool,
+    ) {
+        let Some(units) = self.slabs.get_mut(&slab) else { return };
+        let Some(end) = offset.checked_add(bytes).filter(|&end| end <= self.slab_bytes) else { return };
+        if self.unknown.len() < UNKNOWN_MAX {
+            self.unknown.push(Unknown { sequence, slab, start: offset, end });
+        } else {
+            self.unknown_below = sequence + 1;
+        }
+        let first = (offset / UNIT_BYTES) as u32;
+        for (index, state) in (first..).zip(units_of(units, offset, bytes)) {
+            let unit = Unit { slab, index };
+            if *state == State::Untouched && provide(unit, self.next_asking) {
+                *state = State::Asked(self.next_asking);
+                self.asked.insert(self.next_asking, unit);
+                self.next_asking = self.next_asking.wrapping_add(1);
+            }
+        }
+    }
+
+    /// The lender has answered the asking with this number.
+    pub fn provided(&mut self, asked: u32, done: bool) {
+        let Some(Unit { slab, index }) = self.asked.remove(&asked) else { return };
+        let state = self.slabs.get_mut(&slab).and_then(|units| units.get_mut(index as usize));
+        if let Some(state) = state.filter(|state| **state == State::Asked(asked)) {
+            *state = if done { State::Provided } else { State::Refused };
+        }
+    }
+
+    /// Whether all session writes of these bytes are known to have been applied.
+    #[inline]
+    fn is_settled(&mut self, applied: u64, slab: u32, start: u64, end: u64) -> bool {
+        if self.unknown_below > applied {
+            return false;
+        }
+        if self.unknown.is_empty() {
+            return true;
+        }
+        self.unknown.retain(|write| write.sequence >= applied);
+        !self.unknown.iter().any(|write| write.slab == slab && write.start < end && start < write.end)
+    }
+}
+
+/// The units that a range within the slab touches.
+fn units_of(units: &mut [State], offset: u64, bytes: u64) -> &mut [State] {
+    let first = (offset / UNIT_BYTES) as usize;
+    let last = (offset.saturating_add(bytes.saturating_sub(1)) / UNIT_BYTES) as usize;
+    let end = units.len().min(last.saturating_add(1));
+    units.get_mut(first..end).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,191 @@
+//! The lent memory: one range of addresses, of a common file and of the files of leases on this host (docs/design/nearby.md).
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use netvm_core::slab::{LeaseId, SlabError, Slabs};
+use netvm_sys::mapping::Mapping;
+use netvm_sys::memfd::Memfd;
+use netvm_sys::shared::SharedSlice;
+
+use crate::error::{Error, Result};
+
+pub(super) struct Memories {
+    pub(super) slabs: Slabs,
+    common: Memfd,
+    /// All slabs, each from the file it is in, at its place in there.
+    mapping: Mapping,
+    hugepages: bool,
+    /// What leases have been given.
+    files: BTreeMap<LeaseId, Arc<Memfd>>,
+    /// Slabs that are not in the common file.
+    owners: BTreeMap<u32, Arc<Memfd>>,
+}
+
+impl Memories {
+    /// Reserves `count` slabs of `slab_bytes` each.
+    pub(super) fn new(count: u32, slab_bytes: u64, hugepages: bool) -> Result<Self> {
+        let reserve = |error: std::io::Error| Error::system("reserve the memory to lend", &error);
+        let common = Memfd::new(c"netvm-lender", u64::from(count) * slab_bytes).map_err(reserve)?;
+        let mapping = Mapping::of_memfd(&common).map_err(reserve)?;
+        if hugepages {
+            mapping.advise_huge().map_err(|error| Error::system("use huge pages", &error))?;
+        }
+        Ok(Self {
+            slabs: Slabs::new(count, slab_bytes),
+            common,
+            mapping,
+            hugepages,
+            files: BTreeMap::new(),
+            owners: BTreeMap::new(),
+        })
+    }
+
+    pub(super) fn slab(&self, slab: u32, offset: u64, bytes: u32) -> Option<SharedSlice> {
+        let start = u64::from(slab).checked_mul(self.slabs.slab_bytes())?.checked_add(offset)?;
+        self.mapping.shared().sub(usize::try_from(start).ok()?, bytes as usize)
+    }
+
+    /// Bytes of memory in use.
+    pub(super) fn resident_bytes(&self) -> u64 {
+        let mut files: Vec<&Arc<Memfd>> = self.files.values().chain(self.owners.values()).collect();
+        files.sort_by_key(|file| Arc::as_ptr(file));
+        files.dedup_by_key(|file| Arc::as_ptr(file));
+        let all = std::iter::once(&self.common).chain(files.into_iter().map(|file| &**file));
+        all.map(|file| file.resident_bytes().unwrap_or(0)).sum()
+    }
+
+    /// A file of its own for the lease: slabs that it borrows from now on are in there.
+    pub(super) fn give_file(&mut self, lease: LeaseId) -> std::io::Result<Arc<Memfd>> {
+        let file = Arc::new(Memfd::sealed(c"netvm-lease", self.slabs.size_bytes())?);
+        self.files.insert(lease, Arc::clone(&file));
+        Ok(file)
+    }
+
+    pub(super) fn has_file(&self, lease: LeaseId) -> bool {
+        self.files.contains_key(&lease)
+    }
+
+    /// Takes a free slab, which reads as zeros.
+    pub(super) fn borrow(&mut self, lease: LeaseId) -> Result<u32, SlabError> {
+        let slab = self.slabs.borrow(lease)?;
+        let file = self.files.get(&lease).cloned();
+        if self.place(slab, file) {
+            return Ok(slab);
+        }
+        // As it was: nobody has seen it.
+        self.slabs.give_back(lease, slab)?;
+        Err(SlabError::Full)
+    }
+
+    /// Has the slab in `file`, or in the common one. False when the kernel has no mapping for that.
+    fn place(&mut self, slab: u32, file: Option<Arc<Memfd>>) -> bool {
+        let is_same = match (&file, self.owners.get(&slab)) {
+            (Some(file), Some(owner)) => Arc::ptr_eq(file, owner),
+            (None, None) => true,
+            _ => false,
+        };
+        if is_same {
+            return true;
+        }
+        let (start, bytes) = (u64::from(slab) * self.slabs.slab_bytes(), self.slabs.slab_bytes());
+        let target = file.as_deref().unwrap_or(&self.common);
+        if self.mapping.replace(start, bytes, target, self.hugepages).is_err() {
+            return false;
+        }
+        match file {
+            Some(file) => self.owners.insert(slab, file),
+            None => self.owners.remove(&slab),
+        };
+        true
+    }
+
+    /// Ends a lease.
+    pub(super) fn close(&mut self, lease: LeaseId) {
+        self.files.remove(&lease);
+        let unused = self.slabs.close(lease);
+        self.clear(&unused);
+    }
+
+    /// Makes slabs that nobody holds any more read as zeros again and gives their memory back.
+    pub(super) fn clear(&mut self, slabs: &[u32]) {
+        for &slab in slabs {
+            self.discard(slab, 0, self.slabs.slab_bytes());
+            // Who had the file may write there still. If this fails it is done before the slab is lent again.
+            self.place(slab, None);
+        }
+    }
+
+    /// Makes a part of a slab read as zeros and gives its memory back.
+    pub(super) fn discard(&self, slab: u32, offset: u64, bytes: u64) {
+        let file = self.owners.get(&slab).map_or(&self.common, |file| file);
+        if file.punch_hole(u64::from(slab) * self.slabs.slab_bytes() + offset, bytes).is_err() {
+            // Never another borrower's data, whatever it costs.
+            if let Some(memory) = self.slab(slab, offset, bytes as u32) {
+                memory.fill(0);
+            }
+        }
+    }
+
+    /// Allocates a part of a slab that is in the lease's own file; false when it is not, or there is no memory.
+    pub(super) fn provide(&self, lease: LeaseId, slab: u32, offset: u64, bytes: u64) -> bool {
+        match (self.files.get(&lease), self.owners.get(&slab)) {
+            (Some(file), Some(owner)) if Arc::ptr_eq(file, owner) => {
+                file.provide(u64::from(slab) * self.slabs.slab_bytes() + offset, bytes).is_ok()
+            }
+            _ => false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slab_is_where_its_lease_looks_and_nobody_else() {
+        let mut memories = Memories::new(4, 8192, false).unwrap();
+        let [near, far, fork] = [(); 3].map(|()| memories.slabs.open().unwrap());
+        let file = memories.give_file(near).unwrap();
+        let (mine, theirs) = (memories.borrow(near).unwrap(), memories.borrow(far).unwrap());
+        let write = |memories: &Memories, slab| memories.slab(slab, 0, 4096).unwrap().fill(7);
+        write(&memories, mine);
+        write(&memories, theirs);
+        assert!(!file.is_hole(u64::from(mine) * 8192) && file.is_hole(u64::from(theirs) * 8192));
+        assert_eq!(memories.resident_bytes(), 8192);
+        assert!(memories.provide(near, mine, 4096, 4096) && !memories.provide(near, theirs, 0, 4096));
+        assert!(!memories.provide(far, theirs, 0, 4096) && !memories.provide(far, mine, 0, 4096));
+        assert_eq!(memories.resident_bytes(), 3 * 4096);
+        memories.discard(mine, 0, 8192);
+        assert_eq!(memories.resident_bytes(), 4096);
+        write(&memories, mine);
+        // Given back, it is another's, and the file that the first one still has is not where it is.
+        assert_eq!(memories.slabs.give_back(near, mine), Ok(true));
+        memories.clear(&[mine]);
+        assert!(file.is_hole(u64::from(mine) * 8192));
+        assert_eq!(memories.borrow(fork), Ok(mine));
+        write(&memories, mine);
+        assert!(file.is_hole(u64::from(mine) * 8192));
+        memories.close(near);
+        memories.close(far);
+        memories.close(fork);
+        assert_eq!((memories.resident_bytes(), memories.owners.len(), memories.files.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn a_slab_outlives_the_lease_whose_file_it_is_in() {
+        let mut memories = Memories::new(2, 4096, false).unwrap();
+        let parent = memories.slabs.open().unwrap();
+        memories.give_file(parent).unwrap();
+        let slab = memories.borrow(parent).unwrap();
+        memories.slab(slab, 0, 4096).unwrap().fill(3);
+        let child = memories.slabs.fork(parent).unwrap();
+        memories.give_file(child).unwrap();
+        assert!(!memories.provide(child, slab, 0, 4096), "in its parent's file");
+        memories.close(parent);
+        assert_eq!(memories.slab(slab, 4095, 1).unwrap().to_vec(), [3]);
+        assert_eq!(memories.resident_bytes(), 4096);
+        memories.close(child);
+        assert_eq!((memories.resident_bytes(), memories.owners.len()), (0, 0));
+    }
+}

@@ -1,0 +1,112 @@
+//! A lender on this host: its memory is read and written without it. docs/design/nearby.md has the whole.
+
+use netvm_core::limits::PAYLOAD_BYTES_MAX;
+use netvm_core::slab::direct::{Direct, UNIT_BYTES, Unit, Way};
+use netvm_core::wire::{BodyReader, BodyWriter, Status};
+use netvm_sys::memfd::Memfd;
+use netvm_sys::shared::SharedSlice;
+
+use super::borrower::Borrower;
+use super::protocol;
+use crate::error::{Error, Result};
+use crate::shm::LinkChoice;
+use crate::shm::meeting::Inviter;
+
+/// The lease's file, and what goes there.
+pub(super) struct Nearby {
+    pub(super) file: Memfd,
+    slab_bytes: u64,
+    pub(super) direct: Direct,
+}
+
+impl Nearby {
+    /// A slab has been borrowed.
+    pub(super) fn borrowed(&mut self, slab: u32) {
+        let end = (u64::from(slab) + 1).checked_mul(self.slab_bytes);
+        if end.is_some_and(|end| end <= self.file.len()) {
+            self.direct.borrowed(slab);
+        }
+    }
+
+    /// Reads what can be read directly; false when the session has to do it.
+    #[inline]
+    pub(super) fn read(
+        &mut self,
+        applied: u64,
+        slab: u32,
+        offset: u64,
+        bytes: u32,
+        locals: &[SharedSlice],
+    ) -> bool {
+        bytes <= PAYLOAD_BYTES_MAX
+            && self.direct.read(applied, slab, offset, bytes.into()) == Way::Direct
+            && self.file.read_at(u64::from(slab) * self.slab_bytes + offset, locals).is_ok()
+    }
+
+    /// Writes what can be written directly; false when the session has to do it (again).
+    #[inline]
+    pub(super) fn write(
+        &mut self,
+        applied: u64,
+        slab: u32,
+        offset: u64,
+        bytes: u32,
+        locals: &[SharedSlice],
+    ) -> bool {
+        bytes <= PAYLOAD_BYTES_MAX
+            && self.direct.write(applied, slab, offset, bytes.into()) == Way::Direct
+            && self.file.write_at(u64::from(slab) * self.slab_bytes + offset, locals).is_ok()
+    }
+}
+
+/// What [`protocol::PROVIDE`] is to be told of a unit.
+pub(super) fn provision(Unit { slab, index }: Unit, slab_bytes: u64) -> Vec<u8> {
+    let start = u64::from(index) * UNIT_BYTES;
+    let mut body = BodyWriter::default();
+    body.u32(slab).u64(start).u64(UNIT_BYTES.min(slab_bytes.saturating_sub(start)));
+    body.0
+}
+
+impl Borrower {
+    /// Finds out whether the lender is on this host, and shares its memory if both want that.
+    ///
+    /// # Errors
+    /// When the connection is lost; or, with [`LinkChoice::Shm`], when the memory cannot be shared.
+    pub(super) fn look_around(&mut self, link: LinkChoice) -> Result<()> {
+        let link = link.or_environment();
+        if link == LinkChoice::Socket {
+            return Ok(());
+        }
+        match self.meet() {
+            Ok(file) => {
+                let (slab_bytes, direct) = (self.slab_bytes(), Direct::new(self.slab_bytes()));
+                self.nearby = Some(Nearby { file, slab_bytes, direct });
+                Ok(())
+            }
+            Err(_) if self.is_broken() => self.check(),
+            Err(_) if link == LinkChoice::Auto => Ok(()),
+            Err(reason) => Err(Error::Other(format!(
+                "the memory of lender {} cannot be shared, and nothing else is wanted: {reason}",
+                self.lender()
+            ))),
+        }
+    }
+
+    fn meet(&mut self) -> Result<Memfd, String> {
+        let inviter = Inviter::invite()?;
+        let invitation = inviter.invitation.encode().to_vec();
+        self.call(protocol::MEET, invitation, "meeting").map_err(|error| match error {
+            Error::Op { code: Status::Unsupported, .. } => {
+                "it is on another host (or in another network name space), or shares no memory".to_owned()
+            }
+            Error::Op { code: Status::NoMethod, .. } => "it does not know how".to_owned(),
+            other => other.to_string(),
+        })?;
+        let channel = inviter.meet()?;
+        let answer = self.call(protocol::FILE, Vec::new(), "file").map_err(|error| error.to_string())?;
+        let bytes = BodyReader(&answer).u64().ok_or("its answer makes no sense")?;
+        let (_, mut fds) = channel.receive(&mut [0; 1]).map_err(|error| error.to_string())?;
+        let file = fds.pop().ok_or("it has passed no descriptor")?;
+        Memfd::adopt(file, bytes).map_err(|error| format!("its file is not as it should be: {error}"))
+    }
+}

@@ -1,0 +1,202 @@
+//! Lenders on this host, whose memory is read and written without them. tests/lender.rs and tests/volume.rs have what is the same on all ways.
+
+use std::time::{Duration, Instant};
+
+use netvm::lender::{BorrowOptions, Borrower, Completion, LinkChoice, status};
+use netvm_sys::mapping::Mapping;
+
+mod common;
+use common::{Random, Serving};
+
+const SLAB: u64 = 1 << 20;
+
+fn settle(borrower: &mut Borrower) {
+    let mut done: Vec<Completion> = Vec::new();
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while borrower.pending() > 0 {
+        assert!(Instant::now() < deadline);
+        borrower.poll(&mut done).unwrap();
+    }
+    for Completion { token, result, .. } in done {
+        assert!(result.is_ok(), "{token}: {result:?}");
+    }
+}
+
+#[test]
+fn transfers_are_the_borrowers_own_work_after_the_first_write() {
+    let lender = Serving::new(4);
+    let mut borrower = lender.connect_by(LinkChoice::Auto);
+    assert!(borrower.is_nearby());
+    let memory = Mapping::anonymous(4096).unwrap();
+    let slab = borrower.borrow_slab().unwrap();
+    memory.shared().fill(1);
+    borrower.post_write(0, slab, 0, memory.shared()).unwrap();
+    assert!(!borrower.has_ended(), "the lender has to provide the memory");
+    settle(&mut borrower);
+    assert_eq!(status(&lender.address).unwrap().resident_bytes, SLAB);
+    let ops = status(&lender.address).unwrap().ops;
+    assert!(status(&lender.address).unwrap().borrowers[0].nearby);
+    for page in 0..256 {
+        memory.shared().fill(page as u8);
+        borrower.post_write(0, slab, page * 4096, memory.shared()).unwrap();
+        assert!(borrower.has_ended());
+        settle(&mut borrower);
+        borrower.post_read(0, slab, page * 4096, memory.shared()).unwrap();
+        assert!(borrower.has_ended());
+        settle(&mut borrower);
+        assert_eq!(memory.shared().to_vec(), [page as u8; 4096]);
+    }
+    borrower.flush(Duration::from_secs(1)).unwrap();
+    let after = status(&lender.address).unwrap();
+    assert_eq!((after.ops, after.resident_bytes), (ops, SLAB));
+    // What is discarded costs nothing, and is provided again.
+    borrower.post_discard(0, slab, 0, SLAB).unwrap();
+    settle(&mut borrower);
+    assert_eq!(status(&lender.address).unwrap().resident_bytes, 0);
+    borrower.post_read(0, slab, 4096, memory.shared()).unwrap();
+    settle(&mut borrower);
+    assert_eq!(
+        (memory.shared().to_vec(), status(&lender.address).unwrap().resident_bytes),
+        (vec![0; 4096], 0)
+    );
+    borrower.post_write(0, slab, 0, memory.shared()).unwrap();
+    assert!(!borrower.has_ended());
+    settle(&mut borrower);
+    assert_eq!(status(&lender.address).unwrap().resident_bytes, SLAB);
+}
+
+#[test]
+fn slabs_come_and_go_between_borrowers_of_both_kinds() {
+    let lender = Serving::new(6);
+    let mut random = Random::new(11);
+    let mut borrowers: Vec<(Borrower, Vec<(u32, u64)>)> =
+        [LinkChoice::Shm, LinkChoice::Socket, LinkChoice::Shm]
+            .map(|link| (lender.connect_by(link), Vec::new()))
+            .into();
+    let memory = Mapping::anonymous(64 << 10).unwrap();
+    let local = memory.shared();
+    for round in 1..3000u64 {
+        let which = (random.next() % 3) as usize;
+        let (borrower, slabs) = &mut borrowers[which];
+        match random.next() % 16 {
+            0 => {
+                if let Ok(slab) = borrower.borrow_slab() {
+                    // Whatever was there before.
+                    let at = random.next() % 16 * (64 << 10);
+                    local.fill(9);
+                    borrower.post_read(0, slab, at, local).unwrap();
+                    settle(borrower);
+                    assert!(local.to_vec().iter().all(|&byte| byte == 0), "round {round}");
+                    slabs.push((slab, 0));
+                }
+            }
+            1 => {
+                if let Some((slab, _)) = slabs.pop() {
+                    borrower.return_slab(slab).unwrap();
+                }
+            }
+            2 if round % 8 == 0 => {
+                let link = if which == 1 { LinkChoice::Socket } else { LinkChoice::Shm };
+                borrowers[which] = (lender.connect_by(link), Vec::new());
+            }
+            _ => {
+                if slabs.is_empty() {
+                    continue;
+                }
+                let index = (random.next() % slabs.len() as u64) as usize;
+                let (slab, seed) = &mut slabs[index];
+                if *seed > 0 {
+                    for piece in 0..16u64 {
+                        local.fill(0xEE);
+                        borrower.post_read(1, *slab, piece << 16, local).unwrap();
+                        settle(borrower);
+                        let byte = (*seed ^ piece) as u8;
+                        assert!(local.to_vec() == vec![byte; 64 << 10], "round {round}, piece {piece}");
+                    }
+                }
+                *seed = round;
+                for piece in 0..16u64 {
+                    local.fill((*seed ^ piece) as u8);
+                    borrower.post_write(2, *slab, piece << 16, local).unwrap();
+                    if !random.next().is_multiple_of(4) {
+                        settle(borrower);
+                    } else {
+                        // Some are under way together.
+                        while borrower.has_ended() || borrower.wants_write() {
+                            borrower.poll(&mut Vec::new()).unwrap();
+                        }
+                        settle(borrower);
+                    }
+                }
+            }
+        }
+    }
+    drop(borrowers);
+    let deadline = Instant::now() + Duration::from_secs(2);
+    while status(&lender.address).unwrap().used_bytes > 0 {
+        assert!(Instant::now() < deadline);
+    }
+    assert_eq!(status(&lender.address).unwrap().resident_bytes, 0);
+}
+
+#[test]
+fn a_fork_has_what_its_parent_wrote_directly() {
+    let lender = Serving::new(4);
+    let mut parent = lender.connect_by(LinkChoice::Shm);
+    let memory = Mapping::anonymous(4096).unwrap();
+    let slab = parent.borrow_slab().unwrap();
+    for value in 1..4 {
+        memory.shared().fill(value);
+        parent.post_write(0, slab, 0, memory.shared()).unwrap();
+        settle(&mut parent);
+    }
+    let mut child = parent.fork().unwrap();
+    assert!(child.is_nearby());
+    let read = |borrower: &mut Borrower| {
+        memory.shared().fill(0);
+        borrower.post_read(0, slab, 0, memory.shared()).unwrap();
+        let direct = borrower.has_ended();
+        settle(borrower);
+        assert_eq!(memory.shared().to_vec(), [3; 4096]);
+        direct
+    };
+    assert!(read(&mut parent) && !read(&mut child), "a fork does not have its parent's file");
+    drop(parent);
+    assert!(!read(&mut child));
+    let own = child.borrow_slab().unwrap();
+    child.post_read(0, own, 0, memory.shared()).unwrap();
+    assert!(child.has_ended());
+    settle(&mut child);
+}
+
+#[test]
+fn a_lender_that_is_gone_is_told_of() {
+    let lender = Serving::new(4);
+    let mut borrower = lender.connect_by(LinkChoice::Shm);
+    let memory = Mapping::anonymous(4096).unwrap();
+    let slab = borrower.borrow_slab().unwrap();
+    borrower.post_write(0, slab, 0, memory.shared()).unwrap();
+    settle(&mut borrower);
+    drop(lender);
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let error = loop {
+        assert!(Instant::now() < deadline);
+        // It may be read for as long as nobody has looked.
+        let _ = borrower.post_read(0, slab, 0, memory.shared());
+        if let Err(error) = borrower.poll(&mut Vec::new()) {
+            break error;
+        }
+    };
+    assert!(error.to_string().contains("lost the connection"), "{error}");
+    assert!(borrower.post_read(0, slab, 0, memory.shared()).is_err());
+    assert!(borrower.post_write(0, slab, 0, memory.shared()).is_err());
+}
+
+#[test]
+fn memory_is_not_shared_with_whoever_does_not_want_it() {
+    let lender = Serving::new(4);
+    let socket = lender.connect();
+    assert!(!socket.is_nearby() && !status(&lender.address).unwrap().borrowers[0].nearby);
+    let options = BorrowOptions { link: LinkChoice::Shm, ..BorrowOptions::default() };
+    assert!(Borrower::connect(&lender.address, &options).unwrap().is_nearby());
+}
