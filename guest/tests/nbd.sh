@@ -9,7 +9,7 @@ if [ "$ROLE" = first ]; then
     netvm secret new key
     netvm lend --size 96M --listen 10.7.0.1:7070 --secret key >lend.log 2>&1 &
     lender=$!
-    wait_until 30 grep -q 10.7.0.1 lend.log
+    wait_until 30 grep -q 'lending' lend.log
     # The other one gets the secret, and has used the memory when it answers.
     nc -l -p 7000 <key
     nc -l -p 7001 >told

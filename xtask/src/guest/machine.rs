@@ -39,6 +39,8 @@ const AFTER_COMPLAINT: Duration = Duration::from_secs(3);
 const BOOT_LIMIT: Duration = Duration::from_secs(150);
 /// What init says before the script.
 const STARTS: &str = "guest: test starts";
+/// Runs QEMU until the keeper's standard input ends: also when this program is killed, no guest stays.
+const KEEPER: &str = "trap : INT TERM HUP; \"$@\" </dev/null & exec >/dev/null 2>&1; cat; kill -9 $!; wait";
 /// Room for what a guest brings back.
 const DISK_BYTES: u64 = 64 << 20;
 
@@ -86,6 +88,7 @@ pub struct Outcome {
 
 /// A guest that runs. It is killed when it is dropped.
 pub struct Running {
+    /// The keeper of QEMU.
     child: Child,
     /// What the console says, and when it did.
     lines: Receiver<(Instant, String)>,
@@ -96,24 +99,16 @@ pub struct Running {
 
 impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.child.kill();
+        // Ends the keeper's standard input.
         let _ = self.child.wait();
     }
 }
 
 impl Machine<'_> {
     fn command(&self) -> Command {
-        // If this program is killed, QEMU must not stay: no guest takes that much of a CPU.
-        let cpu_seconds = (BOOT_LIMIT + self.limit).as_secs() * 2;
         let mut command = Command::new("sh");
         let emulator = format!("qemu-system-{}", self.kernel.architecture.machine());
-        command.args([
-            "-c",
-            "ulimit -t \"$1\" && shift && exec \"$@\"",
-            "sh",
-            &cpu_seconds.to_string(),
-            &emulator,
-        ]);
+        command.args(["-c", KEEPER, "sh", &emulator]);
         let console = match self.kernel.architecture {
             Architecture::Amd64 => {
                 command.args(["-M", "q35", "-cpu", "max", "-vga", "none"]);
@@ -167,7 +162,7 @@ impl Machine<'_> {
         let errors =
             log.try_clone().map_err(|error| format!("cannot share {}: {error}", console.display()))?;
         let mut command = self.command();
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(errors);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors);
         let mut child = command.spawn().map_err(|error| format!("cannot run QEMU: {error}"))?;
         let out = child.stdout.take().ok_or("QEMU has no output")?;
         let (sender, lines) = mpsc::channel();
@@ -210,7 +205,6 @@ impl Running {
                 }
             }
         }
-        let _ = self.child.kill();
         let _ = self.child.wait();
         let elapsed = self.started.elapsed();
         let status = self.unpack()?;

@@ -304,9 +304,18 @@ impl Suite {
         {
             return Some(format!("{program} is not installed"));
         }
-        let compiles = !script.compiles.is_empty() || !script.kmod.is_empty();
         let compiler = kernel.architecture.compiler();
-        (compiles && tools::find(&compiler).is_none()).then(|| format!("{compiler} is not installed"))
+        let compiles = !script.compiles.is_empty() || !script.kmod.is_empty();
+        let builds = if script.kmod.is_empty() { None } else { Some("make") };
+        let tools = builds.into_iter().chain(compiles.then_some(compiler.as_str()));
+        if let Some(tool) = tools.into_iter().find(|tool| tools::find(tool).is_none()) {
+            return Some(format!("{tool} is not installed"));
+        }
+        // It answers with a path if it has the file.
+        let library =
+            || tools::output(Command::new(&compiler).arg("-print-file-name=libc.a")).unwrap_or_default();
+        let static_programs = script.compiles.is_empty() || library().contains('/');
+        (!static_programs).then(|| format!("{compiler} has no static C library"))
     }
 
     /// The root of a guest.
@@ -319,8 +328,7 @@ impl Suite {
             root.add_file("/bin/busybox", busybox, true)?;
         }
         let role = if index == 0 { "first" } else { "second" };
-        let limit = script.limit.as_secs();
-        let about = format!("ROLE={role}\nGUESTS={count}\nKERNEL={}\nLIMIT={limit}\n", kernel.name);
+        let about = format!("ROLE={role}\nGUESTS={count}\nKERNEL={}\n", kernel.name);
         root.add("/test/environment", about.as_bytes(), false);
         let wanted: Vec<&str> =
             MODULES.into_iter().chain(script.modules.iter().map(String::as_str)).collect();
