@@ -126,7 +126,7 @@ impl Machine<'_> {
         // Memory is checked as far as a stock kernel can; a slow host is no reason to complain.
         let append = format!(
             "console={console} loglevel=5 panic=-1 oops=panic panic_on_warn=1 slub_debug=FZP page_poison=1 init_on_alloc=1 \
-             watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=120 mitigations=off"
+             no_timer_check watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=120 mitigations=off"
         );
         command.args(["-append", &append]);
         command
