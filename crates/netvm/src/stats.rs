@@ -83,9 +83,7 @@ stats! {
     unpack_ns,
     /// Nanoseconds that faults waited for lenders.
     fetch_ns,
-    /// Nanoseconds spent sending pages to lenders, from samples.
-    send_ns,
-    /// Shortest ways from an answered fault to the next one, summed up, in nanoseconds.
+    /// Short ways from an answered fault to the next one, summed up, in nanoseconds.
     wake_ns,
     /// How many of them.
     wakes,

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Lent, Random, alone, lend};
+use netvm::lender::LinkChoice;
 use netvm::pager::{FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig, TierPolicy};
 use netvm_sys::shared::SharedSlice;
 use std::sync::Arc;
@@ -280,13 +281,14 @@ fn incompressible_pages_are_hardly_ever_tried() {
     assert!(stats.incompressible < 64 + evicted / 32, "{evicted} {stats:?}");
 }
 
-/// Lenders far away, or nearly as fast as local memory: what is chosen follows.
 #[test]
 fn the_pool_comes_when_it_pays() {
     let Some(_alone) = alone() else { return };
     let lent = lend(64 << 20);
     let local = 8 << 20;
-    let pager = start(&lent, local, |config| config.tier = TierPolicy::Auto);
+    // A lender whose memory is shared costs less than unpacking.
+    let pager =
+        start(&lent, local, |config| (config.tier, config.link) = (TierPolicy::Auto, LinkChoice::Socket));
     // Four times as much as is local, and a tenth of that when packed.
     let mut known = Known::new(mapped(&pager, 0, 4 * local as usize), Kind::Dull, 13);
     for _ in 0..40 {

@@ -48,7 +48,7 @@ fn places(stats: &PagerStats) -> [Place; 3] {
             name: "lender",
             evicted: stats.remote_writes + stats.clean_drops,
             brought_in: stats.remote_reads,
-            evict_us: each_us(stats.send_ns, stats.remote_writes),
+            evict_us: None,
             bring_in_us: each_us(stats.fetch_ns, stats.remote_reads),
             local_bytes: Some(0.0),
         },

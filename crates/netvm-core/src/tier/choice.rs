@@ -13,6 +13,8 @@ const BUCKETS: usize = 8 * STEPS as usize;
 const WINDOW_MIN: u32 = 256;
 /// The expected cost must fall by one part in this many before anything is changed.
 const GAIN_PART: f64 = 32.0;
+/// As [`GAIN_PART`], while there is no pool: what one would cost is known less well.
+const FIRST_GAIN_PART: f64 = 16.0;
 /// Least part of the pages of any age that is taken to be still out.
 const OUT_MIN: f64 = 1.0 / 64.0;
 /// Steps taken at a time, so that the next decision rests on what was measured nearby.
@@ -61,13 +63,13 @@ impl Average {
 pub struct Costs {
     /// From the program's fault to the pager and back, whatever is done there.
     pub fault: Average,
-    /// Packing, or finding out that it does not pay.
+    /// Evicting with packing, or finding out that it does not pay.
     pub pack: Average,
-    /// Unpacking.
+    /// Bringing in from the pool.
     pub unpack: Average,
     /// Waiting for a lender: less for pages that came ahead of their faults.
     pub fetch: Average,
-    /// Sending to a lender.
+    /// Evicting to a lender.
     pub send: Average,
     /// Chunks that a packed page takes.
     pub chunks: Average,
@@ -90,7 +92,7 @@ impl Costs {
 
     /// A page brought in from a lender, and sent again some time.
     fn by_lender(&self) -> f64 {
-        self.fault.or(5000.0) + self.fetch.or(20_000.0) + self.changed.or(1.0) * self.send.or(1000.0)
+        self.fault.or(5000.0) + self.fetch.or(20_000.0) + self.send.or(1000.0)
     }
 
     /// What a page from a lender costs more when evicted pages go through the pool.
@@ -235,7 +237,8 @@ impl Choice {
         self.noted = 0;
         let best = self.best();
         let (now, then) = (self.expected(self.step), self.expected(best));
-        if then < now * (1.0 - 1.0 / GAIN_PART) {
+        let part = if self.step == 0 { FIRST_GAIN_PART } else { GAIN_PART };
+        if then < now * (1.0 - 1.0 / part) {
             let before = self.step;
             self.step = best.clamp(self.step.saturating_sub(STRIDE), self.step + STRIDE);
             self.changes += u64::from(before != self.step);

@@ -101,6 +101,8 @@ impl Engine {
 
     /// Takes up to `want` pages out of the program's address space, oldest first; writes those that changed.
     fn evict(&mut self, want: usize) -> Result<usize> {
+        let packing = self.packing && self.tier.choice.step() > 0;
+        let since = self.tier.time_eviction();
         let mut victims = [0_u32; EVICT_PAGES];
         let mut count = 0;
         while count < want.min(EVICT_PAGES) {
@@ -150,11 +152,8 @@ impl Engine {
             }
         }
         self.tier.note_evicted(taken);
-        if changes > 0 {
-            let since = self.tier.time_sending();
-            self.write_back(&changed[..changes])?;
-            self.tier.note_sent(since, changes, &mut self.stats);
-        }
+        self.write_back(&changed[..changes])?;
+        self.tier.note_eviction(since, taken, packing);
         Ok(taken)
     }
 

@@ -17,8 +17,16 @@ const CHUNKS_MAX: usize = FRAME_CHUNKS as usize / 4 * 3;
 pub(super) const PACK_PAGES: usize = EVICT_PAGES / 4;
 /// One of so many operations is timed.
 const TIMED_EVERY: u32 = 8;
-/// Shortest of so many ways back from an answered fault.
-const WAKES: u32 = 8;
+/// One of so many evictions is timed.
+const EVICTIONS_TIMED_EVERY: u32 = 4;
+/// What evicting a page takes beside packing it, and bringing it in beside unpacking it, until it has been measured: nanoseconds.
+const REST_NS: f64 = 2000.0;
+/// Decisions after which samples count again.
+const LEARNT: u32 = 256;
+/// Of so many ways back from an answered fault
+const WAKES: usize = 8;
+/// so many were shorter than the one that counts: the program does other things too in between.
+const SHORTER: usize = 2;
 /// Pages from lenders over which the time that faults waited is divided up.
 const FETCHED: u32 = 64;
 /// The pool keeps one part in this many of its chunks free before it is made smaller, and a few frames.
@@ -40,10 +48,13 @@ pub(super) struct Tier {
     /// A page that is unpacked only to see how long it takes.
     unpacked: Box<[u8; PAGE_BYTES]>,
     timed: u32,
+    evictions: u32,
+    /// Decisions for which what was measured of a pool counts more than samples.
+    learnt: u32,
     /// When the last fault was answered, if the way back is to be timed.
     answered: Option<Instant>,
-    shortest_ns: u64,
-    wakes: u32,
+    wakes_ns: [u64; WAKES],
+    wakes: usize,
     /// Since when a fault waits for a lender.
     waiting: Option<Instant>,
     waited_ns: u64,
@@ -62,8 +73,10 @@ impl Tier {
             packed: vec![0; get_maximum_output_size(PAGE_BYTES)].into_boxed_slice(),
             unpacked: Box::new([0; PAGE_BYTES]),
             timed: 0,
+            evictions: 0,
+            learnt: 0,
             answered: None,
-            shortest_ns: u64::MAX,
+            wakes_ns: [0; WAKES],
             wakes: 0,
             waiting: None,
             waited_ns: 0,
@@ -121,27 +134,36 @@ impl Tier {
     /// The next fault is there.
     pub(super) fn note_fault(&mut self, stats: &mut PagerStats) {
         let Some(answered) = self.answered.take() else { return };
-        // The program did other things too in between: the shortest time tells what the way itself takes.
-        self.shortest_ns = self.shortest_ns.min(answered.elapsed().as_nanos() as u64);
+        self.wakes_ns[self.wakes] = answered.elapsed().as_nanos() as u64;
         self.wakes += 1;
         if self.wakes == WAKES {
-            self.choice.costs.fault.note(self.shortest_ns as f64);
-            stats.wake_ns += self.shortest_ns;
+            self.wakes_ns.sort_unstable();
+            self.choice.costs.fault.note(self.wakes_ns[SHORTER] as f64);
+            stats.wake_ns += self.wakes_ns[SHORTER];
             stats.wakes += 1;
-            (self.wakes, self.shortest_ns) = (0, u64::MAX);
+            self.wakes = 0;
         }
     }
 
-    /// `pages` pages were handed to the connections in this time.
-    pub(super) fn note_sent(&mut self, since: Option<Instant>, pages: usize, stats: &mut PagerStats) {
-        let Some(since) = since else { return };
-        let each = since.elapsed().as_nanos() as u64 / pages.max(1) as u64;
-        self.choice.costs.send.note(each as f64);
-        stats.send_ns += each * u64::from(TIMED_EVERY) * pages as u64;
+    /// When an eviction begins, if it is to be timed: always while a fault waits for a lender, or else some.
+    pub(super) fn time_eviction(&mut self) -> Option<Instant> {
+        self.evictions = self.evictions.wrapping_add(1);
+        (self.waiting.is_some() || self.evictions.is_multiple_of(EVICTIONS_TIMED_EVERY)).then(Instant::now)
     }
 
-    pub(super) fn time_sending(&mut self) -> Option<Instant> {
-        self.is_timed().then(Instant::now)
+    /// `pages` pages were evicted, and packed where that was possible if `packing`.
+    pub(super) fn note_eviction(&mut self, since: Option<Instant>, pages: usize, packing: bool) {
+        let Some(since) = since.filter(|_| pages > 0) else { return };
+        let took = since.elapsed();
+        let each = took.as_nanos() as f64 / pages as f64;
+        if packing {
+            self.choice.costs.pack.note(each);
+            self.learnt = LEARNT;
+        } else {
+            self.choice.costs.send.note(each);
+        }
+        // This is not what the lender takes.
+        self.waiting = self.waiting.map(|waiting| waiting + took);
     }
 
     /// Packs a page into `self.packed`; its length if that pays.
@@ -150,9 +172,7 @@ impl Tier {
         // The buffer is as long as the result can be.
         let bytes = compress_into_with_table(page, &mut self.packed, &mut self.lz4).unwrap_or(usize::MAX);
         if let Some(since) = since {
-            let took = since.elapsed().as_nanos() as u64;
-            self.choice.costs.pack.note(took as f64);
-            stats.pack_ns += took * u64::from(TIMED_EVERY);
+            stats.pack_ns += since.elapsed().as_nanos() as u64 * u64::from(TIMED_EVERY);
         }
         let chunks = bytes.div_ceil(CHUNK_BYTES);
         let fits = chunks <= CHUNKS_MAX;
@@ -163,11 +183,17 @@ impl Tier {
 
     /// Measures what packing this page would cost and bring.
     fn measure(&mut self, page: &[u8], stats: &mut PagerStats) {
-        self.timed = TIMED_EVERY - 1;
-        let Some(bytes) = self.compress(page, stats) else { return };
+        let since = Instant::now();
+        let packed = self.compress(page, stats);
+        if self.learnt > 0 {
+            return;
+        }
+        // What else there is to do for it is measured when it is done.
+        self.choice.costs.pack.note(since.elapsed().as_nanos() as f64 + REST_NS);
+        let Some(bytes) = packed else { return };
         let since = Instant::now();
         if decompress_into(&self.packed[..bytes], &mut self.unpacked[..]).is_ok() {
-            self.choice.costs.unpack.note(since.elapsed().as_nanos() as f64);
+            self.choice.costs.unpack.note(since.elapsed().as_nanos() as f64 + REST_NS);
         }
     }
 
@@ -192,9 +218,7 @@ impl Tier {
         let out = paged.frame_bytes_mut(to as usize);
         let whole = decompress_into(&self.packed[..bytes], out).is_ok_and(|bytes| bytes == PAGE_BYTES);
         if let Some(since) = since {
-            let took = since.elapsed().as_nanos() as u64;
-            self.choice.costs.unpack.note(took as f64);
-            stats.unpack_ns += took * u64::from(TIMED_EVERY);
+            stats.unpack_ns += since.elapsed().as_nanos() as u64 * u64::from(TIMED_EVERY);
         }
         whole
     }
@@ -210,6 +234,13 @@ impl Tier {
     /// Frames that packed pages have, and the spare one.
     pub(super) fn frames(&self) -> usize {
         self.pool.frames() + usize::from(self.spare.is_some())
+    }
+
+    /// Without a pool, what was measured when there was one is believed for a while.
+    fn forget_slowly(&mut self) {
+        if self.choice.step() == 0 {
+            self.learnt = self.learnt.saturating_sub(1);
+        }
     }
 
     /// Pages that a fault may wait for were dropped.
@@ -290,6 +321,7 @@ impl Engine {
             run += 1;
         }
         let Some((frame, frames)) = self.take_frames(run)? else { return Ok(0) };
+        let since = self.tier.is_timed().then(Instant::now);
         let mut done = 0;
         while done < frames {
             let (page, frame) = (first + done, frame + done);
@@ -316,6 +348,9 @@ impl Engine {
         if done > 0 {
             self.stats.prefetch_hits += u64::from(done - 1);
             self.install(first, frame, done)?;
+            if let Some(since) = since {
+                self.tier.choice.costs.unpack.note(since.elapsed().as_nanos() as f64 / f64::from(done));
+            }
         }
         Ok(done)
     }
@@ -340,6 +375,7 @@ impl Engine {
         if self.tier.decide_due {
             self.tier.decide_due = false;
             self.tier.choice.decide(self.local_frames);
+            self.tier.forget_slowly();
             self.stats.pool_changes = self.tier.choice.changes();
         }
         let target = self.tier.choice.frames(self.local_frames);
