@@ -353,3 +353,62 @@ fn nothing_is_left_of_a_failure() {
     assert!(!done.status.success() && done.err.contains("on a loop device"), "{}", done.err);
     is_clean("loop device");
 }
+
+#[test]
+fn what_is_left_or_unreadable_hides_nothing() {
+    let Some(_turn) = can_swap("what_is_left_or_unreadable_hides_nothing") else { return };
+    let (folder, lender) = lender("64M");
+    let swap = Swap::on("32M", &[&lender], &[]);
+    // Somebody who listens and never answers: the server waits for it when both are killed.
+    let silent = folder.path("silent");
+    let _listener = std::os::unix::net::UnixListener::bind(&silent).unwrap();
+    let before = files_with("swap-");
+    let mut command = netvm();
+    command.args(["swap", "on", "--size", "32M", "--lender", &format!("unix:{}", silent.display())]);
+    let mut on = Guard(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    until("a number is taken", || files_with("swap-").len() > before.len());
+    let left = files_with("swap-").into_iter().find(|name| !before.contains(name)).unwrap();
+    until("its server has started", || !children(on.0.id()).is_empty());
+    let server = children(on.0.id())[0];
+    signal(on.0.id(), "STOP");
+    signal(server, "STOP");
+    // A number that somebody works on is nobody else's.
+    let other = Swap::on("16M", &[&lender], &[]);
+    assert!(
+        files_with("swap-").contains(&left) && !left.contains(&format!("-{}.", other.number())),
+        "{left}"
+    );
+    signal(server, "KILL");
+    on.0.kill().unwrap();
+    on.0.wait().unwrap();
+    until("the server has ended", || is_gone(server));
+    assert!(files_with("swap-").contains(&left));
+
+    // One entry that makes no sense.
+    let broken = format!("/run/netvm/{}", left.replace(".file", ".json"));
+    fs::write(&broken, "{").unwrap();
+    let done = finish(netvm().args(["swap", "status"]));
+    assert_eq!(done.status.code(), Some(1), "{}", done.err);
+    assert!(done.err.contains(&broken) && done.out().contains("in use"), "{}\n{}", done.out(), done.err);
+    assert_eq!(swap.now()["state"], "in use");
+    let number = left.trim_start_matches("swap-").trim_end_matches(".file");
+    assert_eq!(find(number.parse().unwrap()).unwrap()["state"], "unreadable");
+    finish(netvm().args(["swap", "off", number])).must_succeed();
+    assert!(!files_with("swap-").iter().any(|name| name.starts_with(&format!("swap-{number}."))));
+
+    // An empty file that nobody has goes with the next call.
+    fs::write(format!("/run/netvm/{left}"), "").unwrap();
+    other.off();
+    swap.off();
+    assert_eq!(files_with("swap-"), Vec::<String>::new());
+}
+
+fn children(pid: u32) -> Vec<u32> {
+    let processes =
+        fs::read_dir("/proc").unwrap().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+    let parent = |child: &u32| {
+        let stat = fs::read_to_string(format!("/proc/{child}/stat")).ok()?;
+        stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+    };
+    processes.filter(|child| parent(child) == Some(pid)).collect()
+}

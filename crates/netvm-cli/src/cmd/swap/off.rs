@@ -21,6 +21,7 @@ pub struct OffArgs {
 
 pub fn run(args: &OffArgs) -> Outcome {
     check_root()?;
+    Files::sweep();
     let all = Files::all();
     let chosen: Vec<&Files> =
         all.iter().filter(|files| args.number.is_none_or(|number| number == files.number())).collect();
@@ -47,7 +48,15 @@ pub fn run(args: &OffArgs) -> Outcome {
 }
 
 fn end(files: &Files) -> Result<(), String> {
-    let entry = files.entry()?;
+    let entry = match files.entry() {
+        Ok(entry) => entry,
+        // Nothing was ever made of it, or all of it has gone.
+        Err(_) if !files.is_mounted() => {
+            files.remove();
+            return Ok(());
+        }
+        Err(error) => return Err(error),
+    };
     if entry.in_use(files).is_some() {
         let dead = if entry.is_served() { "" } else { "; its server has ended, so what was on it is lost" };
         netvm_sys::swap::swap_off(&entry.device)

@@ -3,7 +3,7 @@
 use super::super::Outcome;
 use super::super::secret::SecurityArgs;
 use super::serve;
-use super::table::{Entry, Files};
+use super::table::{Entry, Files, Reserved};
 use crate::size::Size;
 use clap::Args;
 use netvm_sys::swap::{LoopDevice, PRIORITY_MAX};
@@ -87,7 +87,9 @@ pub fn run(args: &OnArgs) -> Outcome {
             return Err(format!("there is no {path}: {reason}").into());
         }
     }
-    let mut making = Making { files: Files::reserve()?, server: None, device: None, done: false };
+    Files::sweep();
+    let Reserved { files, lock } = Files::reserve()?;
+    let mut making = Making { files, lock, server: None, device: None, done: false };
     let (pid, started) = making.start_server()?;
     let device = making.attach()?;
     let size_bytes = args.size_bytes();
@@ -119,6 +121,7 @@ pub fn run(args: &OnArgs) -> Outcome {
 /// A swap that is being made; undone when dropped too early.
 struct Making {
     files: Files,
+    lock: fs::File,
     server: Option<Child>,
     device: Option<LoopDevice>,
     done: bool,
@@ -135,7 +138,9 @@ impl Making {
             .arg0("@netvm")
             .args(std::env::args_os().skip(1))
             .args(["--serve", &self.files.number().to_string()]);
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
+        // The server holds the lock, too, whatever becomes of this process.
+        let lock = self.lock.try_clone().map_err(|error| format!("cannot start the server: {error}"))?;
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(lock);
         let mut server = command.spawn().map_err(|error| format!("cannot start the server: {error}"))?;
         let pid = server.id();
         let said = server.stdout.take();

@@ -26,7 +26,11 @@ pub fn run(args: &OnArgs) -> Outcome {
     match serve(args, &files) {
         Ok(()) => Ok(ExitCode::SUCCESS),
         Err(error) => {
-            let _ = writeln!(std::io::stdout(), "{}", error.to_string().replace('\n', " "));
+            let mut out = std::io::stdout();
+            if writeln!(out, "{}", error.to_string().replace('\n', " ")).and_then(|()| out.flush()).is_err() {
+                // Whoever started us has gone, and cannot clear up.
+                files.remove();
+            }
             Ok(ExitCode::FAILURE)
         }
     }

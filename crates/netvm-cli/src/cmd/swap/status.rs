@@ -9,7 +9,9 @@ use std::process::ExitCode;
 
 /// Arguments of `netvm swap status`.
 #[derive(Args, Debug)]
-#[command(after_help = "Exit code: 0, or 1 when a server has ended or pages are lost.")]
+#[command(
+    after_help = "Exit code: 0, or 1 when a server has ended, pages are lost, or a swap cannot be read."
+)]
 pub struct StatusArgs {
     /// Print JSON
     #[arg(long)]
@@ -86,13 +88,26 @@ impl Swap {
 
 pub fn run(args: &StatusArgs) -> Outcome {
     super::on::check_root()?;
-    let swaps = Files::all().iter().map(Swap::of).collect::<Result<Vec<_>, _>>()?;
+    let all = Files::all();
+    // What one of them says that cannot be read does not hide the others.
+    let swaps: Vec<(u32, Result<Swap, String>)> =
+        all.iter().map(|files| (files.number(), Swap::of(files))).collect();
     if args.json {
-        println!("{}", json!({ "swaps": swaps.iter().map(Swap::json).collect::<Vec<_>>() }));
+        let shown = swaps.iter().map(|(number, swap)| match swap {
+            Ok(swap) => swap.json(),
+            Err(error) => json!({ "number": number, "state": "unreadable", "error": error }),
+        });
+        println!("{}", json!({ "swaps": shown.collect::<Vec<_>>() }));
     } else if swaps.is_empty() {
         println!("no swap on lent memory");
-    } else {
-        swaps.iter().for_each(Swap::print);
     }
-    Ok(if swaps.iter().all(Swap::is_well) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    for (number, swap) in &swaps {
+        match swap {
+            Ok(swap) if !args.json => swap.print(),
+            Ok(_) => {}
+            Err(error) => eprintln!("netvm: swap {number} cannot be read: {error}"),
+        }
+    }
+    let well = swaps.iter().all(|(_, swap)| swap.as_ref().is_ok_and(Swap::is_well));
+    Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -2,7 +2,7 @@
 //!
 //! | file | what | who writes it |
 //! |---|---|---|
-//! | `swap-N.file` | what the FUSE file is mounted over | `swap on`; reserves the number |
+//! | `swap-N.file` | what the FUSE file is mounted over | `swap on`; locked by it and the server, this reserves the number |
 //! | `swap-N.json` | [`Entry`] | `swap on`, before anything is swapped |
 //! | `swap-N.health` | [`Health`], then zeros | the server, through a mapping |
 
@@ -27,12 +27,19 @@ pub struct Files {
     number: u32,
 }
 
+/// A number that is nobody else's, for as long as this or a copy of it is open somewhere.
+#[derive(Debug)]
+pub struct Reserved {
+    pub files: Files,
+    pub lock: fs::File,
+}
+
 impl Files {
     /// Takes a free number.
     ///
     /// # Errors
     /// A sentence.
-    pub fn reserve() -> Result<Self, String> {
+    pub fn reserve() -> Result<Reserved, String> {
         let mut builder = fs::DirBuilder::new();
         builder
             .recursive(true)
@@ -45,13 +52,49 @@ impl Files {
         }
         for number in 0..NUMBERS {
             let files = Self { number };
-            match OpenOptions::new().write(true).create_new(true).mode(0o600).open(files.mount_point()) {
-                Ok(_) => return Ok(files),
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
-                Err(error) => return Err(format!("cannot make {}: {error}", files.mount_point().display())),
+            if let Some(lock) = files.take(true)? {
+                return Ok(Reserved { files, lock });
             }
         }
         Err(format!("there are {NUMBERS} swaps already; `netvm swap off` ends them"))
+    }
+
+    /// Locks the file of this number, unless it is somebody's: of a swap, of one that is being made, or of a server that is left.
+    /// A file that nobody has is taken, or with `make` made.
+    fn take(&self, make: bool) -> Result<Option<fs::File>, String> {
+        let path = self.mount_point();
+        let failed = |error: io::Error| format!("cannot make {}: {error}", path.display());
+        if fs::symlink_metadata(self.entry_path()).is_ok() || self.is_mounted() {
+            return Ok(None);
+        }
+        let mut options = OpenOptions::new();
+        let opened =
+            options.write(true).create(make).truncate(false).mode(0o600).custom_flags(libc::O_NOFOLLOW);
+        let file = match opened.open(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound && !make => return Ok(None),
+            opened => opened.map_err(failed)?,
+        };
+        match rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Ok(None),
+            Err(error) => return Err(failed(error.into())),
+        }
+        // Whoever had it before may have removed it, or made a swap of it, just now.
+        let same = fs::symlink_metadata(&path).is_ok_and(|there| {
+            file.metadata().is_ok_and(|ours| (there.dev(), there.ino()) == (ours.dev(), ours.ino()))
+        });
+        let free = same && fs::symlink_metadata(self.entry_path()).is_err();
+        Ok(free.then_some(file))
+    }
+
+    /// Removes what was left by a `swap on` that was killed before there was a swap.
+    pub fn sweep() {
+        for files in (0..NUMBERS).map(Self::of) {
+            // The lock is held until the file is gone.
+            if let Ok(Some(_lock)) = files.take(false) {
+                files.remove();
+            }
+        }
     }
 
     /// The files of a number that somebody has reserved.
@@ -219,12 +262,89 @@ pub struct LenderHealth {
 }
 
 impl Health {
-    /// Into a mapped health file.
+    /// Into a mapped health file. What is too long for it is told in fewer words.
     pub fn write(&self, to: SharedSlice) {
-        let mut text = serde_json::to_vec(self).unwrap_or_default();
-        if text.len() <= to.len() {
-            text.resize(to.len(), 0);
-            to.write_from(0, &text);
+        let mut text = self.text(to.len());
+        text.resize(to.len(), 0);
+        to.write_from(0, &text);
+    }
+
+    /// At most `bytes_max` bytes: without the ends of long texts, then without lenders that are well, then without the others.
+    fn text(&self, bytes_max: usize) -> Vec<u8> {
+        let mut health = self.clone();
+        for chars_max in [usize::MAX, 256, 64, 16] {
+            for text in health.texts() {
+                if let Some((end, _)) = text.char_indices().nth(chars_max) {
+                    text.truncate(end);
+                    text.push('…');
+                }
+            }
+            if let Some(text) = health.fitting(bytes_max) {
+                return text;
+            }
+        }
+        let all = health.lenders.len();
+        // Those that are lost come first.
+        health.lenders.sort_by_key(|lender| lender.lost.is_none());
+        while health.lenders.pop().is_some() {
+            health.warnings.truncate(8);
+            let left = health.lenders.len();
+            let mut told = health.clone();
+            told.warnings
+                .push(format!("{} of {all} lenders are not shown: there is no room for them", all - left));
+            if let Some(text) = told.fitting(bytes_max) {
+                return text;
+            }
+        }
+        Vec::new()
+    }
+
+    fn texts(&mut self) -> impl Iterator<Item = &mut String> {
+        let lenders = self.lenders.iter_mut();
+        let lenders = lenders.flat_map(|lender| [Some(&mut lender.address), lender.lost.as_mut()]);
+        lenders.flatten().chain(self.warnings.iter_mut())
+    }
+
+    fn fitting(&self, bytes_max: usize) -> Option<Vec<u8>> {
+        serde_json::to_vec(self).ok().filter(|text| text.len() <= bytes_max)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_too_long_is_told_in_fewer_words() {
+        let lender = |number: usize, chars: usize| LenderHealth {
+            address: format!("{number}{}", "\u{1}".repeat(chars)),
+            lost: (number % 2 == 1).then(|| "ü".repeat(chars)),
+        };
+        for (lenders, chars, room) in
+            [(64, 200, HEALTH_BYTES), (64, 5000, HEALTH_BYTES), (64, 5000, 4096), (3, 5, HEALTH_BYTES)]
+        {
+            let health = Health {
+                lenders: (0..lenders).map(|number| lender(number, chars)).collect(),
+                degraded: 3,
+                lost: 2,
+                warnings: vec!["w".repeat(chars)],
+            };
+            let text = health.text(room);
+            let read: Health = serde_json::from_slice(&text).unwrap();
+            assert!(text.len() <= room && (read.degraded, read.lost) == (3, 2));
+            if room == HEALTH_BYTES {
+                // All of them are there, and told apart.
+                let lost = read.lenders.iter().filter(|lender| lender.lost.is_some()).count();
+                assert_eq!((read.lenders.len(), lost), (lenders, lenders / 2));
+            } else {
+                assert!(
+                    read.warnings.last().is_some_and(|text| text.contains("not shown")),
+                    "{:?}",
+                    read.warnings
+                );
+                assert!(read.lenders.iter().all(|lender| lender.lost.is_some()));
+            }
+            assert_eq!(chars > 5, text != serde_json::to_vec(&health).unwrap());
         }
     }
 }
