@@ -10,6 +10,7 @@ pub mod channel;
 pub mod copy;
 pub mod endpoint;
 pub mod epoch;
+pub mod files;
 pub mod gate;
 pub mod key;
 pub mod limits;

@@ -72,6 +72,9 @@ pub const PUT_BYTES_MAX: u64 = HELD_BYTES_MAX / 4;
 /// Most senders that one session opens.
 pub const OUTLETS_MAX: usize = 1024;
 
+/// Most files and folders of one file view.
+pub const FILES_MAX: usize = 1 << 20;
+
 /// Most bytes in one encrypted record.
 pub const RECORD_BYTES_MAX: usize = 16 << 10;
 /// Each direction's key is replaced after this many records: 64 GiB at most, well below what AES-GCM allows one key.

@@ -73,8 +73,24 @@ impl FreeRanges {
         true
     }
 
-    /// Takes whatever is free between `start` and `end`.
-    pub fn take_any(&mut self, start: usize, end: usize) {
+    /// Takes the first bytes, at most `most`, of what is free from `start` on; returns how many.
+    pub fn take_front(&mut self, start: usize, most: usize) -> usize {
+        let Some((_, &end)) = self.by_start.range(..=start).next_back() else { return 0 };
+        let bytes = end.saturating_sub(start).min(most);
+        if bytes > 0 {
+            self.take_at(start, bytes);
+        }
+        bytes
+    }
+
+    /// Takes at most `most` bytes of the largest range: its start, and how many.
+    pub fn take_most(&mut self, most: usize) -> Option<(usize, usize)> {
+        let &(bytes, start) = self.by_size.last()?;
+        Some((start, self.take_front(start, bytes.min(most))))
+    }
+
+    /// Takes whatever is free between `start` and `end`; returns how many bytes.
+    pub fn take_any(&mut self, start: usize, end: usize) -> usize {
         let mut overlapping = Vec::new();
         for (&left, &left_end) in self.by_start.range(..end).rev() {
             if left_end <= start {
@@ -82,13 +98,16 @@ impl FreeRanges {
             }
             overlapping.push((left, left_end));
         }
+        let mut taken = 0;
         for (left, left_end) in overlapping {
             self.remove(left, left_end);
             self.insert(left, start.max(left).min(left_end));
             if end < left_end {
                 self.insert(end, left_end);
             }
+            taken += left_end.min(end) - left.max(start);
         }
+        taken
     }
 }
 
@@ -112,10 +131,14 @@ mod tests {
         free.put(0x1000, 0x800);
         assert_eq!(free.by_start.iter().collect::<Vec<_>>(), [(&0x1000, &0x2000), (&0x10000, &0x20000)]);
         assert_eq!(free.by_size.len(), 2);
-        free.take_any(0x1800, 0x11000);
+        assert_eq!(free.take_any(0x1800, 0x11000), 0x1800);
         assert_eq!(free.by_start.iter().collect::<Vec<_>>(), [(&0x1000, &0x1800), (&0x11000, &0x20000)]);
-        free.take_any(0x12000, 0x13000);
+        assert_eq!(free.take_any(0x12000, 0x13000), 0x1000);
         assert_eq!(free.by_start.len(), 3);
         assert_eq!(free.take(0x100_0000, 1), None);
+        assert_eq!(free.take_front(0x800, 0x100), 0);
+        assert_eq!(free.take_front(0x1700, 0x1000), 0x100);
+        assert_eq!(free.take_most(0x2000), Some((0x13000, 0x2000)));
+        assert_eq!(free.take_most(usize::MAX), Some((0x15000, 0xB000)));
     }
 }

@@ -268,6 +268,15 @@ impl Volume {
         ((poor - lost) as u64, lost as u64)
     }
 
+    /// The bytes of extents of which nothing is left.
+    pub fn lost(&self) -> impl Iterator<Item = Range<u64>> + '_ {
+        let lost = self.extents.iter().enumerate().filter(|(_, extent)| extent.lost.is_some());
+        lost.map(|(index, _)| {
+            let start = index as u64 * self.extent_bytes;
+            start..self.size_bytes.min(start + self.extent_bytes)
+        })
+    }
+
     /// Whether an op is under way.
     pub fn is_idle(&self) -> bool {
         self.ops.used == 0
