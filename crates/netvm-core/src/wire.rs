@@ -390,6 +390,8 @@ pub enum Role {
     Lender = 4,
     /// Sends files, or (in the answer) receives them.
     Transfer = 5,
+    /// Joins a mount, or (in the answer) shares it.
+    Mount = 6,
 }
 
 /// Why a hello was answered with "no".
@@ -504,6 +506,7 @@ impl Hello {
             3 => Role::Node,
             4 => Role::Lender,
             5 => Role::Transfer,
+            6 => Role::Mount,
             _ => return Err(WireError::Hello),
         };
         let refusal = match u16_at(bytes, 50) {

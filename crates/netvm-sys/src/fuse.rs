@@ -37,13 +37,23 @@ impl FuseDevice {
     /// # Errors
     /// EPERM without CAP_SYS_ADMIN; ENOTDIR when `at` is a folder; ENODEV.
     pub fn mount_file(&self, at: &Path) -> io::Result<()> {
-        let text =
-            |bytes: &[u8]| CString::new(bytes).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput));
-        let at = text(at.as_os_str().as_bytes())?;
-        let options =
-            format!("fd={},rootmode=100600,user_id=0,group_id=0,default_permissions", self.file.as_raw_fd());
-        let options = text(options.as_bytes())?;
         let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC | libc::MS_NOATIME;
+        self.mount(at, flags, "rootmode=100600,user_id=0,group_id=0,default_permissions")
+    }
+
+    /// Mounts a file system over the folder `at`, for all users, whose permissions the kernel checks. Programs on it may be run, but not
+    /// as another user, and devices on it are none. The kernel's first request is there when this returns.
+    ///
+    /// # Errors
+    /// EPERM without CAP_SYS_ADMIN; ENOTDIR when `at` is not a folder; ENODEV.
+    pub fn mount_folder(&self, at: &Path, read_only: bool) -> io::Result<()> {
+        let flags = libc::MS_NOSUID | libc::MS_NODEV | if read_only { libc::MS_RDONLY } else { 0 };
+        self.mount(at, flags, "rootmode=40755,user_id=0,group_id=0,default_permissions,allow_other")
+    }
+
+    fn mount(&self, at: &Path, flags: libc::c_ulong, options: &str) -> io::Result<()> {
+        let at = text(at.as_os_str().as_bytes())?;
+        let options = text(format!("fd={},{options}", self.file.as_raw_fd()).as_bytes())?;
         // SAFETY: strings that end with a zero and outlive the call.
         let result = unsafe {
             libc::mount(
@@ -93,14 +103,29 @@ impl AsFd for FuseDevice {
     }
 }
 
+fn text(bytes: &[u8]) -> io::Result<CString> {
+    CString::new(bytes).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))
+}
+
 /// Takes away what is mounted at `at`, now or, when it is in use, as soon as it is not.
 ///
 /// # Errors
 /// EINVAL when nothing is mounted there; EPERM.
 pub fn unmount(at: &Path) -> io::Result<()> {
-    let at =
-        CString::new(at.as_os_str().as_bytes()).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    unmount_with(at, libc::MNT_DETACH)
+}
+
+/// Takes away what is mounted at `at`, unless it is in use.
+///
+/// # Errors
+/// EBUSY when it is in use; EINVAL when nothing is mounted there; EPERM.
+pub fn unmount_unused(at: &Path) -> io::Result<()> {
+    unmount_with(at, 0)
+}
+
+fn unmount_with(at: &Path, flags: i32) -> io::Result<()> {
+    let at = text(at.as_os_str().as_bytes())?;
     // SAFETY: a string that ends with a zero and outlives the call.
-    let result = unsafe { libc::umount2(at.as_ptr(), libc::MNT_DETACH | libc::UMOUNT_NOFOLLOW) };
+    let result = unsafe { libc::umount2(at.as_ptr(), flags | libc::UMOUNT_NOFOLLOW) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -449,7 +449,7 @@ impl Lender {
             Role::Observer => Refusal::None,
             Role::Borrower if self.draining => Refusal::Stopping,
             Role::Borrower => Refusal::None,
-            Role::Node | Role::Lender | Role::Transfer => Refusal::Role,
+            Role::Node | Role::Lender | Role::Transfer | Role::Mount => Refusal::Role,
         };
         if refusal != Refusal::None {
             arrival.refuse(refusal);

@@ -1,4 +1,5 @@
 //! Volumes as others want to see them.
 
 pub mod file;
+pub mod mount;
 pub mod nbd;

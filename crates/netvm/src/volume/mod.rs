@@ -246,6 +246,11 @@ impl Volume {
         self.core.degraded()
     }
 
+    /// The bytes of extents of which nothing is left.
+    pub fn lost(&self) -> impl Iterator<Item = std::ops::Range<u64>> + '_ {
+        self.core.lost()
+    }
+
     /// How the lenders are doing.
     pub fn lenders(&self) -> Vec<LenderState> {
         let state = |side: &Side| LenderState {

@@ -1,0 +1,51 @@
+//! Lent memory and segments as files, by FUSE. docs/design/mount.md has the whole.
+
+mod errno;
+mod execute;
+mod join;
+mod notifier;
+mod proto;
+mod segment;
+mod server;
+mod session;
+
+pub use join::{JoinOptions, Joined};
+pub use server::{JOINED_MAX, MountConfig, MountServer};
+
+use crate::error::Error;
+use crate::volume::Event;
+
+/// In hellos: the order of bytes in the records of this machine's kernel.
+const FEATURE_ORDER: u64 = 3 << 8;
+const OUR_ORDER: u64 = if cfg!(target_endian = "big") { 2 << 8 } else { 1 << 8 };
+
+/// Something that whoever runs a mount should know.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum MountNotice {
+    /// What happened to the volume.
+    Volume(Event),
+    /// A segment did not do what was asked of it.
+    Segment(Error),
+    /// A mount has joined.
+    Joined {
+        /// Where it is.
+        peer: String,
+        /// It may only read.
+        read_only: bool,
+    },
+    /// A mount that had joined has gone.
+    Left {
+        /// Where it was.
+        peer: String,
+        /// Why, if it did not just leave.
+        why: Option<String>,
+    },
+    /// It was unmounted here.
+    Unmounted {
+        /// Mounts that have joined and still use it.
+        joined: usize,
+    },
+    /// The mount that was joined is lost: all requests fail from now on.
+    Lost(Error),
+}
