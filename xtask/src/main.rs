@@ -23,7 +23,7 @@ usage: cargo xtask check        format, lints
                                 (/usr/local); with the environment variable DESTDIR below that folder";
 
 /// Programs that tests run, and the packages that have them.
-const PROGRAMS: [(&str, &str); 15] = [
+const PROGRAMS: [(&str, &str); 17] = [
     ("/usr/bin/redis-server", "redis-server"),
     ("/usr/bin/sqlite3", "sqlite3"),
     ("/usr/bin/python3", "python3"),
@@ -39,6 +39,8 @@ const PROGRAMS: [(&str, &str); 15] = [
     ("/usr/bin/fio", "fio"),
     ("/usr/bin/nbdkit", "nbdkit"),
     ("/usr/bin/openssl", "openssl"),
+    ("/usr/bin/git", "git"),
+    ("/sbin/mkfs.ext4", "e2fsprogs"),
 ];
 
 fn main() -> ExitCode {

@@ -27,6 +27,8 @@ Examples:
   netvm run --local 256M -- python3 job.py          without a lender: a private one on this machine
   netvm nbd --size 4G --lender big:7070 --secret key
                                                     a block device of lent memory
+  netvm mount /mnt/far --size 4G --lender big:7070 --secret key
+                                                    files in lent memory
   netvm recv photos --listen 0.0.0.0:7071 --secret key
   netvm send 2024 2025 --to big:7071 --secret key   files and folders, and on from where it was cut
   netvm swap on --size 8G --lender big:7070 --secret key
@@ -47,6 +49,8 @@ enum Command {
     Run(cmd::run::RunArgs),
     /// Serve lent memory as a network block device
     Nbd(cmd::nbd::NbdArgs),
+    /// Show lent memory, and other processes' segments, as files
+    Mount(cmd::mount::MountArgs),
     /// Send files and folders to another machine
     Send(cmd::send::SendArgs),
     /// Receive what another machine sends
@@ -80,6 +84,7 @@ fn main() -> ExitCode {
         Command::Lend(args) => cmd::lend::run(args),
         Command::Run(args) => cmd::run::run(args),
         Command::Nbd(args) => cmd::nbd::run(args),
+        Command::Mount(args) => cmd::mount::run(&args),
         Command::Send(args) => cmd::send::run(&args),
         Command::Recv(args) => cmd::recv::run(args),
         Command::Swap(args) => cmd::swap::run(&args),

@@ -6,6 +6,7 @@ pub mod docs;
 pub mod doctor;
 mod explain;
 pub mod lend;
+pub mod mount;
 pub mod nbd;
 pub mod recv;
 pub mod run;

@@ -142,9 +142,15 @@ pub struct Lender {
 
 impl Lender {
     pub fn start(folder: &Folder, size: &str) -> Self {
-        let address = format!("unix:{}", folder.path("lender").display());
+        Self::start_with(&folder.path("lender"), size, &[])
+    }
+
+    /// On this socket, with more arguments.
+    pub fn start_with(socket: &Path, size: &str, more: &[&str]) -> Self {
+        let address = format!("unix:{}", socket.display());
         let mut child = netvm()
             .args(["lend", "--size", size, "--listen", &address])
+            .args(more)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
             .spawn()
