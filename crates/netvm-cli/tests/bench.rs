@@ -295,3 +295,40 @@ fn bench_block() {
         assert_eq!(rows.iter().any(|row| row["case"] == case && row["peer"] == "nbdkit memory"), has_nbdkit);
     }
 }
+
+#[test]
+fn bench_file() {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_netvm"));
+    command.args(["bench", "file", "--quick", "--json"]);
+    let child =
+        command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+    let folder = format!("/netvm-{}-", child.id());
+    let done = child.wait_with_output().unwrap();
+    let said = String::from_utf8_lossy(&done.stderr).into_owned();
+    if !done.status.success() {
+        // Only root mounts, and not in every container.
+        assert!(said.contains("netvm mount did not start") || said.contains("/dev/fuse"), "{said}");
+        println!("skipped ({said})");
+        return;
+    }
+    let rows: Vec<serde_json::Value> = done
+        .stdout
+        .split(|&byte| byte == b'\n')
+        .filter_map(|line| serde_json::from_slice(line).ok())
+        .collect();
+    for case in ["file-seq-write", "file-seq", "file-seq-cached", "file-rand", "file-mmap"] {
+        for lender in ["lender tcp", "lender unix"] {
+            let row = rows.iter().find(|row| row["case"] == case && row["placement"] == lender);
+            let row = row.unwrap_or_else(|| panic!("no {case} with {lender} in {rows:?}"));
+            assert_eq!((&row["bench"], &row["peer"]), (&"file".into(), &serde_json::Value::Null));
+            for key in ["median", "floor", "ratio", "n", "size_bytes"] {
+                assert!(number(row, key) > 0.0, "{key} of {row}");
+            }
+        }
+        assert!(
+            rows.iter().any(|row| row["case"] == case && row["peer"] == "tmpfs") || said.contains("tmpfs")
+        );
+    }
+    // It takes away what it has mounted.
+    assert!(!std::fs::read_to_string("/proc/self/mounts").unwrap().contains(&folder));
+}

@@ -172,6 +172,15 @@ impl Mapping {
         // SAFETY: our own range; the advice changes no contents.
         unsafe { raw::madvise(self.memory.as_ptr() as usize, self.bytes, libc::MADV_HUGEPAGE) }
     }
+
+    /// Tells the kernel that pages are used in no order: it brings no others in with them.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn expect_random(&self) -> io::Result<()> {
+        // SAFETY: our own mapping, whose contents this does not change.
+        unsafe { raw::madvise(self.memory.as_ptr() as usize, self.bytes, libc::MADV_RANDOM) }
+    }
 }
 
 impl Drop for Mapping {

@@ -75,7 +75,7 @@ struct Server {
 }
 
 /// Processes that are killed if what follows fails.
-struct Ended(Vec<Child>);
+pub(super) struct Ended(pub(super) Vec<Child>);
 
 fn ended_with(child: Child) -> Ended {
     Ended(vec![child])
@@ -220,7 +220,7 @@ impl Disk {
 }
 
 /// Starts a command and returns what follows ` at ` in its first line.
-fn netvm(arguments: &[&str], link: &str) -> Result<(Child, String), Failure> {
+pub(super) fn netvm(arguments: &[&str], link: &str) -> Result<(Child, String), Failure> {
     let mut command = Command::new(std::env::current_exe()?);
     command.args(arguments).env("NETVM_LINK", link);
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -253,7 +253,7 @@ fn free_port() -> Result<u16, Failure> {
 }
 
 /// A program in PATH.
-fn find(program: &str) -> Option<PathBuf> {
+pub(super) fn find(program: &str) -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|folder| folder.join(program)).find(|path| path.exists())
 }

@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 mod block;
 mod child;
 mod fault;
+mod file;
 mod floors;
 mod frames;
 mod nonresident;
@@ -49,6 +50,8 @@ enum Which {
     Nonresident(nonresident::NonresidentArgs),
     /// Measure network block devices, next to nbdkit and nbd-server
     Block(block::BlockArgs),
+    /// Measure files in lent memory, next to tmpfs and to nbdkit under nbdfuse
+    File(file::FileArgs),
     #[command(hide = true)]
     RmaPartner(rma::PartnerArgs),
     #[command(hide = true)]
@@ -70,6 +73,7 @@ pub fn run(args: BenchArgs) -> Result<(), Box<dyn Error>> {
         Which::Rma(args) => rma::run(&args),
         Which::Nonresident(args) => nonresident::run(&args),
         Which::Block(args) => print(&block::run(&args)?, args.json()),
+        Which::File(args) => print(&file::run(&args)?, args.json()),
         Which::RmaPartner(args) => rma::run_partner(&args),
         Which::Echo(args) => floors::serve(&args),
         Which::Worker(args) => worker::run(&args),
