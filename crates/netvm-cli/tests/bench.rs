@@ -81,6 +81,23 @@ fn bench_fault_measures_netvm_beside_its_floors() {
 }
 
 #[test]
+fn bench_fault_measures_walks_with_and_without_packed_pages() {
+    let arguments = ["fault", "--quick", "--walks", "--json", "--peers", "none", "--local-percent", "25"];
+    let Some(rows) = bench(&arguments) else { return };
+    for case in ["uniform-25", "zipf-25", "stride-25", "chase-25", "uniform-25-half", "chase-25-half"] {
+        for peer in [None, Some("netvm-lender")] {
+            let row = rows.iter().find(|row| row["case"] == case && row["peer"].as_str() == peer);
+            let row = row.unwrap_or_else(|| panic!("no row for {peer:?} {case}"));
+            assert!(number(row, "median") > 0.0 && number(row, "n") > 0.0, "{row}");
+            assert!(case.starts_with("zipf") || number(row, "floor") > 0.0, "{row}");
+        }
+    }
+    // A floor for the pages that fault: three of four.
+    let floor = |case: &str| number(rows.iter().find(|row| row["case"] == case).unwrap(), "floor");
+    assert!((floor("uniform-25") - floor("chase-25")).abs() < 1e-6);
+}
+
+#[test]
 fn bench_frames_compares_both_designs() {
     if let Err(error) = netvm_sys::bench_floor::FaultFloor::new(
         1,

@@ -93,7 +93,8 @@ pub enum Tier {
 }
 
 impl Tier {
-    fn policy(self) -> TierPolicy {
+    /// What the pager calls it.
+    pub fn policy(self) -> TierPolicy {
         match self {
             Tier::Auto => TierPolicy::Auto,
             Tier::Lender => TierPolicy::Lender,

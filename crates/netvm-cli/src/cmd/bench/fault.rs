@@ -13,6 +13,7 @@ use crate::size::Size;
 use super::child::Helper;
 use super::report::{Row, median_and_spread};
 use super::swap::{self, Kind};
+use super::walks::Walks;
 use super::worker::{CHUNK_BYTES, Case, Outcome};
 use super::{PAGE_BYTES, floors, plot};
 
@@ -23,6 +24,11 @@ type Failure = Box<dyn Error>;
   netvm bench fault                          all placements, beside disk swap and zram when root
   netvm bench fault --placement same-cpu --peers none --seconds 2
   netvm bench fault --json --svg fault.svg   for a program, and a picture
+  netvm bench fault --walks --local-percent 75,50,25,10   what an access costs with so much local memory
+
+Walks are timed over all accesses; the case ends in the part that is local, and in -half where the second half of each
+page is zeros. Their floor is that of a random access for each page that is not local. `netvm-lender` packs nothing.
+Zram's own memory (packed) is not counted in its limit (local), that of netvm is.
 
 The floor of a random access is a bare userfaultfd fault plus a bare TCP round trip in the same placement; that of a
 sequential one is a bare TCP stream. The ratio says how many times slower: 1 is the floor. An access counts as a fault
@@ -43,6 +49,13 @@ pub struct FaultArgs {
     /// Seconds for all repetitions of one case
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
+    /// Measure accesses instead, whether they fault or not: at random, by Zipf's law, strided, by pointers; on random and on
+    /// half-compressible data, with and without packed pages
+    #[arg(long)]
+    walks: bool,
+    /// With --walks: parts of --size that are local, in percent
+    #[arg(long, value_delimiter = ',', default_value = "50", value_parser = clap::value_parser!(u32).range(1..=95))]
+    local_percent: Vec<u32>,
     /// A short run on little memory, for tests
     #[arg(long)]
     quick: bool,
@@ -80,15 +93,15 @@ enum Peers {
 
 /// Where the parts of a fault run. `None` is anywhere.
 #[derive(Clone, Copy, Debug)]
-struct Placement {
-    name: &'static str,
-    program: Option<usize>,
-    pager: Option<usize>,
-    lender: Option<usize>,
+pub struct Placement {
+    pub name: &'static str,
+    pub program: Option<usize>,
+    pub pager: Option<usize>,
+    pub lender: Option<usize>,
     /// Lender and pager look for messages instead of sleeping.
-    spin: bool,
+    pub spin: bool,
     /// The lender's memory is shared.
-    nearby: bool,
+    pub nearby: bool,
 }
 
 fn placements(wanted: Placements) -> Result<Vec<Placement>, Failure> {
@@ -304,6 +317,21 @@ pub fn run(args: &FaultArgs) -> Result<(), Failure> {
         .into());
     }
     let cpus = allowed_cpus();
+    if args.walks {
+        let first = placements(args.placement)?.first().copied().ok_or("no placement")?;
+        let walks = Walks {
+            placement: first,
+            cpus: &cpus,
+            percents: &args.local_percent,
+            size_bytes: plan.size_bytes,
+            repetitions: plan.repetitions,
+            case: plan.case,
+            peers: args.peers == Peers::Auto,
+        };
+        let rows = walks.rows();
+        unpin_thread(&cpus)?;
+        return super::print(&rows?, args.json);
+    }
     let mut table = Table::default();
     let result = measure(&plan, args.placement, &cpus, &mut table);
     unpin_thread(&cpus)?;
@@ -411,13 +439,16 @@ impl Setup {
 }
 
 fn measure_swap(plan: &Plan, kind: Kind, table: &mut Table) {
-    match swap::measure(
+    let wanted = swap::Wanted {
         kind,
-        plan.local_bytes,
-        plan.size_bytes,
-        plan.case.as_millis() as u64,
-        plan.repetitions,
-    ) {
+        compressible: kind == Kind::Zram,
+        local_bytes: plan.local_bytes,
+        size_bytes: plan.size_bytes,
+        case_ms: plan.case.as_millis() as u64,
+        repetitions: plan.repetitions,
+        cases: &Case::ALL,
+    };
+    match swap::measure(&wanted) {
         Ok(results) => {
             for (case, outcomes) in results {
                 outcomes

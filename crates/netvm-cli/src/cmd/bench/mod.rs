@@ -16,6 +16,7 @@ mod plot;
 mod report;
 mod rma;
 mod swap;
+mod walks;
 mod worker;
 
 /// Bytes in a page of the far memory that is measured.

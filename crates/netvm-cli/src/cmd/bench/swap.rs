@@ -31,6 +31,9 @@ pub struct SwapArgs {
     size_bytes: u64,
     #[arg(long)]
     case_ms: u64,
+    /// Second half of every page is zero
+    #[arg(long)]
+    compressible: bool,
 }
 
 /// Where the swapped pages go.
@@ -76,7 +79,11 @@ pub fn keep(args: &SwapArgs) -> Result<(), Box<dyn Error>> {
         }
     };
     for line in std::io::stdin().lock().lines() {
-        let outcome = parts.worker.ask(&line?);
+        let outcome = parts.worker.ask(&line?).map(|outcome| Outcome {
+            pool_bytes: parts.swap.pool_bytes(),
+            local_bytes_peak: args.local_bytes,
+            ..outcome
+        });
         let outcome =
             outcome.unwrap_or_else(|error| Outcome { error: error.to_string(), ..Outcome::default() });
         let mut out = std::io::stdout().lock();
@@ -90,7 +97,7 @@ pub fn keep(args: &SwapArgs) -> Result<(), Box<dyn Error>> {
 #[derive(Debug)]
 struct Parts {
     worker: Helper,
-    _swap: Swap,
+    swap: Swap,
     _cgroup: Cgroup,
 }
 
@@ -108,13 +115,13 @@ fn set_up(args: &SwapArgs) -> Result<Parts, Box<dyn Error>> {
     {
         command.extend([format!("--{name}"), value.to_string()]);
     }
-    if args.kind == Kind::Zram {
+    if args.compressible {
         command.push("--compressible".into());
     }
     let worker = Helper::start(&command, true)?;
     // It has not touched its memory yet: that begins with the command to fill it.
     cgroup.add(worker.pid())?;
-    Ok(Parts { worker, _swap: swap, _cgroup: cgroup })
+    Ok(Parts { worker, swap, _cgroup: cgroup })
 }
 
 /// Runs a system tool.
@@ -175,6 +182,13 @@ impl Swap {
         fs::write(format!("/sys/block/zram{number}/disksize"), bytes.to_string())?;
         swap.switch_on()?;
         Ok(swap)
+    }
+
+    /// Memory that the device itself takes, in bytes.
+    fn pool_bytes(&self) -> u64 {
+        let Some(number) = self.zram else { return 0 };
+        let stat = fs::read_to_string(format!("/sys/block/zram{number}/mm_stat")).unwrap_or_default();
+        stat.split_whitespace().nth(2).and_then(|used| used.parse().ok()).unwrap_or(0)
     }
 
     fn switch_on(&mut self) -> Result<(), Box<dyn Error>> {
@@ -280,17 +294,26 @@ impl Drop for Cgroup {
     }
 }
 
-/// Measures one kind of swap: the outcomes of each case, over `repetitions`.
+/// What to measure.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    pub kind: Kind,
+    /// Half of each page is zero.
+    pub compressible: bool,
+    pub local_bytes: u64,
+    pub size_bytes: u64,
+    /// Time of one repetition of one case.
+    pub case_ms: u64,
+    pub repetitions: usize,
+    pub cases: &'a [Case],
+}
+
+/// Measures one kind of swap: the outcomes of each case, over the repetitions.
 ///
 /// # Errors
 /// Why it is skipped.
-pub fn measure(
-    kind: Kind,
-    local_bytes: u64,
-    size_bytes: u64,
-    case_ms: u64,
-    repetitions: usize,
-) -> Result<Outcomes, Box<dyn Error>> {
+pub fn measure(wanted: &Wanted) -> Result<Outcomes, Box<dyn Error>> {
+    let Wanted { kind, compressible, local_bytes, size_bytes, case_ms, repetitions, cases } = *wanted;
     if !fs::read_to_string("/proc/self/status")?.lines().any(|line| line.starts_with("Uid:\t0\t")) {
         return Err("needs root".into());
     }
@@ -302,15 +325,16 @@ pub fn measure(
     for (name, value) in [("local-bytes", local_bytes), ("size-bytes", size_bytes), ("case-ms", case_ms)] {
         command.extend([format!("--{name}"), value.to_string()]);
     }
+    command.extend(compressible.then(|| "--compressible".to_owned()));
     // When every page of the group is in use the kernel may give up too soon and kill the worker: once more, then.
-    relay(&command, repetitions).or_else(|_| relay(&command, repetitions))
+    relay(&command, repetitions, cases).or_else(|_| relay(&command, repetitions, cases))
 }
 
 /// Has one keeper measure all cases.
-fn relay(command: &[String], repetitions: usize) -> Result<Outcomes, Box<dyn Error>> {
+fn relay(command: &[String], repetitions: usize, cases: &[Case]) -> Result<Outcomes, Box<dyn Error>> {
     let mut keeper = Helper::start(command, true)?;
     keeper.ask("fill")?;
-    let mut results: Outcomes = Case::ALL.map(|case| (case, Vec::new())).to_vec();
+    let mut results: Outcomes = cases.iter().map(|&case| (case, Vec::new())).collect();
     for _ in 0..repetitions {
         for (case, outcomes) in &mut results {
             outcomes.push(keeper.ask(case.name())?);

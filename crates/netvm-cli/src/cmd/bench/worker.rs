@@ -14,12 +14,16 @@ use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
 use serde::{Deserialize, Serialize};
 
+use super::super::run::Tier;
 use super::PAGE_BYTES;
 
 const WORDS: usize = PAGE_BYTES / 8;
 
 /// A random access below this many nanoseconds found its page in local memory; a fault costs at least twice as much.
 const FAULT_NS_MIN: u64 = 1000;
+
+/// Pages from one access to the next in the strided case.
+const STRIDE_PAGES: usize = 17;
 
 /// Bytes between two readings of the clock in the sequential cases.
 pub const CHUNK_BYTES: usize = 1 << 20;
@@ -46,6 +50,12 @@ pub struct WorkerArgs {
     /// Second half of every page is zero
     #[arg(long)]
     compressible: bool,
+    /// Where evicted pages go
+    #[arg(long, value_enum, default_value = "auto")]
+    tier: Tier,
+    /// A lender that serves this worker alone
+    #[arg(long)]
+    private_lender: Option<u32>,
 }
 
 /// The access patterns.
@@ -59,10 +69,21 @@ pub enum Case {
     SeqRead,
     /// Every page in order is overwritten whole.
     SeqWrite,
+    /// One word of a random page, timed over all accesses.
+    Uniform,
+    /// The same, where the page of rank k is read in proportion to 1/k.
+    Zipf,
+    /// One word of every 17th page, round and round, until all have been read.
+    Stride,
+    /// All pages once in an order without order, round and round; where to go next depends on what was read.
+    Chase,
 }
 
 impl Case {
     pub const ALL: [Case; 4] = [Case::RandomRead, Case::RandomRmw, Case::SeqRead, Case::SeqWrite];
+
+    /// Those that read single words and are timed over all accesses, whether they fault or not.
+    pub const WALKS: [Case; 4] = [Case::Uniform, Case::Zipf, Case::Stride, Case::Chase];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -70,11 +91,11 @@ impl Case {
             Case::RandomRmw => "random-rmw",
             Case::SeqRead => "seq-read",
             Case::SeqWrite => "seq-write",
+            Case::Uniform => "uniform",
+            Case::Zipf => "zipf",
+            Case::Stride => "stride",
+            Case::Chase => "chase",
         }
-    }
-
-    pub fn is_random(self) -> bool {
-        matches!(self, Case::RandomRead | Case::RandomRmw)
     }
 }
 
@@ -93,6 +114,9 @@ pub struct Outcome {
     pub per_s: f64,
     /// Local memory in use at most, in bytes, as far as known.
     pub local_bytes_peak: u64,
+    /// Bytes of packed pages: part of the local memory, or of a swap device beside it.
+    #[serde(default)]
+    pub pool_bytes: u64,
 }
 
 struct Worker {
@@ -107,6 +131,8 @@ struct Worker {
     increments: Vec<u32>,
     sums: Vec<u64>,
     random: u64,
+    /// Where the last walk ended.
+    position: usize,
     case: Duration,
 }
 
@@ -127,7 +153,7 @@ pub fn run(args: &WorkerArgs) -> Result<(), Box<dyn Error>> {
     for line in std::io::stdin().lock().lines() {
         let outcome = match line?.as_str() {
             "fill" => worker.fill().map(|()| Outcome::default()),
-            name => match Case::ALL.iter().find(|case| case.name() == name) {
+            name => match Case::ALL.iter().chain(&Case::WALKS).find(|case| case.name() == name) {
                 Some(&case) => worker.measure(case),
                 None => Err(format!("unknown case {name}").into()),
             },
@@ -162,6 +188,8 @@ impl Worker {
                     area_bytes: 1 << 36,
                     name: "netvm bench".into(),
                     cpu: args.pager_cpu,
+                    tier: args.tier.policy(),
+                    private_lender: args.private_lender,
                     ..PagerConfig::default()
                 })?;
                 let address = pager.area().start;
@@ -184,6 +212,7 @@ impl Worker {
             increments: vec![0; pages],
             sums: vec![0; pages],
             random: 0x1234_5678_9ABC_DEF1,
+            position: 0,
             case: Duration::from_millis(args.case_ms),
         })
     }
@@ -236,9 +265,15 @@ impl Worker {
     }
 
     fn measure(&mut self, case: Case) -> Result<Outcome, Box<dyn Error>> {
-        let mut outcome = if case.is_random() { self.random(case)? } else { self.sequential(case)? };
+        let mut outcome = match case {
+            Case::RandomRead | Case::RandomRmw => self.random(case)?,
+            Case::SeqRead | Case::SeqWrite => self.sequential(case)?,
+            Case::Uniform | Case::Zipf | Case::Stride | Case::Chase => self.walk(case)?,
+        };
         if let Owner::Far(pager) = &self.owner {
-            outcome.local_bytes_peak = pager.stats().local_frames_peak * PAGE_BYTES as u64;
+            let stats = pager.stats();
+            outcome.local_bytes_peak = stats.local_frames_peak * PAGE_BYTES as u64;
+            outcome.pool_bytes = stats.pool_frames * PAGE_BYTES as u64;
         }
         Ok(outcome)
     }
@@ -287,6 +322,72 @@ impl Worker {
             p99: histogram.value_at_quantile(0.99) as f64 / 1000.0,
             n: histogram.len(),
             per_s: counted as f64 / seconds,
+            ..Outcome::default()
+        })
+    }
+
+    /// The page that follows `page`.
+    fn next_page(&mut self, case: Case, page: usize, value: u64) -> usize {
+        match case {
+            Case::Stride => {
+                let next = page + STRIDE_PAGES;
+                if next < self.pages { next } else { (next + 1) % STRIDE_PAGES }
+            }
+            // A full cycle through the numbers below a power of two, less those that are no pages. The value is as expected, so it
+            // adds nothing, which nobody knows before it is there.
+            Case::Chase => {
+                let numbers = self.pages.next_power_of_two() - 1;
+                let mut next = page.wrapping_add((value ^ self.expected(page, 1)) as usize);
+                loop {
+                    next = next.wrapping_mul(1_664_525).wrapping_add(1_013_904_223) & numbers;
+                    if next < self.pages {
+                        return next;
+                    }
+                }
+            }
+            _ => {
+                self.random ^= self.random << 13;
+                self.random ^= self.random >> 7;
+                self.random ^= self.random << 17;
+                let random = self.random >> 11;
+                if case == Case::Uniform {
+                    return random as usize % self.pages;
+                }
+                let part = random as f64 / (1u64 << 53) as f64;
+                let rank = (self.pages as f64).powf(part) as u64 - 1;
+                // The often read ones lie anywhere.
+                (rank.wrapping_mul(0x9E37_79B1) % self.pages as u64) as usize
+            }
+        }
+    }
+
+    /// Single words, timed over all.
+    fn walk(&mut self, case: Case) -> Result<Outcome, Box<dyn Error>> {
+        const BETWEEN_CLOCKS: u64 = 64;
+        let mut accesses = 0u64;
+        let mut page = self.position;
+        let faults_before = self.faults();
+        let start = Instant::now();
+        while start.elapsed() < self.case {
+            for _ in 0..BETWEEN_CLOCKS {
+                let mut bytes = [0; 8];
+                self.memory.read_into(page * PAGE_BYTES + 8, &mut bytes).ok_or("page outside the memory")?;
+                let value = u64::from_ne_bytes(bytes);
+                if value != self.expected(page, 1) {
+                    return Err(format!("wrong data in page {page}").into());
+                }
+                page = self.next_page(case, page, value);
+            }
+            accesses += BETWEEN_CLOCKS;
+        }
+        self.position = page;
+        let each = start.elapsed().as_secs_f64() / accesses as f64;
+        let faults = faults_before.and_then(|before| Some(self.faults()? - before));
+        Ok(Outcome {
+            median: each * 1e6,
+            p99: each * 1e6,
+            n: accesses,
+            per_s: faults.unwrap_or(0) as f64 / accesses as f64 / each,
             ..Outcome::default()
         })
     }
