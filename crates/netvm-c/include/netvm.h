@@ -267,12 +267,12 @@ typedef struct netvm_pager_options {
     const char *secret_file; /* as in netvm_node_options */
     const uint8_t *secret;
     uint32_t encryption;     /* enum netvm_encryption */
-    uint32_t reserved;       /* 0 */
+    uint32_t replicas;       /* how many lenders hold each page: up to 4, and to lender_count; 0: 1 */
 } netvm_pager_options;
 #define NETVM_PAGER_OPTIONS_INIT { sizeof(netvm_pager_options), NULL, 0, 0, 0, NULL, NULL, NETVM_ENCRYPT_IF_ASKED, 0 }
 
 /* Starts a pager: a thread that lends memory from others, and brings pages when they are touched. It goes on until the process ends,
- * which it does with a message when a lender is lost: what was there is lost with it.
+ * which it does with a message when a lender is lost whose pages no other has: what was there is lost with it.
  * NETVM_ERR_SYSTEM when the system does not allow userfaultfd (`netvm doctor` tells what helps), NETVM_ERR_NO_MEMORY, and as
  * netvm_connect. */
 NETVM_API int netvm_pager_start(const netvm_pager_options *options, netvm_pager **pager);

@@ -174,7 +174,9 @@ fn pager(error: &PagerError) -> Code {
     match error {
         PagerError::Userfaultfd(_) => Code::System,
         PagerError::Reserve { .. } | PagerError::NoLocalMemory(_) => Code::NoMemory,
-        PagerError::LocalTooSmall { .. } | PagerError::NoLender => Code::Argument,
+        PagerError::LocalTooSmall { .. } | PagerError::NoLender | PagerError::Replicas { .. } => {
+            Code::Argument
+        }
         PagerError::OutsideFarMemory { .. } => Code::Bounds,
         _ => Code::Other,
     }

@@ -81,7 +81,7 @@ pub fn all() -> Vec<(String, i128)> {
         ("offsetof(netvm_pager_options, secret_file)", offset_of!(PagerOptions, secret_file)),
         ("offsetof(netvm_pager_options, secret)", offset_of!(PagerOptions, secret)),
         ("offsetof(netvm_pager_options, encryption)", offset_of!(PagerOptions, encryption)),
-        ("offsetof(netvm_pager_options, reserved)", offset_of!(PagerOptions, reserved)),
+        ("offsetof(netvm_pager_options, replicas)", offset_of!(PagerOptions, replicas)),
         ("NETVM_DONT_WAIT", posted::DONT_WAIT as usize),
         ("NETVM_POST_BYTES_MAX", region::PART_BYTES),
         ("NETVM_CONFIRM", sync::CONFIRM as usize),

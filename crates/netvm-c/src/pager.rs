@@ -31,7 +31,7 @@ pub struct PagerOptions {
     pub(crate) secret_file: Text,
     pub(crate) secret: In<[u8; 32]>,
     pub(crate) encryption: u32,
-    pub(crate) reserved: u32,
+    pub(crate) replicas: u32,
 }
 
 impl Default for PagerOptions {
@@ -45,16 +45,13 @@ impl Default for PagerOptions {
             secret_file: Text::NULL,
             secret: In::NULL,
             encryption: 0,
-            reserved: 0,
+            replicas: 0,
         }
     }
 }
 
 impl PagerOptions {
     fn config(&self) -> Result<PagerConfig> {
-        if self.reserved != 0 {
-            return Err(Failure::argument("a reserved member of the options is not 0"));
-        }
         let lenders = self.lenders.array(self.lender_count)?;
         let lenders: Result<Vec<String>> =
             lenders.iter().map(|lender| Ok(lender.get("address of a lender")?.to_owned())).collect();
@@ -62,6 +59,7 @@ impl PagerOptions {
         let or_usual = |bytes: u64, usual: u64| if bytes == 0 { usual } else { bytes };
         Ok(PagerConfig {
             lenders: lenders?,
+            replicas: self.replicas.max(1) as usize,
             local_bytes: or_usual(self.local_bytes, usual.local_bytes),
             area_bytes: or_usual(self.area_bytes, usual.area_bytes),
             security: security(self.secret_file, self.secret, self.encryption)?,

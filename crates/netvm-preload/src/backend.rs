@@ -125,6 +125,7 @@ impl PagerFar {
                 .filter(|lender| !lender.is_empty())
                 .map(str::to_owned)
                 .collect(),
+            replicas: params.replicas.max(1) as usize,
             security: params.security,
             area_bytes: params.area_bytes,
             private_lender: (params.private_lender != 0).then_some(params.private_lender),

@@ -39,7 +39,9 @@ const PRIVATE_LENDER: usize = 13;
 const PROTECTION: usize = 14;
 const TIER: usize = 15;
 const SECRET: usize = 16;
-const LENDERS: usize = 20;
+const LOST: usize = 20;
+const REPLICAS: usize = 21;
+const LENDERS: usize = 22;
 const TEXT_WORDS: usize = 512;
 const MESSAGE: usize = LENDERS + TEXT_WORDS;
 const RETIRED: usize = MESSAGE + TEXT_WORDS;
@@ -70,6 +72,8 @@ pub struct RunParams {
     pub far_threshold_bytes: u64,
     /// Lender addresses, separated by commas.
     pub lenders: String,
+    /// How many of them hold each page, at least 1.
+    pub replicas: u64,
     /// The secret to prove to them, and whether to encrypt.
     pub security: Security,
     /// Process of the lender that serves this run alone, 0 for none.
@@ -103,6 +107,7 @@ impl RunFile {
             (SMALL_LOCAL, params.small_local_bytes),
             (FAR_THRESHOLD, params.far_threshold_bytes),
             (VERBOSE, params.verbose.into()),
+            (REPLICAS, params.replicas),
             (PRIVATE_LENDER, params.private_lender.into()),
             (
                 TIER,
@@ -146,6 +151,7 @@ impl RunFile {
             small_local_bytes: self.word(SMALL_LOCAL).load(Relaxed),
             far_threshold_bytes: self.word(FAR_THRESHOLD).load(Relaxed),
             lenders: self.text(LENDERS),
+            replicas: self.word(REPLICAS).load(Relaxed),
             security: self.security(),
             private_lender: self.word(PRIVATE_LENDER).load(Relaxed) as u32,
             tier: match self.word(TIER).load(Relaxed) {
@@ -198,8 +204,10 @@ impl RunFile {
         }
         for field in 0..PagerStats::FIELDS {
             let value = self.word(base + SLOT_STATS + field).swap(0, Relaxed);
-            if !PagerStats::is_gauge(PagerStats::NAMES[field]) {
-                self.word(RETIRED + field).fetch_add(value, Relaxed);
+            match PagerStats::NAMES[field] {
+                name if PagerStats::is_gauge(name) => {}
+                "read_us_peak" => drop(self.word(RETIRED + field).fetch_max(value, Relaxed)),
+                _ => drop(self.word(RETIRED + field).fetch_add(value, Relaxed)),
             }
         }
         let held = self.word(base + SLOT_HELD).swap(0, AcqRel);
@@ -238,6 +246,14 @@ impl RunFile {
     pub fn is_supervised(&self) -> bool {
         let pid = self.word(SUPERVISOR).load(Relaxed);
         start_time(pid as u32) == Some(self.word(SUPERVISOR_STARTED).load(Relaxed))
+    }
+
+    /// Addresses of the lenders that a process of the run has lost.
+    pub fn lost_lenders(&self) -> Vec<String> {
+        let lost = self.word(LOST).load(Relaxed);
+        let lenders = self.text(LENDERS);
+        let numbered = lenders.split(',').take(64).enumerate();
+        numbered.filter(|(index, _)| lost >> index & 1 == 1).map(|(_, lender)| lender.to_owned()).collect()
     }
 
     /// Why a process of the run could not go on, if one could not.
@@ -374,6 +390,11 @@ impl Slot {
         }
     }
 
+    /// Adds lenders that this process has lost, a bit for each.
+    pub fn add_lost(&self, lenders: u64) {
+        self.run.word(LOST).fetch_or(lenders, Relaxed);
+    }
+
     /// Leaves the reason for this process's end; the first of a run stays. Whether the supervisor lives and will show one.
     pub fn set_message(&self, message: &str) -> bool {
         if self.run.word(MESSAGE_CLAIMED).swap(1, AcqRel) == 0 {
@@ -412,6 +433,7 @@ mod tests {
             small_local_bytes: 16 << 20,
             far_threshold_bytes: 128 << 10,
             lenders: "unix:/tmp/a socket,ünïcode:1".into(),
+            replicas: 2,
             security: Security {
                 secret: Some(Secret::from_bytes(std::array::from_fn(|index| index as u8))),
                 encryption: Encryption::Always,

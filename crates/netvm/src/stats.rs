@@ -51,6 +51,22 @@ stats! {
     bytes_in,
     /// Bytes written to lenders.
     bytes_out,
+    /// Lenders that were lost, each time counted.
+    lenders_lost,
+    /// Lost lenders that came back.
+    lenders_back,
+    /// Pages that were copied to another lender because a copy was lost.
+    pages_repaired,
+    /// Time from losses until all pages had all their copies again, in milliseconds.
+    repair_ms,
+    /// Reads that were asked of a second lender because the first took too long.
+    hedged_reads,
+    /// Pages that came back from a lender with wrong contents and were read from another.
+    wrong_pages,
+    /// Longest time that a page took to come, in microseconds; measured with replicas only.
+    read_us_peak,
+    /// Gauge: pages that have fewer copies than they should have.
+    pages_unprotected,
     /// Gauge: far pages that hold contents now.
     far_pages,
     /// Gauge: local frames in use now (4096 bytes each).
@@ -92,7 +108,7 @@ stats! {
 impl PagerStats {
     /// Whether the field of this name tells the present, not what has happened.
     pub fn is_gauge(name: &str) -> bool {
-        matches!(name, "far_pages" | "local_frames" | "pool_frames" | "pool_pages")
+        matches!(name, "far_pages" | "local_frames" | "pool_frames" | "pool_pages" | "pages_unprotected")
     }
 
     /// Adds another pager's counters and gauges.
@@ -101,6 +117,7 @@ impl PagerStats {
         for (value, other) in values.iter_mut().zip(other.values()) {
             *value = value.wrapping_add(other);
         }
-        *self = Self::from_values(values);
+        let read_us_peak = self.read_us_peak.max(other.read_us_peak);
+        *self = Self { read_us_peak, ..Self::from_values(values) };
     }
 }

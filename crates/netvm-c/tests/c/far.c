@@ -16,10 +16,10 @@ static netvm_pager *start(const char *lender) {
     options.lender_count = 1;
     options.local_bytes = LOCAL;
     options.area_bytes = 4 * BYTES;
-    options.reserved = 1;
+    options.replicas = 2; /* with one lender */
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
     CHECK(pager == NULL);
-    options.reserved = 0;
+    options.replicas = 0;
     options.encryption = 3;
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
     options.encryption = NETVM_ENCRYPT_ALWAYS; /* without a secret */

@@ -67,6 +67,7 @@ pub fn run(args: &DemoArgs) -> Outcome {
         local: args.local,
         lender: args.lender.clone(),
         security: args.security.clone(),
+        replicas: 1,
         lend_size: args.lender.is_empty().then_some(Size(data.0 * 2)),
         tier: Tier::Auto,
         explain: false,

@@ -9,7 +9,7 @@ use crate::machine::meminfo;
 use crate::size::Size;
 use clap::{Args, ValueEnum};
 use netvm::lender::BorrowOptions;
-use netvm::pager::{LOCAL_BYTES_MIN, TierPolicy};
+use netvm::pager::{LOCAL_BYTES_MIN, REPLICAS_MAX, TierPolicy};
 use netvm::runfile::{RunFile, RunParams};
 use netvm::security::Security;
 use netvm::stats::PagerStats;
@@ -39,6 +39,7 @@ Examples:
   netvm run --local 256M -- sort --buffer-size=2G big.txt          a private lender on this machine
   netvm run --local 1G --lender a:7070 --lender b:7070 --secret key -- python3 job.py
   netvm run --local 256M --tier compressed --explain -- sort --buffer-size=2G big.txt
+  netvm run --lender a:7070 --lender b:7070 --replicas 2 -- ./solver     either of the two may die
   netvm run --local 512M --stats -- sh -c 'first && second'
 
 Exit code: the program's; 128 + N if signal N ended it; 125 if netvm itself could not go on.")]
@@ -49,6 +50,9 @@ pub struct RunArgs {
     /// A lender's address, HOST:PORT or unix:/path; may be given several times
     #[arg(long, value_name = "ADDR")]
     pub lender: Vec<String>,
+    /// How many lenders hold each page: with 2, the program goes on when one of them is lost
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub replicas: usize,
     #[command(flatten)]
     pub security: SecurityArgs,
     /// Without --lender: size of the private lender [default: most of this machine's free memory]
@@ -157,6 +161,10 @@ pub struct Report {
     pub status: ExitStatus,
     pub elapsed: Duration,
     pub stats: PagerStats,
+    /// How many lenders hold each page.
+    pub replicas: usize,
+    /// Addresses of lenders that were lost.
+    pub lost: Vec<String>,
     /// Why a process of the run lost its far memory.
     pub message: Option<String>,
 }
@@ -166,6 +174,36 @@ impl Report {
     pub fn show_message(&self) {
         if let Some(message) = &self.message {
             eprintln!("netvm: {message}");
+        }
+    }
+
+    /// Says which lenders the run did without, and what that took.
+    fn show_losses(&self) {
+        let stats = &self.stats;
+        if self.lost.is_empty() || self.message.is_some() {
+            return;
+        }
+        eprintln!(
+            "netvm: lost {}{}: no page waited longer than {} ms; {}",
+            self.lost.join(" and "),
+            if stats.lenders_back > 0 { ", which came back" } else { "" },
+            stats.read_us_peak.div_ceil(1000),
+            match stats.pages_repaired {
+                0 => "no pages could be copied elsewhere, so there was no protection left".to_owned(),
+                pages if stats.repair_ms > 0 || stats.pages_unprotected == 0 => format!(
+                    "{pages} pages were copied elsewhere within {:.1} s",
+                    stats.repair_ms as f64 / 1000.0
+                ),
+                pages =>
+                    format!("{pages} pages were copied elsewhere, others were still unprotected at the end"),
+            }
+        );
+        if stats.wrong_pages > 0 {
+            eprintln!(
+                "netvm: {} page(s) came back from a lender with other contents than were written, and were read from another; do \
+                 not use that machine",
+                stats.wrong_pages
+            );
         }
     }
 
@@ -181,6 +219,7 @@ impl Report {
 pub fn run(args: RunArgs) -> Outcome {
     let report = execute(&args, |command| command)?;
     report.show_message();
+    report.show_losses();
     if args.json {
         eprintln!("{}", to_json(&args, &report));
     } else if args.stats {
@@ -205,6 +244,7 @@ pub fn execute(
         )
         .into());
     }
+    check_replicas(args)?;
     let Some((program, rest)) = args.program.split_first() else { return Err("no program is given".into()) };
     let path = elf::find(&program.to_string_lossy())?;
     elf::check(&path)?;
@@ -245,6 +285,7 @@ pub fn execute(
             small_local_bytes: args.small_local.0,
             far_threshold_bytes: args.threshold.0,
             lenders: lenders.join(","),
+            replicas: args.replicas as u64,
             private_lender: private.as_ref().map_or(0, |lender| lender.child.id()),
             security,
             tier: args.tier.policy(),
@@ -259,9 +300,34 @@ pub fn execute(
         prepare(&mut command).spawn().map_err(|error| format!("cannot run {}: {error}", path.display()))?;
     let status = supervise(&mut child, &signals)?;
     wait_for_the_rest(&run, &signals);
-    let report = Report { status, elapsed: started.elapsed(), stats: run.summary(), message: run.message() };
+    let report = Report {
+        status,
+        elapsed: started.elapsed(),
+        stats: run.summary(),
+        replicas: args.replicas,
+        lost: run.lost_lenders(),
+        message: run.message(),
+    };
     drop(private);
     Ok(report)
+}
+
+/// Before anything is started for a run that cannot be.
+fn check_replicas(args: &RunArgs) -> Result<(), String> {
+    let (replicas, lenders) = (args.replicas, args.lender.len());
+    if !(1..=REPLICAS_MAX).contains(&replicas) || (replicas > 1 && replicas > lenders) {
+        return Err(format!(
+            "--replicas {replicas} on {lenders} lender(s) is not possible; give 1 to {REPLICAS_MAX}, and as many --lender at least"
+        ));
+    }
+    let twice = (1..lenders).find(|&index| args.lender[..index].contains(&args.lender[index]));
+    match twice {
+        Some(index) if replicas > 1 => Err(format!(
+            "lender {} is named twice; replicas must be on different lenders",
+            args.lender[index]
+        )),
+        _ => Ok(()),
+    }
 }
 
 /// Hands signals on until the program has ended.
@@ -368,6 +434,8 @@ fn to_json(args: &RunArgs, report: &Report) -> serde_json::Value {
         "exit_code": report.exit_code(),
         "local_bytes": args.local.0,
         "local_bytes_peak": report.stats.local_frames_peak * 4096,
+        "replicas": report.replicas,
+        "lost": report.lost,
         "message": report.message,
     });
     for (name, value) in PagerStats::NAMES.iter().zip(report.stats.values()) {

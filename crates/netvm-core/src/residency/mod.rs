@@ -2,15 +2,19 @@
 //! memory, clock or network. `netvm::pager` carries out what they decide.
 
 mod chain;
+mod copies;
 mod entry;
 mod frames;
+mod mend;
 mod queue;
 mod slots;
 mod stream;
 
 pub use chain::FrameChain;
+pub use copies::{COPIES_MAX, Copies, SlabCopy};
 pub use entry::{Entry, FRAME_MAX, PageState, SLOT_MAX};
 pub use frames::FrameSet;
+pub use mend::{CHUNK_PAGES, Step, StepEnd};
 pub use queue::PageQueue;
-pub use slots::{SlabIndex, Slot, SlotMap};
+pub use slots::{Loss, SlabIndex, Slot, SlotMap};
 pub use stream::{Ahead, Streams};

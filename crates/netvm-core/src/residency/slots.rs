@@ -3,40 +3,83 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
+use super::copies::{Copies, SlabCopy};
+use super::mend::Mender;
+
 /// Number of a slab in its [`SlotMap`].
 pub type SlabIndex = u32;
 /// Number of a slot: slab and page in it, counted from 1.
 pub type Slot = u32;
 
-/// One slab and which of its slots hold a page.
+/// One slab, where its copies are, and which of its slots hold a page.
 #[derive(Clone, Debug)]
-struct Slab {
-    lender: u32,
-    remote_id: u32,
+pub(super) struct Slab {
+    pub(super) copies: Copies,
     live: Vec<u64>,
-    live_count: u32,
+    pub(super) live_count: u32,
     /// Another process (after fork) may read every slot of it: nothing may be written.
     frozen: bool,
     cursor: u32,
 }
 
-/// Which slots of which slabs hold a page.
+/// What is known of a lender.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Place {
+    pub(super) alive: bool,
+    /// It had no slab left when it was last asked.
+    pub(super) full: bool,
+    pub(super) slabs: u32,
+}
+
+/// What the loss of a lender means.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Loss {
+    /// Pages that have fewer copies now.
+    pub poorer: u64,
+    /// Pages that have no copy left.
+    pub gone: u64,
+}
+
+/// Which slots of which slabs hold a page, and where the copies of each slab are.
 ///
 /// Neighbouring slots are handed out in runs, so that pages evicted together can be fetched together. A *frozen* slab is
-/// shared with a process forked from this one; its slots are read and let go, never written, until it is thawed.
+/// shared with a process forked from this one; its slots are read and let go, never written, until it is thawed. Every complete
+/// copy of a slab holds every page of it; what a lost lender held is copied again, see [`SlotMap::next_step`].
 #[derive(Clone, Debug)]
 pub struct SlotMap {
-    slabs: Vec<Option<Slab>>,
-    slots_per_slab: u32,
+    pub(super) slabs: Vec<Option<Slab>>,
+    pub(super) slots_per_slab: u32,
+    pub(super) places: Vec<Place>,
+    pub(super) replicas: usize,
+    pub(super) mender: Mender,
+    /// Slabs to give back to their lenders.
+    pub(super) returns: Vec<SlabCopy>,
     current: usize,
     live_count: u64,
 }
 
 impl SlotMap {
-    /// No slabs yet; each will have `slots_per_slab` slots.
-    pub fn new(slots_per_slab: u32) -> Self {
-        assert!(slots_per_slab > 0 && slots_per_slab.is_multiple_of(64));
-        Self { slabs: Vec::new(), slots_per_slab, current: 0, live_count: 0 }
+    /// No slabs yet; each will have `slots_per_slab` slots and, where it can be had, `replicas` copies on as many of the
+    /// `lenders` lenders.
+    pub fn new(slots_per_slab: u32, lenders: usize, replicas: usize) -> Self {
+        assert!(slots_per_slab > 0 && slots_per_slab.is_multiple_of(64) && replicas > 0);
+        let places = vec![Place { alive: true, full: false, slabs: 0 }; lenders];
+        let (mender, returns) = (Mender::default(), Vec::new());
+        Self {
+            slabs: Vec::new(),
+            slots_per_slab,
+            places,
+            replicas,
+            mender,
+            returns,
+            current: 0,
+            live_count: 0,
+        }
+    }
+
+    /// Slots of each slab.
+    pub fn slots_per_slab(&self) -> u32 {
+        self.slots_per_slab
     }
 
     /// Slots that hold a page.
@@ -44,16 +87,15 @@ impl SlotMap {
         self.live_count
     }
 
-    /// Slabs borrowed.
+    /// Slabs borrowed, each counted once.
     pub fn slabs(&self) -> usize {
         self.slabs.iter().flatten().count()
     }
 
-    /// Adds a slab borrowed from `lender`. `None` when slot numbers are used up.
-    pub fn add(&mut self, lender: u32, remote_id: u32) -> Option<SlabIndex> {
+    /// Adds a slab that was borrowed at each of `copies`. `None` when slot numbers are used up.
+    pub fn add(&mut self, copies: &[SlabCopy]) -> Option<SlabIndex> {
         let slab = Slab {
-            lender,
-            remote_id,
+            copies: copies.iter().copied().collect(),
             live: vec![0; self.slots_per_slab as usize / 64],
             live_count: 0,
             frozen: false,
@@ -64,6 +106,9 @@ impl SlotMap {
         if last > u64::from(Slot::MAX) {
             return None;
         }
+        for copy in copies {
+            self.places[copy.lender as usize].slabs += 1;
+        }
         if index == self.slabs.len() {
             self.slabs.push(Some(slab));
         } else {
@@ -73,11 +118,11 @@ impl SlotMap {
         Some(index as u32)
     }
 
-    /// Lender and remote id of a slot's slab, and the page in it.
-    pub fn locate(&self, slot: Slot) -> (u32, u32, u32) {
+    /// Complete copies of a slot's slab, and the page in it. `None` for a slab that was returned.
+    #[inline]
+    pub fn locate(&self, slot: Slot) -> Option<(&[SlabCopy], u32)> {
         let (index, page) = self.split(slot);
-        let slab = self.slabs[index].as_ref().expect("slot of a slab that was returned");
-        (slab.lender, slab.remote_id, page)
+        Some((self.slabs.get(index)?.as_ref()?.copies.as_slice(), page))
     }
 
     /// Whether a slot may be overwritten in place.
@@ -119,13 +164,111 @@ impl SlotMap {
         (slab.live_count == 0).then_some(index as u32)
     }
 
-    /// Forgets an empty slab; returns its lender and remote id.
-    pub fn remove(&mut self, slab: SlabIndex) -> Option<(u32, u32)> {
-        let place = self.slabs.get_mut(slab as usize)?;
-        if place.as_ref()?.live_count != 0 {
-            return None;
+    /// Forgets an empty slab; [`SlotMap::take_return`] has its copies. False when it is not empty.
+    pub fn remove(&mut self, slab: SlabIndex) -> bool {
+        let Some(place) = self.slabs.get_mut(slab as usize) else { return false };
+        if place.as_ref().is_none_or(|slab| slab.live_count != 0) {
+            return false;
         }
-        place.take().map(|slab| (slab.lender, slab.remote_id))
+        let copies = place.take().map(|slab| slab.copies).unwrap_or_default();
+        for &copy in copies.as_slice() {
+            self.give_back(copy);
+        }
+        self.stop_mending(slab);
+        true
+    }
+
+    pub(super) fn give_back(&mut self, copy: SlabCopy) {
+        let place = &mut self.places[copy.lender as usize];
+        if place.alive {
+            place.slabs -= 1;
+            self.not_wanted(copy);
+        }
+    }
+
+    /// A slab that was borrowed is not needed: to be given back, see [`SlotMap::take_return`].
+    pub fn not_wanted(&mut self, copy: SlabCopy) {
+        self.places[copy.lender as usize].full = false;
+        self.returns.push(copy);
+    }
+
+    /// A slab to be given back to its lender.
+    pub fn take_return(&mut self) -> Option<SlabCopy> {
+        self.returns.pop()
+    }
+
+    /// The lender to ask for a slab of which `taken` have copies: alive, not known to be full, and with the fewest slabs.
+    pub fn candidate(&self, taken: &[SlabCopy]) -> Option<u32> {
+        let fits = |(index, place): &(usize, &Place)| {
+            place.alive && !place.full && taken.iter().all(|copy| copy.lender as usize != *index)
+        };
+        let lenders = self.places.iter().enumerate().filter(fits);
+        lenders.min_by_key(|(_, place)| place.slabs).map(|(index, _)| index as u32)
+    }
+
+    /// A lender has no slab left.
+    pub fn lender_full(&mut self, lender: u32) {
+        self.places[lender as usize].full = true;
+    }
+
+    /// Lenders that were full may have something again.
+    pub fn ask_again(&mut self) {
+        self.places.iter_mut().for_each(|place| place.full = false);
+        self.mender.look_again();
+    }
+
+    /// Whether a lender can be used.
+    pub fn is_alive(&self, lender: u32) -> bool {
+        self.places[lender as usize].alive
+    }
+
+    /// Lenders that can be used.
+    pub fn alive(&self) -> usize {
+        self.places.iter().filter(|place| place.alive).count()
+    }
+
+    /// A lender is lost with all that it held.
+    pub fn lender_lost(&mut self, lender: u32) -> Loss {
+        self.places[lender as usize] = Place { alive: false, full: false, slabs: 0 };
+        self.returns.retain(|copy| copy.lender != lender);
+        self.mender_lost(lender);
+        let mut loss = Loss::default();
+        for index in 0..self.slabs.len() {
+            let Some(slab) = &mut self.slabs[index] else { continue };
+            if !slab.copies.remove(lender) {
+                continue;
+            }
+            let (pages, left) = (u64::from(slab.live_count), slab.copies.as_slice().len());
+            if pages == 0 {
+                self.remove(index as u32);
+            } else if left == 0 {
+                loss.gone += pages;
+            } else {
+                loss.poorer += pages;
+            }
+        }
+        self.mender.look_again();
+        loss
+    }
+
+    /// A lost lender can be used again; it holds nothing.
+    pub fn lender_back(&mut self, lender: u32) {
+        self.places[lender as usize] = Place { alive: true, full: false, slabs: 0 };
+        self.mender.look_again();
+    }
+
+    /// Whether every page has a complete copy at a lender that is none of the `doubtful`.
+    pub fn can_spare(&self, doubtful: impl Fn(u32) -> bool) -> bool {
+        let safe = |slab: &Slab| {
+            slab.live_count == 0 || slab.copies.as_slice().iter().any(|copy| !doubtful(copy.lender))
+        };
+        self.slabs.iter().flatten().all(safe)
+    }
+
+    /// Pages with fewer copies than they should have.
+    pub fn poor(&self) -> u64 {
+        let poor = |slab: &&Slab| slab.copies.as_slice().len() < self.replicas;
+        self.slabs.iter().flatten().filter(poor).map(|slab| u64::from(slab.live_count)).sum()
     }
 
     /// A fork: every slab is shared from now on.
@@ -135,10 +278,15 @@ impl SlotMap {
         }
     }
 
-    /// Frozen slabs with their lender and remote id.
-    pub fn frozen(&self) -> impl Iterator<Item = (SlabIndex, u32, u32)> + '_ {
+    /// Whether a slab is frozen.
+    pub fn is_frozen(&self) -> bool {
+        self.slabs.iter().flatten().any(|slab| slab.frozen)
+    }
+
+    /// Frozen slabs with their complete copies.
+    pub fn frozen(&self) -> impl Iterator<Item = (SlabIndex, Copies)> + '_ {
         self.slabs.iter().enumerate().filter_map(|(index, slab)| {
-            slab.as_ref().filter(|slab| slab.frozen).map(|slab| (index as u32, slab.lender, slab.remote_id))
+            slab.as_ref().filter(|slab| slab.frozen).map(|slab| (index as u32, slab.copies))
         })
     }
 
@@ -149,7 +297,7 @@ impl SlotMap {
         }
     }
 
-    fn split(&self, slot: Slot) -> (usize, u32) {
+    pub(super) fn split(&self, slot: Slot) -> (usize, u32) {
         assert!(slot != 0, "slot 0 is none");
         ((slot - 1) as usize / self.slots_per_slab as usize, (slot - 1) % self.slots_per_slab)
     }
@@ -160,15 +308,34 @@ impl SlotMap {
 }
 
 impl Slab {
+    fn is_live(&self, page: u32) -> bool {
+        self.live[page as usize / 64] >> (page % 64) & 1 != 0
+    }
+
+    /// The first live page from `from` on, and how many pages there are from it to the last live one within `width`.
+    pub(super) fn live_run(&self, from: u32, width: u32, slots: u32) -> Option<(u32, u32)> {
+        let mut first = from;
+        while first < slots && !self.is_live(first) {
+            let rest = self.live[first as usize / 64] >> (first % 64);
+            first += if rest == 0 { 64 - first % 64 } else { rest.trailing_zeros() };
+        }
+        let end = slots.min(first.saturating_add(width));
+        let last = (first..end).rev().find(|&page| self.is_live(page))?;
+        Some((first, last + 1 - first))
+    }
+
+    pub(super) fn live_in(&self, from: u32, pages: u32) -> u64 {
+        (from..from + pages).filter(|&page| self.is_live(page)).count() as u64
+    }
+
     fn take_run(&mut self, want: u32, slots: u32) -> (u32, u32) {
-        let is_live = |live: &[u64], page: u32| live[page as usize / 64] >> (page % 64) & 1 != 0;
         let mut start = self.cursor % slots;
-        while is_live(&self.live, start) {
+        while self.is_live(start) {
             let word = self.live[start as usize / 64];
             start = if word == u64::MAX { (start / 64 + 1) * 64 % slots } else { (start + 1) % slots };
         }
         let mut end = start;
-        while end < slots && end - start < want && !is_live(&self.live, end) {
+        while end < slots && end - start < want && !self.is_live(end) {
             self.live[end as usize / 64] |= 1 << (end % 64);
             end += 1;
         }
@@ -182,16 +349,20 @@ impl Slab {
 mod tests {
     use super::*;
 
+    fn at(lender: u32, slab: u32) -> SlabCopy {
+        SlabCopy { lender, slab }
+    }
+
     #[test]
     fn runs_fill_a_slab_and_ask_for_the_next() {
-        let mut map = SlotMap::new(128);
+        let mut map = SlotMap::new(128, 5, 1);
         assert_eq!(map.take_run(10), None);
-        map.add(3, 77);
+        map.add(&[at(3, 77)]);
         assert_eq!(map.take_run(100), Some((1, 100)));
         assert_eq!(map.take_run(100), Some((101, 28)));
         assert_eq!(map.take_run(1), None);
-        assert_eq!(map.locate(128), (3, 77, 127));
-        map.add(4, 5);
+        assert_eq!(map.locate(128), Some((&[at(3, 77)][..], 127)));
+        map.add(&[at(4, 5)]);
         assert_eq!(map.take_run(64), Some((129, 64)));
         assert!(!map.adjacent(128, 129), "neighbours of different slabs are not adjacent");
         assert!(map.adjacent(127, 128));
@@ -199,8 +370,8 @@ mod tests {
 
     #[test]
     fn frozen_slabs_are_let_go_but_not_written() {
-        let mut map = SlotMap::new(64);
-        let slab = map.add(0, 9).unwrap();
+        let mut map = SlotMap::new(64, 1, 1);
+        let slab = map.add(&[at(0, 9)]).unwrap();
         map.take_run(2);
         map.freeze();
         assert!(!map.is_writable(1));
@@ -212,8 +383,36 @@ mod tests {
         for slot in 1..64 {
             assert_eq!(map.release(slot), None);
         }
+        assert!(!map.remove(slab));
         assert_eq!(map.release(64), Some(slab));
-        assert_eq!(map.remove(slab), Some((0, 9)));
-        assert_eq!((map.slabs(), map.live()), (0, 0));
+        assert!(map.remove(slab));
+        assert_eq!((map.take_return(), map.take_return()), (Some(at(0, 9)), None));
+        assert_eq!((map.slabs(), map.live(), map.locate(1)), (0, 0, None));
+    }
+
+    #[test]
+    fn new_slabs_go_where_the_fewest_are() {
+        let mut map = SlotMap::new(64, 3, 2);
+        assert_eq!(map.candidate(&[]), Some(0));
+        map.add(&[at(0, 0), at(1, 0)]);
+        assert_eq!((map.candidate(&[]), map.candidate(&[at(2, 0)])), (Some(2), Some(0)));
+        map.lender_full(2);
+        assert_eq!((map.candidate(&[at(0, 0)]), map.candidate(&[at(0, 0), at(1, 0)])), (Some(1), None));
+        map.ask_again();
+        assert_eq!(map.candidate(&[at(0, 0)]), Some(2));
+        // The slab was empty: nothing is lost with its lender, and the other copy goes back.
+        assert_eq!(map.lender_lost(0), Loss::default());
+        assert_eq!((map.take_return(), map.candidate(&[]), map.alive()), (Some(at(1, 0)), Some(1), 2));
+    }
+
+    #[test]
+    fn a_page_is_gone_with_its_last_copy() {
+        let mut map = SlotMap::new(64, 3, 2);
+        map.add(&[at(0, 0), at(1, 0)]);
+        map.take_run(7);
+        assert!(map.can_spare(|lender| lender == 0) && !map.can_spare(|lender| lender < 2));
+        assert_eq!((map.lender_lost(0), map.poor()), (Loss { poorer: 7, gone: 0 }, 7));
+        assert!(!map.can_spare(|lender| lender == 1));
+        assert_eq!(map.lender_lost(1), Loss { poorer: 0, gone: 7 });
     }
 }

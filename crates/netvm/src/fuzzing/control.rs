@@ -113,6 +113,7 @@ fn run_file(mut input: Input<'_>) {
         small_local_bytes: 0,
         far_threshold_bytes: 0,
         lenders: "unix:/nowhere".to_owned(),
+        replicas: 1,
         security: Security::default(),
         private_lender: 0,
         tier: netvm_core::tier::Policy::Auto,

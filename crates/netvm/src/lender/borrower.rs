@@ -225,6 +225,11 @@ impl Borrower {
         std::iter::once(self.as_fd()).chain(self.nearby.iter().map(|nearby| nearby.file.as_fd()))
     }
 
+    /// From now on blocking calls wait so long for the lender's answer.
+    pub fn set_call_timeout(&mut self, timeout: Duration) {
+        self.call_timeout = timeout;
+    }
+
     /// What protects the connection.
     pub fn protection(&self) -> Protection {
         self.session.link(0).protection()

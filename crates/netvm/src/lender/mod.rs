@@ -1,6 +1,7 @@
 //! Lending memory: a lender serves slabs, borrowers read and write them one-sidedly.
 
 mod borrower;
+mod comeback;
 mod memories;
 mod nearby;
 mod protocol;
@@ -8,6 +9,7 @@ mod server;
 
 pub use crate::shm::LinkChoice;
 pub use borrower::{BorrowOptions, Borrower, BorrowerParts, Completion, ForkTicket, status, status_with};
+pub(crate) use comeback::Comeback;
 pub use netvm_core::endpoint::PostError;
 pub use protocol::{BorrowerStatus, LenderStatus};
 #[cfg(any(test, feature = "fuzzing"))]

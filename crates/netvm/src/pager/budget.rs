@@ -84,9 +84,12 @@ impl Budget {
         self.slot.as_ref().is_none_or(|slot| slot.run().processes() <= 1)
     }
 
-    pub(super) fn publish(&self, stats: &PagerStats) {
+    pub(super) fn publish(&self, stats: &PagerStats, lost_lenders: u64) {
         if let Some(slot) = &self.slot {
             slot.publish(stats);
+            if lost_lenders != 0 {
+                slot.add_lost(lost_lenders);
+            }
         }
     }
 

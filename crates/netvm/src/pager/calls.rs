@@ -57,7 +57,7 @@ pub(super) struct Doorbell {
     exchange: Mutex<Exchange>,
     stats: Mutex<PagerStats>,
     parked: Mutex<Option<Box<Engine>>>,
-    tickets: Mutex<Vec<ForkTicket>>,
+    tickets: Mutex<Vec<Option<ForkTicket>>>,
     resume: Gate,
 }
 
@@ -128,7 +128,7 @@ impl Doorbell {
     }
 
     /// Claims to copies of this process's leases, left by the pager's thread when it parked.
-    pub(super) fn tickets(&self) -> MutexGuard<'_, Vec<ForkTicket>> {
+    pub(super) fn tickets(&self) -> MutexGuard<'_, Vec<Option<ForkTicket>>> {
         lock(&self.tickets)
     }
 

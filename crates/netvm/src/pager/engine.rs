@@ -9,7 +9,7 @@ use super::table::PageTable;
 use super::tier::Tier;
 use super::{Pager, PagerConfig};
 use crate::error::Result;
-use crate::lender::{BorrowOptions, Completion};
+use crate::lender::BorrowOptions;
 use crate::link::spin::Spin;
 use crate::runfile::Slot as RunSlot;
 use crate::stats::PagerStats;
@@ -94,8 +94,7 @@ pub(super) struct Engine {
     secret: [u8; 192],
     spin: Duration,
     answers: Spin,
-    lender_timeout: Duration,
-    completions: Vec<Completion>,
+    completions: Vec<u32>,
     poll_fds: Vec<libc::pollfd>,
 }
 
@@ -118,7 +117,8 @@ impl Engine {
             link: config.link,
             ..BorrowOptions::default()
         };
-        let backing = Backing::connect(&config.lenders, &options, config.lender_timeout)?;
+        let (hook, timeout) = (config.thread_hook, config.lender_timeout);
+        let backing = Backing::connect(&config.lenders, config.replicas, options, hook, timeout)?;
         let mut empty = FrameSet::new(frames);
         empty.put(0, frames);
         let mut secret = [0; 192];
@@ -150,7 +150,6 @@ impl Engine {
             secret,
             spin: Duration::from_micros(config.spin_us.into()),
             answers: Spin::new(ANSWER_SPIN_MAX),
-            lender_timeout: config.lender_timeout,
             completions: Vec::with_capacity(1024),
             poll_fds: Vec::with_capacity(16),
         })
@@ -288,25 +287,60 @@ impl Engine {
         let mut done = std::mem::take(&mut self.completions);
         self.backing.poll(&mut done)?;
         let some = !done.is_empty();
-        for completion in done.drain(..) {
-            completion.result?;
-            self.finish(completion.token)?;
+        for token in done.drain(..) {
+            self.finish(token)?;
         }
         self.completions = done;
+        let some = self.hedge() || some;
         if some && !self.deferred.is_empty() {
             self.retry_deferred()?;
         }
         Ok(some)
     }
 
+    /// Pages of reads that take far too long are asked of another lender. True when there were any.
+    fn hedge(&mut self) -> bool {
+        let mut some = false;
+        while let Some(token) = self.backing.overdue() {
+            let Transfer { page, frame, pages, .. } = self.transfers[token as usize];
+            for index in 0..pages {
+                self.read_again(page + index, frame + index);
+            }
+            self.backing.hedged(token);
+            some = true;
+        }
+        some
+    }
+
+    /// A page that waits for this frame will not get it: it is as if it had not been asked for. Who waits for it faults again.
+    pub(super) fn read_again(&mut self, page: u32, frame: u32) {
+        let entry = self.table.get(page);
+        if entry.state() != PageState::Fetching || entry.frame() != frame {
+            return;
+        }
+        if entry.wanted() {
+            self.deferred.push(Fault { address: self.address_of(page), ..Fault::default() });
+            self.stats.faults += 1;
+        }
+        let entry = entry.with_state(PageState::Remote).with_frame(0).with_wanted(false);
+        self.table.set(page, entry);
+    }
+
     /// Waits until every transfer has finished.
     pub(super) fn finish_all(&mut self) -> Result<()> {
+        self.backing.pause(true);
+        let finished = self.finish_what_is_under_way();
+        self.backing.pause(false);
+        finished
+    }
+
+    fn finish_what_is_under_way(&mut self) -> Result<()> {
         while self.backing.pending() > 0 || self.in_flight() > 0 {
             if !self.progress()? {
                 self.poll_fds.clear();
                 self.backing.poll_fds(&mut self.poll_fds);
-                netvm_sys::thread::poll(&mut self.poll_fds, Some(self.lender_timeout))
-                    .map_err(|e| system("poll", e))?;
+                let patience = self.backing.patience();
+                netvm_sys::thread::poll(&mut self.poll_fds, Some(patience)).map_err(|e| system("poll", e))?;
                 self.backing.check_answers()?;
             }
         }
@@ -326,10 +360,10 @@ impl Engine {
         let timeout = if !block {
             Some(Duration::ZERO)
         } else if waiting {
-            Some(self.lender_timeout / 8)
+            Some(self.backing.patience())
         } else if self.placement.is_holding() {
             Some(placement::PATIENCE)
-        } else if self.budget.is_shared() {
+        } else if self.budget.is_shared() || self.backing.is_poor() {
             Some(TICK)
         } else {
             None
@@ -378,7 +412,7 @@ impl Engine {
         if self.backing.thaw_due(Instant::now()) {
             self.backing.thaw_all()?;
         }
-        Ok(())
+        self.backing.tick()
     }
 
     fn publish(&mut self, pager: &Pager) {
@@ -386,7 +420,8 @@ impl Engine {
         self.stats.local_frames = self.local_frames as u64;
         self.stats.pool_frames = self.tier.frames() as u64;
         self.stats.pool_pages = self.tier.pool.len() as u64;
-        self.budget.publish(&self.stats);
+        self.backing.count(&mut self.stats);
+        self.budget.publish(&self.stats, self.backing.ever_lost());
         *pager.doorbell.stats() = self.stats;
     }
 
@@ -492,21 +527,20 @@ impl Engine {
         let local = self.paged.frame_memory(transfer.frame as usize, transfer.pages as usize);
         if transfer.write {
             self.stats.remote_writes += u64::from(transfer.pages);
-            self.stats.bytes_out += local.len() as u64;
-            self.backing.write(token.into(), slot, local)
+            self.stats.bytes_out += local.len() as u64 * self.backing.write(token, slot, local)?;
+            Ok(())
         } else {
             self.stats.remote_reads += u64::from(transfer.pages);
             self.stats.bytes_in += local.len() as u64;
-            self.backing.read(token.into(), slot, local)
+            self.backing.read(token, slot, local)
         }
     }
 
-    fn finish(&mut self, token: u64) -> Result<()> {
-        let Some(&transfer) = self.transfers.get(token as usize) else {
-            return Err(system("match a completion", std::io::ErrorKind::InvalidData.into()));
-        };
-        self.transfers_free.push(token as u32);
-        if transfer.write { self.written(transfer) } else { self.fetched(transfer) }
+    fn finish(&mut self, token: u32) -> Result<()> {
+        let transfer = self.transfers[token as usize];
+        let lender = self.backing.asked(token);
+        self.transfers_free.push(token);
+        if transfer.write { self.written(transfer) } else { self.fetched(transfer, lender) }
     }
 
     /// Gives the budget's frames memory. Returns how many frames became free.

@@ -1,6 +1,7 @@
 //! What can go wrong with far memory itself.
 
 use crate::error::Errno;
+use netvm_core::residency::COPIES_MAX;
 use std::fmt;
 
 /// A failure of the pager.
@@ -27,6 +28,22 @@ pub enum PagerError {
     NoLocalMemory(Errno),
     /// No lender was named.
     NoLender,
+    /// So many replicas are not possible.
+    Replicas {
+        /// How many were asked for.
+        replicas: usize,
+        /// How many lenders there are.
+        lenders: usize,
+        /// A lender that is named twice.
+        twice: Option<String>,
+    },
+    /// Every lender that had these pages is lost.
+    CopiesLost {
+        /// How many.
+        pages: u64,
+        /// What happened to the lenders, naming each.
+        why: String,
+    },
     /// A lender's slabs are smaller than 64 pages.
     SlabTooSmall {
         /// Address of the lender.
@@ -95,6 +112,16 @@ impl fmt::Display for PagerError {
                 write!(f, "this machine has no memory left for local pages ({errno})")
             }
             Self::NoLender => f.write_str("no lender is given; name one with --lender ADDR"),
+            Self::Replicas { replicas, twice: Some(lender), .. } => {
+                write!(f, "lender {lender} is named twice: {replicas} replicas must be on different lenders")
+            }
+            Self::Replicas { replicas, lenders, .. } => write!(
+                f,
+                "{replicas} replicas on {lenders} lender(s) are not possible: give 1 to {COPIES_MAX} replicas, and as many --lender \
+                 at least"
+            ),
+            Self::CopiesLost { pages: 0, why } => write!(f, "all lenders are lost: {why}"),
+            Self::CopiesLost { pages, why } => write!(f, "no copy is left of {pages} pages: {why}"),
             Self::SlabTooSmall { lender, bytes } => {
                 write!(f, "lender {lender} lends slabs of only {bytes} bytes; start it with a larger --slab")
             }

@@ -245,14 +245,14 @@ impl Engine {
         self.fetch_ahead(pages.start..end)
     }
 
-    /// A read has arrived.
-    pub(super) fn fetched(&mut self, transfer: Transfer) -> Result<()> {
+    /// A read has arrived from `lender`.
+    pub(super) fn fetched(&mut self, transfer: Transfer, lender: u32) -> Result<()> {
         let mut index = 0;
         let mut wanted = false;
         while index < transfer.pages {
             let (page, frame) = (transfer.page + index, transfer.frame + index);
-            if !self.arrived(page, frame)? {
-                // Discarded meanwhile.
+            if !self.arrived(page, frame, lender)? {
+                // Discarded meanwhile, or to be read again.
                 self.free.put(frame as usize, 1);
                 index += 1;
                 continue;
@@ -266,7 +266,7 @@ impl Engine {
             }
             let mut run = 1;
             while index + run < transfer.pages
-                && self.arrived(page + run, frame + run)?
+                && self.arrived(page + run, frame + run, lender)?
                 && self.table.get(page + run).wanted()
             {
                 run += 1;
@@ -280,13 +280,15 @@ impl Engine {
     }
 
     /// Whether the page still waits for this frame; then its contents are checked.
-    fn arrived(&mut self, page: u32, frame: u32) -> Result<bool> {
+    fn arrived(&mut self, page: u32, frame: u32, lender: u32) -> Result<bool> {
         let entry = self.table.get(page);
         if entry.state() != PageState::Fetching || entry.frame() != frame {
             return Ok(false);
         }
         if self.content_hash(frame) != self.table.hash(page) {
-            return Err(PagerError::PageCorrupt { lender: self.backing.lender_of(entry.slot()) }.into());
+            self.backing.distrust(lender, entry.slot())?;
+            self.read_again(page, frame);
+            return Ok(false);
         }
         Ok(true)
     }

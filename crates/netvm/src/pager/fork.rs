@@ -10,13 +10,13 @@ use super::engine::Engine;
 use super::error::{PagerError, system};
 use super::{Pager, join_run};
 use crate::error::Result;
-use crate::lender::{BorrowOptions, Borrower};
+use crate::lender::Borrower;
 use netvm_core::residency::{FrameSet, PageState};
 use std::sync::Arc;
 
 /// What the forking thread holds between prepare and the end.
 pub(super) struct ForkState {
-    borrowers: Vec<Borrower>,
+    borrowers: Vec<Option<Borrower>>,
 }
 
 impl Pager {
@@ -35,11 +35,8 @@ impl Pager {
             return Err(system("park the pager", std::io::ErrorKind::InvalidData.into()));
         };
         // These connections are made in this thread's descriptor table, which the child inherits.
-        let (name, link) = (self.config.name.clone(), self.config.link);
-        let options = BorrowOptions { name, link, ..BorrowOptions::default() };
         let tickets = std::mem::take(&mut *self.doorbell.tickets());
-        let borrowers =
-            tickets.iter().map(|ticket| Borrower::adopt(ticket, &options)).collect::<Result<_>>()?;
+        let borrowers = engine.backing.redeem(&tickets)?;
         engine.backing.slots.freeze();
         engine.paged.set_fork(true).map_err(|e| system("share far memory with a child", e))?;
         *self.forking() = Some(ForkState { borrowers });
@@ -80,10 +77,10 @@ impl Pager {
 impl Engine {
     fn adopt_after_fork(
         &mut self,
-        borrowers: Vec<Borrower>,
+        borrowers: Vec<Option<Borrower>>,
         slot: Option<crate::runfile::Slot>,
     ) -> Result<()> {
-        self.backing.adopt(borrowers);
+        self.backing.adopt(borrowers)?;
         let ranges: Vec<_> = self.ranges.iter().map(|(&address, &bytes)| (address, bytes)).collect();
         self.paged
             .adopt_after_fork(ranges.into_iter())

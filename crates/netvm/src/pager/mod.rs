@@ -14,6 +14,7 @@ mod fault;
 mod fork;
 mod placement;
 mod range;
+mod side;
 mod table;
 mod tier;
 
@@ -39,6 +40,9 @@ use std::time::Duration;
 /// Least local memory a pager can work with, in bytes.
 pub const LOCAL_BYTES_MIN: u64 = 4 << 20;
 
+/// Most lenders that can hold one page.
+pub const REPLICAS_MAX: usize = netvm_core::residency::COPIES_MAX;
+
 /// What a started pager thread says when its descriptors are in a table of its own.
 const OWN_TABLE: u32 = 1;
 
@@ -51,6 +55,9 @@ pub struct PagerConfig {
     pub local_bytes: u64,
     /// Addresses of the lenders: `HOST:PORT` or `unix:/path`.
     pub lenders: Vec<String>,
+    /// How many lenders hold each page: 1 to 4, and to the number of lenders. With 2 or more, far memory survives the loss of all
+    /// of them but one, and reads go to the one that answers soonest. With 1 and several lenders, pages are spread over them.
+    pub replicas: usize,
     /// The secret to prove to them, and whether to encrypt.
     pub security: Security,
     /// Whether lenders on this host are read and written without them.
@@ -73,7 +80,7 @@ pub struct PagerConfig {
     pub cpu: Option<usize>,
     /// Process of a lender that serves this run alone and may be moved between CPUs with the pager.
     pub private_lender: Option<u32>,
-    /// How long a lender may take to answer before it is given up.
+    /// How long a lender may take to answer before it is given up; with replicas, 0.7 s at most where others have what it has.
     pub lender_timeout: Duration,
     /// Called on the pager's thread before anything else.
     pub thread_hook: Option<fn()>,
@@ -84,6 +91,7 @@ impl Default for PagerConfig {
         Self {
             local_bytes: 256 << 20,
             lenders: Vec::new(),
+            replicas: 1,
             security: Security::default(),
             link: LinkChoice::Auto,
             area_bytes: 1 << 40,

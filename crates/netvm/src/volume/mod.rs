@@ -1,7 +1,5 @@
 //! A range of bytes on lenders, with replicas: what the views for kernels read and write. docs/design/volume.md has the whole.
 
-mod comeback;
-
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
@@ -14,8 +12,7 @@ use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
 
 use crate::error::{Error, Result};
-use crate::lender::{BorrowOptions, Borrower, Completion};
-use comeback::Comeback;
+use crate::lender::{BorrowOptions, Borrower, Comeback, Completion};
 
 pub use netvm_core::volume::{BLOCK_BYTES, LENDERS_MAX, Presence, VOLUME_BYTES_MAX};
 
@@ -515,7 +512,7 @@ impl Volume {
         let (degraded, lost) = self.core.degraded();
         let address = side.address.clone();
         if self.options.replicas > 1 {
-            side.comeback = Comeback::start(&address, &self.options.borrow);
+            side.comeback = Comeback::start(&address, &self.options.borrow, None);
             if degraded > 0 {
                 self.poor_since.get_or_insert_with(Instant::now);
             }

@@ -23,6 +23,7 @@ type Failure = Box<dyn Error>;
 #[command(after_help = "Examples:
   netvm bench fault                          all placements, beside disk swap and zram when root
   netvm bench fault --placement same-cpu --peers none --seconds 2
+  netvm bench fault --placement same-cpu --replicas 2 --peers none
   netvm bench fault --json --svg fault.svg   for a program, and a picture
   netvm bench fault --walks --local-percent 75,50,25,10   what an access costs with so much local memory
 
@@ -59,6 +60,9 @@ pub struct FaultArgs {
     /// A short run on little memory, for tests
     #[arg(long)]
     quick: bool,
+    /// How many lenders hold each page, each a process of its own
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=4))]
+    replicas: u8,
     /// Write a bar plot of the medians to this file
     #[arg(long)]
     svg: Option<PathBuf>,
@@ -290,6 +294,7 @@ struct Plan {
     local_bytes: u64,
     size_bytes: u64,
     repetitions: usize,
+    replicas: u8,
     /// Time of one repetition of one case.
     case: Duration,
     /// Time of one repetition of one floor.
@@ -303,11 +308,13 @@ struct Plan {
 pub fn run(args: &FaultArgs) -> Result<(), Failure> {
     let plan = if args.quick {
         let case = Duration::from_millis(150);
-        Plan { local_bytes: 8 << 20, size_bytes: 32 << 20, repetitions: 2, case, floor: case / 3 }
+        let (local_bytes, size_bytes, replicas) = (8 << 20, 32 << 20, args.replicas);
+        Plan { local_bytes, size_bytes, repetitions: 2, replicas, case, floor: case / 3 }
     } else {
         let repetitions = 5;
         let case = Duration::try_from_secs_f64(args.seconds / repetitions as f64)?;
-        Plan { local_bytes: args.local.0, size_bytes: args.size.0, repetitions, case, floor: case / 3 }
+        let (local_bytes, size_bytes, replicas) = (args.local.0, args.size.0, args.replicas);
+        Plan { local_bytes, size_bytes, repetitions, replicas, case, floor: case / 3 }
     };
     if plan.size_bytes <= plan.local_bytes {
         return Err(format!(
@@ -370,7 +377,7 @@ struct Setup {
     placement: Placement,
     // The worker goes first: it borrows from the lender.
     worker: Helper,
-    _lender: Helper,
+    _lenders: Vec<Helper>,
     _echo: Helper,
     echo_address: String,
 }
@@ -393,11 +400,16 @@ impl Setup {
         if placement.spin {
             command.extend(words("--spin-us 1000"));
         }
-        let mut lender = Helper::start(&command, false)?;
-        let said = lender.line()?;
-        let address = said.rsplit(' ').next().unwrap_or_default();
+        let (mut lenders, mut addresses) = (Vec::new(), String::new());
+        for _ in 0..plan.replicas {
+            let mut lender = Helper::start(&command, false)?;
+            let said = lender.line()?;
+            addresses += &format!(" --lender {}", said.rsplit(' ').next().unwrap_or_default());
+            lenders.push(lender);
+        }
         let mut command = words(&format!(
-            "bench worker --lender {address} --local-bytes {} --size-bytes {} --case-ms {}",
+            "bench worker{addresses} --replicas {} --local-bytes {} --size-bytes {} --case-ms {}",
+            plan.replicas,
             plan.local_bytes,
             plan.size_bytes,
             plan.case.as_millis()
@@ -407,7 +419,7 @@ impl Setup {
         command.extend(words(if placement.nearby { "--link shm" } else { "--link socket" }));
         let mut worker = Helper::start(&command, false)?;
         worker.ask("fill")?;
-        Ok(Self { placement, worker, _lender: lender, _echo: echo, echo_address })
+        Ok(Self { placement, worker, _lenders: lenders, _echo: echo, echo_address })
     }
 
     /// One repetition: the floors, then the cases.

@@ -32,10 +32,13 @@ pub const CHUNK_BYTES: usize = 1 << 20;
 pub struct WorkerArgs {
     /// Lender of the far memory; without one the memory is ordinary
     #[arg(long)]
-    lender: Option<String>,
-    /// How that is reached when it is on this host
+    lender: Vec<String>,
+    /// How those are reached that are on this host
     #[arg(long, default_value = "socket")]
     link: LinkChoice,
+    /// How many lenders hold each page
+    #[arg(long, default_value_t = 1)]
+    replicas: usize,
     #[arg(long)]
     local_bytes: u64,
     #[arg(long)]
@@ -179,11 +182,12 @@ fn mix(value: u64) -> u64 {
 impl Worker {
     fn new(args: &WorkerArgs) -> Result<Self, Box<dyn Error>> {
         let bytes = usize::try_from(args.size_bytes)?.next_multiple_of(CHUNK_BYTES);
-        let (memory, owner) = match &args.lender {
-            Some(lender) => {
+        let (memory, owner) = match args.lender.is_empty() {
+            false => {
                 let pager = Pager::start(PagerConfig {
                     local_bytes: args.local_bytes,
-                    lenders: vec![lender.clone()],
+                    lenders: args.lender.clone(),
+                    replicas: args.replicas,
                     link: args.link,
                     area_bytes: 1 << 36,
                     name: "netvm bench".into(),
@@ -196,7 +200,7 @@ impl Worker {
                 pager.map(address, bytes, libc::PROT_READ | libc::PROT_WRITE)?;
                 (pager.memory(address, bytes)?, Owner::Far(pager))
             }
-            None => {
+            true => {
                 let mapping = Mapping::anonymous(bytes)?;
                 (mapping.shared(), Owner::Plain(mapping))
             }

@@ -4,31 +4,36 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use crate::lender::{BorrowOptions, Borrower, BorrowerParts};
+use super::{BorrowOptions, Borrower, BorrowerParts};
 
 const RETRY: Duration = Duration::from_secs(2);
+const STACK_BYTES: usize = 256 << 10;
 
 /// A thread that tries; it ends when it has succeeded, or soon after this is dropped.
-pub(super) struct Comeback {
+pub(crate) struct Comeback {
     found: Receiver<BorrowerParts>,
     /// The thread sees when it has gone.
     _wanted: Arc<()>,
 }
 
 impl Comeback {
-    /// `None` when there is no thread to be had.
-    pub(super) fn start(address: &str, options: &BorrowOptions) -> Option<Self> {
+    /// `first` runs in the thread before all else. `None` when there is no thread to be had.
+    pub(crate) fn start(address: &str, options: &BorrowOptions, first: Option<fn()>) -> Option<Self> {
         let (sender, found) = sync_channel(1);
         let (address, options) = (address.to_owned(), options.clone());
         let wanted = Arc::new(());
         let still_wanted = Arc::downgrade(&wanted);
-        let thread = std::thread::Builder::new().name("netvm-comeback".to_owned());
-        thread.spawn(move || attempt(&address, &options, &sender, &still_wanted)).ok()?;
+        let body = move || {
+            netvm_sys::thread::set_name(c"netvm-comeback");
+            netvm_sys::thread::block_signals();
+            attempt(&address, &options, &sender, &still_wanted);
+        };
+        netvm_sys::thread::start(STACK_BYTES, first, Box::new(body)).ok()?;
         Some(Self { found, _wanted: wanted })
     }
 
     /// The connection, when there is one.
-    pub(super) fn take(&mut self) -> Option<Borrower> {
+    pub(crate) fn take(&mut self) -> Option<Borrower> {
         self.found.try_recv().ok().map(Borrower::from_parts)
     }
 }

@@ -1,0 +1,583 @@
+//! New copies for slabs that have lost some, while their pages are read and written: one slab at a time, chunk by chunk.
+//!
+//! A connection to a lender keeps the order of what is posted on it. So a page that is written goes to the copy that grows as well
+//! when its chunk's write has been posted there before; until then its chunk is copied again.
+
+use super::copies::{Copies, SlabCopy};
+use super::slots::{SlabIndex, Slot, SlotMap};
+
+/// Pages that are copied at a time.
+pub const CHUNK_PAGES: u32 = 64;
+
+/// What is to be done for a new copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Borrow a slab of this lender.
+    Borrow {
+        /// Its number.
+        lender: u32,
+    },
+    /// Read pages into the buffer for chunks.
+    Read {
+        /// From which copy.
+        from: SlabCopy,
+        /// First page.
+        page: u32,
+        /// How many.
+        pages: u32,
+    },
+    /// Write the buffer, and be told when it has been written.
+    Write {
+        /// To which copy.
+        to: SlabCopy,
+        /// First page.
+        page: u32,
+        /// How many.
+        pages: u32,
+    },
+}
+
+/// How a step has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StepEnd {
+    /// Done.
+    Done,
+    /// There is a slab.
+    Borrowed(u32),
+    /// The lender has none.
+    Full,
+    /// Its lender is lost.
+    Lost,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Chunk {
+    page: u32,
+    pages: u32,
+    phase: Phase,
+    /// A page of it was written meanwhile.
+    stale: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Reading,
+    /// Its write is not posted yet.
+    Read,
+    Writing,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Growing {
+    slab: SlabIndex,
+    lender: u32,
+    /// `None` until it is borrowed.
+    copy: Option<SlabCopy>,
+    /// Pages below are in it.
+    done: u32,
+    chunk: Option<Chunk>,
+    width: u32,
+}
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct Mender {
+    growing: Option<Growing>,
+    /// Perhaps for a copy that is no longer wanted.
+    in_flight: Option<Step>,
+    /// Slabs before have what they need, or cannot be helped now.
+    cursor: usize,
+    mended: u64,
+}
+
+impl Mender {
+    pub(super) fn look_again(&mut self) {
+        self.cursor = 0;
+    }
+}
+
+impl SlotMap {
+    /// Whether a slab is getting another copy.
+    pub fn is_mending(&self) -> bool {
+        self.mender.growing.is_some() || self.mender.in_flight.is_some()
+    }
+
+    /// Pages that got another copy so far.
+    pub fn mended(&self) -> u64 {
+        self.mender.mended
+    }
+
+    /// Where pages from `slot` on are to be written: to all complete copies, and to the one that grows when they are in it.
+    /// `None` for a slab that was returned.
+    #[inline]
+    pub fn write(&mut self, slot: Slot, pages: u32) -> Option<(Copies, u32)> {
+        let (index, page) = self.split(slot);
+        let mut copies = self.slabs.get(index)?.as_ref()?.copies;
+        if let Some(growing) = &mut self.mender.growing
+            && growing.slab == index as u32
+            && let Some(copy) = growing.write(page, pages)
+        {
+            copies.push(copy);
+        }
+        Some((copies, page))
+    }
+
+    /// What to do next for copies that are missing; `None` while a step is under way, or when nothing can be done.
+    pub fn next_step(&mut self) -> Option<Step> {
+        if self.mender.in_flight.is_some() {
+            return None;
+        }
+        let step = loop {
+            match self.mender.growing {
+                None => break self.begin()?,
+                Some(growing) => {
+                    if let Some(step) = self.go_on(growing) {
+                        break step;
+                    }
+                }
+            }
+        };
+        self.mender.in_flight = Some(step);
+        Some(step)
+    }
+
+    fn begin(&mut self) -> Option<Step> {
+        while let Some(slab) = self.slabs.get(self.mender.cursor) {
+            if let Some(slab) = slab
+                && slab.live_count > 0
+                && (1..self.replicas).contains(&slab.copies.as_slice().len())
+                && let Some(lender) = self.candidate(slab.copies.as_slice())
+            {
+                let slab = self.mender.cursor as SlabIndex;
+                let growing = Growing { slab, lender, copy: None, done: 0, chunk: None, width: CHUNK_PAGES };
+                self.mender.growing = Some(growing);
+                return Some(Step::Borrow { lender });
+            }
+            self.mender.cursor += 1;
+        }
+        None
+    }
+
+    /// `None` when there is nothing more to do for it.
+    fn go_on(&mut self, mut growing: Growing) -> Option<Step> {
+        let slots = self.slots_per_slab;
+        let slab = self.slabs.get_mut(growing.slab as usize).and_then(Option::as_mut);
+        let (Some(slab), Some(copy)) = (slab, growing.copy) else {
+            self.mender.growing = None;
+            return None;
+        };
+        if let Some(Chunk { page, pages, phase: Phase::Read, .. }) = growing.chunk {
+            return Some(Step::Write { to: copy, page, pages });
+        }
+        let Some((page, pages)) = slab.live_run(growing.done, growing.width, slots) else {
+            slab.copies.push(copy);
+            self.mender.growing = None;
+            return None;
+        };
+        let Some(&from) = slab.copies.as_slice().first() else {
+            self.mender.growing = None;
+            self.give_back(copy);
+            return None;
+        };
+        // Pages before it hold nothing: whatever is written there from now on goes to this copy, too.
+        growing.done = page;
+        growing.chunk = Some(Chunk { page, pages, phase: Phase::Reading, stale: false });
+        self.mender.growing = Some(growing);
+        Some(Step::Read { from, page, pages })
+    }
+
+    /// The step that was asked for is posted: what is posted from now on comes after it.
+    pub fn step_posted(&mut self) {
+        if let Some(Step::Write { .. }) = self.mender.in_flight
+            && let Some(growing) = &mut self.mender.growing
+            && let Some(chunk) = &mut growing.chunk
+        {
+            chunk.phase = Phase::Writing;
+        }
+    }
+
+    /// The step under way has ended, or could not be posted.
+    pub fn step_ended(&mut self, end: StepEnd) {
+        let Some(step) = self.mender.in_flight.take() else { return };
+        let growing = self.mender.growing.as_mut();
+        match (step, end) {
+            (Step::Borrow { lender }, StepEnd::Borrowed(slab)) => {
+                let copy = SlabCopy { lender, slab };
+                match growing {
+                    _ if !self.places[lender as usize].alive => {}
+                    Some(growing) => {
+                        growing.copy = Some(copy);
+                        self.places[lender as usize].slabs += 1;
+                    }
+                    None => self.not_wanted(copy),
+                }
+            }
+            (Step::Borrow { lender }, end) => {
+                self.places[lender as usize].full |= end == StepEnd::Full;
+                self.mender.growing = None;
+            }
+            (Step::Read { .. }, StepEnd::Done) => {
+                if let Some(growing) = growing {
+                    match &mut growing.chunk {
+                        Some(chunk) if !chunk.stale => chunk.phase = Phase::Read,
+                        _ => growing.again(),
+                    }
+                }
+            }
+            (Step::Write { .. }, StepEnd::Done) => {
+                if let Some(growing) = growing
+                    && let Some(chunk) = growing.chunk.take()
+                {
+                    if chunk.stale {
+                        growing.again();
+                    } else {
+                        (growing.done, growing.width) = (chunk.page + chunk.pages, CHUNK_PAGES);
+                        let slab = self.slabs[growing.slab as usize].as_ref();
+                        self.mender.mended += slab.map_or(0, |slab| slab.live_in(chunk.page, chunk.pages));
+                    }
+                }
+            }
+            // From another copy; the target is dropped by whoever says that its lender is lost.
+            (_, _) => {
+                if let Some(growing) = growing {
+                    growing.again();
+                }
+            }
+        }
+    }
+
+    /// What grows is no longer wanted.
+    pub(super) fn stop_mending(&mut self, slab: SlabIndex) {
+        if let Some(growing) = self.mender.growing.take_if(|growing| growing.slab == slab)
+            && let Some(copy) = growing.copy
+        {
+            self.give_back(copy);
+        }
+    }
+
+    /// In the child of a fork, where nothing is under way: what grew grows in the parent.
+    pub fn leave_mending(&mut self) {
+        if let Some(growing) = &self.mender.growing {
+            self.stop_mending(growing.slab);
+        }
+        self.mender = Mender::default();
+    }
+
+    pub(super) fn mender_lost(&mut self, lender: u32) {
+        self.mender.growing.take_if(|growing| growing.lender == lender);
+    }
+}
+
+impl Growing {
+    /// Whether pages that are written now go to this copy, too.
+    fn write(&mut self, page: u32, pages: u32) -> Option<SlabCopy> {
+        let copy = self.copy?;
+        let written = match self.chunk {
+            Some(chunk) if chunk.phase == Phase::Writing => chunk.page + chunk.pages,
+            _ => self.done,
+        };
+        if page + pages <= written {
+            return Some(copy);
+        }
+        if let Some(chunk) = &mut self.chunk
+            && page < chunk.page + chunk.pages
+            && chunk.page < page + pages
+        {
+            chunk.stale = true;
+        }
+        self.done = self.done.min(page);
+        None
+    }
+
+    /// The chunk is copied again, less of it at a time: a page is not written twice while it alone is being read.
+    fn again(&mut self) {
+        self.chunk = None;
+        self.width = (self.width / 2).max(1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::collections::{BTreeMap, VecDeque};
+    use alloc::vec::Vec;
+
+    const SLOTS: u32 = 128;
+    const REPLICAS: usize = 2;
+
+    enum Op {
+        Write { slab: u32, page: u32, values: Vec<u64> },
+        Read { slab: u32, page: u32, value: u64 },
+        Step(Step),
+        Return(u32),
+    }
+
+    #[derive(Default)]
+    struct Lender {
+        memory: BTreeMap<(u32, u32), u64>,
+        queue: VecDeque<Op>,
+        held: Vec<u32>,
+        lent: u32,
+    }
+
+    /// Pages on lenders that execute what is asked of them in order, whenever they like.
+    struct World {
+        map: SlotMap,
+        lenders: Vec<Lender>,
+        /// What each slot must hold.
+        pages: BTreeMap<Slot, u64>,
+        buffer: Vec<u64>,
+        written: u64,
+        random: u64,
+        losses: u32,
+        unposted: Option<Step>,
+    }
+
+    impl World {
+        fn new(seed: u64, lenders: usize) -> Self {
+            let map = SlotMap::new(SLOTS, lenders, REPLICAS);
+            let lenders = (0..lenders).map(|_| Lender::default()).collect();
+            let (pages, buffer) = (BTreeMap::new(), Vec::new());
+            Self { map, lenders, pages, buffer, written: 0, random: seed, losses: 0, unposted: None }
+        }
+
+        fn below(&mut self, end: usize) -> usize {
+            self.random = self.random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (self.random >> 33) as usize % end
+        }
+
+        fn some_slot(&mut self) -> Option<Slot> {
+            let from = self.below(SLOTS as usize * 8) as Slot;
+            self.pages.range(from..).chain(self.pages.iter()).next().map(|(&slot, _)| slot)
+        }
+
+        fn borrow(&mut self) {
+            let mut copies = Vec::new();
+            while copies.len() < REPLICAS
+                && let Some(lender) = self.map.candidate(&copies)
+            {
+                let slab = self.lend(lender);
+                copies.push(SlabCopy { lender, slab });
+            }
+            self.map.add(&copies).unwrap();
+        }
+
+        fn lend(&mut self, lender: u32) -> u32 {
+            let lender = &mut self.lenders[lender as usize];
+            lender.lent += 1;
+            lender.held.push(lender.lent);
+            lender.lent
+        }
+
+        fn write(&mut self, first: Slot, count: u32) {
+            let (copies, page) = self.map.write(first, count).unwrap();
+            let values: Vec<u64> = (1..=u64::from(count)).map(|index| self.written + index).collect();
+            self.written += u64::from(count);
+            for (slot, &value) in (first..).zip(&values) {
+                self.pages.insert(slot, value);
+            }
+            for copy in copies.as_slice() {
+                let values = values.clone();
+                self.lenders[copy.lender as usize].queue.push_back(Op::Write {
+                    slab: copy.slab,
+                    page,
+                    values,
+                });
+            }
+        }
+
+        fn act(&mut self) {
+            match self.below(100) {
+                0..20 => {
+                    let want = self.below(40) as u32 + 1;
+                    let (slot, count) = loop {
+                        match self.map.take_run(want) {
+                            Some(run) => break run,
+                            None => self.borrow(),
+                        }
+                    };
+                    self.write(slot, count);
+                }
+                20..40 => {
+                    // Neighbours that are there, as far as they may be written.
+                    let Some(slot) = self.some_slot() else { return };
+                    let want = self.below(20) as u32 + 1;
+                    let mut count = 1;
+                    while count < want
+                        && self.pages.contains_key(&(slot + count))
+                        && self.map.adjacent(slot + count - 1, slot + count)
+                    {
+                        count += 1;
+                    }
+                    if self.map.is_writable(slot) {
+                        self.write(slot, count);
+                    }
+                }
+                40..55 => {
+                    let Some(slot) = self.some_slot() else { return };
+                    let value = self.pages[&slot];
+                    let (copies, page) = self.map.locate(slot).unwrap();
+                    let copies = copies.to_vec();
+                    let copy = copies[self.below(copies.len())];
+                    let read = Op::Read { slab: copy.slab, page, value };
+                    self.lenders[copy.lender as usize].queue.push_back(read);
+                }
+                55..72 => {
+                    let Some(slot) = self.some_slot() else { return };
+                    for slot in slot..slot + self.below(20) as u32 {
+                        if self.pages.remove(&slot).is_some()
+                            && let Some(slab) = self.map.release(slot)
+                            && self.map.slabs() > 1
+                        {
+                            assert!(self.map.remove(slab));
+                        }
+                    }
+                }
+                72 => self.map.freeze(),
+                73 => {
+                    let frozen: Vec<_> = self.map.frozen().collect();
+                    frozen.iter().for_each(|(slab, _)| self.map.thaw(*slab));
+                }
+                74 => {
+                    let lender = self.below(self.lenders.len()) as u32;
+                    if self.map.is_alive(lender) && self.map.can_spare(|doubtful| doubtful == lender) {
+                        self.lose(lender);
+                    }
+                }
+                75..77 => {
+                    let lender = self.below(self.lenders.len()) as u32;
+                    if !self.map.is_alive(lender) {
+                        self.map.lender_back(lender);
+                    }
+                }
+                77 => self.map.ask_again(),
+                _ => {
+                    let lender = self.below(self.lenders.len());
+                    self.execute(lender);
+                }
+            }
+            self.post();
+        }
+
+        /// What the map wants done.
+        fn post(&mut self) {
+            while let Some(copy) = self.map.take_return() {
+                self.lenders[copy.lender as usize].queue.push_back(Op::Return(copy.slab));
+            }
+            self.unposted = self.unposted.or_else(|| self.map.next_step());
+            // Connections have no room for it at times.
+            if self.below(3) > 0
+                && let Some(step) = self.unposted.take()
+            {
+                let (Step::Borrow { lender }
+                | Step::Read { from: SlabCopy { lender, .. }, .. }
+                | Step::Write { to: SlabCopy { lender, .. }, .. }) = step;
+                if self.map.is_alive(lender) {
+                    self.lenders[lender as usize].queue.push_back(Op::Step(step));
+                    self.map.step_posted();
+                } else {
+                    self.map.step_ended(StepEnd::Lost);
+                }
+            }
+        }
+
+        fn lose(&mut self, lender: u32) {
+            self.losses += 1;
+            assert_eq!(self.map.lender_lost(lender).gone, 0);
+            let lost = core::mem::take(&mut self.lenders[lender as usize]);
+            for op in lost.queue {
+                if matches!(op, Op::Step(_)) {
+                    self.map.step_ended(StepEnd::Lost);
+                }
+            }
+        }
+
+        fn execute(&mut self, index: usize) {
+            let lender = &mut self.lenders[index];
+            let Some(op) = lender.queue.pop_front() else { return };
+            match op {
+                Op::Write { slab, page, values } => {
+                    assert!(lender.held.contains(&slab), "a write to a slab that was given back");
+                    lender.memory.extend((page..).zip(values).map(|(page, value)| ((slab, page), value)));
+                }
+                Op::Read { slab, page, value } => assert_eq!(lender.memory[&(slab, page)], value),
+                Op::Return(slab) => {
+                    let place = lender.held.iter().position(|&held| held == slab);
+                    lender.held.swap_remove(place.expect("given back twice"));
+                    lender.memory.retain(|&(held, _), _| held != slab);
+                }
+                Op::Step(Step::Read { from, page, pages }) => {
+                    let read = |page| lender.memory.get(&(from.slab, page)).copied().unwrap_or(0);
+                    self.buffer = (page..page + pages).map(read).collect();
+                    self.map.step_ended(StepEnd::Done);
+                }
+                Op::Step(Step::Write { to, page, pages }) => {
+                    assert_eq!(self.buffer.len(), pages as usize);
+                    let values = (page..).zip(&self.buffer);
+                    lender.memory.extend(values.map(|(page, &value)| ((to.slab, page), value)));
+                    self.map.step_ended(StepEnd::Done);
+                }
+                Op::Step(Step::Borrow { .. }) => {
+                    let full = self.below(4) == 0;
+                    let end = if full { StepEnd::Full } else { StepEnd::Borrowed(self.lend(index as u32)) };
+                    self.map.step_ended(end);
+                }
+            }
+        }
+
+        /// Every complete copy holds what was written last, and nothing is borrowed that is not needed.
+        fn check(&mut self) {
+            while self.map.is_mending() || self.lenders.iter().any(|lender| !lender.queue.is_empty()) {
+                (0..self.lenders.len()).for_each(|lender| self.execute(lender));
+                self.map.ask_again();
+                self.post();
+            }
+            assert!(self.map.poor() == 0 || self.map.alive() < REPLICAS);
+            for (&slot, &value) in &self.pages {
+                let (copies, page) = self.map.locate(slot).unwrap();
+                assert!(copies.len() >= REPLICAS.min(self.map.alive()), "slot {slot}: {copies:?}");
+                for copy in copies {
+                    let memory = &self.lenders[copy.lender as usize].memory;
+                    assert_eq!(memory.get(&(copy.slab, page)), Some(&value), "slot {slot} in {copy:?}");
+                }
+            }
+            let held: usize = self.lenders.iter().map(|lender| lender.held.len()).sum();
+            let copies = self.map.slabs.iter().flatten().map(|slab| slab.copies.as_slice().len());
+            assert_eq!(held, copies.sum::<usize>());
+        }
+    }
+
+    #[test]
+    fn no_page_is_ever_lost_or_stale_while_lenders_come_and_go() {
+        let (mut losses, mut mended) = (0, 0);
+        for seed in 0..60 {
+            let mut world = World::new(seed, 2 + seed as usize % 3);
+            for step in 0..4000 {
+                world.act();
+                if step % 1000 == 999 {
+                    world.check();
+                }
+            }
+            (losses, mended) = (losses + world.losses, mended + world.map.mended());
+        }
+        assert!(losses > 500 && mended > 20_000, "{losses} {mended}");
+    }
+
+    #[test]
+    fn a_child_leaves_what_grows_to_its_parent() {
+        let mut world = World::new(1, 3);
+        world.borrow();
+        let (slot, count) = world.map.take_run(20).unwrap();
+        world.write(slot, count);
+        world.lose(1);
+        while world.lenders.iter().all(|lender| !matches!(lender.queue.back(), Some(Op::Step(_)))) {
+            world.post();
+        }
+        let lender = (0..3).find(|&lender| matches!(world.lenders[lender].queue.back(), Some(Op::Step(_))));
+        world.map.step_ended(StepEnd::Borrowed(9));
+        assert!(world.map.is_mending());
+        world.map.leave_mending();
+        let lender = lender.unwrap() as u32;
+        assert_eq!(world.map.take_return(), Some(SlabCopy { lender, slab: 9 }));
+        assert_eq!((world.map.next_step(), world.map.poor()), (Some(Step::Borrow { lender }), 20));
+    }
+}

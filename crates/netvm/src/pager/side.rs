@@ -1,0 +1,255 @@
+//! The lenders of a pager: how fast they answer, whether they do, and those that were lost.
+
+use crate::error::{Error, Result};
+use crate::lender::{BorrowOptions, Borrower, Comeback};
+use netvm_core::residency::SlabCopy;
+use std::ops::{Index, IndexMut};
+use std::time::{Duration, Instant};
+
+/// With replicas, a lender that has been silent for so long is lost, where others have all that it has.
+const SILENCE: Duration = Duration::from_millis(700);
+/// A read is asked of another lender, too, after so many times what reads usually take,
+const LATE_FACTOR: u64 = 8;
+/// but not before so long,
+const LATE_NS_MIN: u64 = 3_000_000;
+/// and so much later for each byte.
+const LATE_NS_PER_BYTE: u64 = 10;
+/// Reads up to this length count for what is usual.
+const USUAL_BYTES_MAX: usize = 16 << 10;
+/// Every so many reads the second best is asked, to see whether it still is.
+const TRY_OTHER: u32 = 128;
+
+/// One lender.
+pub(super) struct Side {
+    pub(super) address: String,
+    pub(super) borrower: Option<Borrower>,
+    pub(super) lost: Option<Error>,
+    /// It has returned a wrong page: it is not taken back.
+    pub(super) distrusted: bool,
+    /// A read of it is overdue.
+    pub(super) late: bool,
+    /// What a short read takes, smoothed, in nanoseconds; 0 before the first.
+    usual_ns: u64,
+    comeback: Option<Comeback>,
+    /// For how long something has been asked of it and nothing has come, as far as we looked.
+    silent: Duration,
+}
+
+impl Side {
+    /// When a read of `bytes` bytes is overdue.
+    pub(super) fn limit(&self, bytes: usize) -> Duration {
+        let usual = (self.usual_ns * LATE_FACTOR).max(LATE_NS_MIN);
+        Duration::from_nanos(usual + bytes as u64 * LATE_NS_PER_BYTE)
+    }
+
+    /// A read of `bytes` bytes took `time`.
+    pub(super) fn answered(&mut self, time: Duration, bytes: usize) {
+        self.late = false;
+        if bytes <= USUAL_BYTES_MAX {
+            let time = time.as_nanos() as u64;
+            self.usual_ns = if self.usual_ns == 0 { time } else { (self.usual_ns * 7 + time) / 8 };
+        }
+    }
+
+    /// How long a read would take, about.
+    fn cost(&self) -> u64 {
+        let pending = self.borrower.as_ref().map_or(0, Borrower::pending) as u64;
+        if self.late { u64::MAX } else { self.usual_ns.max(1) * (pending + 1) }
+    }
+}
+
+/// All of them, by number.
+pub(super) struct Sides {
+    sides: Vec<Side>,
+    options: BorrowOptions,
+    hook: Option<fn()>,
+    silence_max: Duration,
+    replicas: usize,
+    looked: Instant,
+    chosen: u32,
+}
+
+impl Index<u32> for Sides {
+    type Output = Side;
+
+    fn index(&self, lender: u32) -> &Side {
+        &self.sides[lender as usize]
+    }
+}
+
+impl IndexMut<u32> for Sides {
+    fn index_mut(&mut self, lender: u32) -> &mut Side {
+        &mut self.sides[lender as usize]
+    }
+}
+
+impl Sides {
+    pub(super) fn connect(
+        addresses: &[String],
+        options: BorrowOptions,
+        hook: Option<fn()>,
+        replicas: usize,
+        silence_max: Duration,
+    ) -> Result<Self> {
+        let (sides, looked) = (Vec::new(), Instant::now());
+        let mut all = Self { sides, options, hook, silence_max, replicas, looked, chosen: 0 };
+        for address in addresses {
+            let borrower = all.ready(Borrower::connect(address, &all.options)?);
+            all.sides.push(Side {
+                address: address.clone(),
+                borrower: Some(borrower),
+                lost: None,
+                distrusted: false,
+                late: false,
+                usual_ns: 0,
+                comeback: None,
+                silent: Duration::ZERO,
+            });
+        }
+        Ok(all)
+    }
+
+    /// Nobody waits for one lender's answer for longer than it may be silent.
+    fn ready(&self, mut borrower: Borrower) -> Borrower {
+        if self.replicas > 1 {
+            borrower.set_call_timeout(SILENCE);
+        }
+        borrower
+    }
+
+    pub(super) fn len(&self) -> u32 {
+        self.sides.len() as u32
+    }
+
+    pub(super) fn borrowers(&self) -> impl Iterator<Item = &Borrower> + '_ {
+        self.sides.iter().filter_map(|side| side.borrower.as_ref())
+    }
+
+    /// The connection to a lender that is not lost.
+    pub(super) fn live(&mut self, lender: u32) -> Option<&mut Borrower> {
+        let side = &mut self[lender];
+        side.borrower.as_mut().filter(|_| side.lost.is_none())
+    }
+
+    /// The copy that is read soonest.
+    #[inline]
+    pub(super) fn choose(&mut self, copies: &[SlabCopy]) -> Option<SlabCopy> {
+        if let [only] = copies {
+            return Some(*only);
+        }
+        self.chosen = self.chosen.wrapping_add(1);
+        let try_other = self.chosen.is_multiple_of(TRY_OTHER);
+        let cost = |copy: &&SlabCopy| self[copy.lender].cost();
+        let best = copies.iter().min_by_key(cost)?;
+        let second = copies.iter().filter(|copy| copy.lender != best.lender && try_other);
+        let second = second.min_by_key(cost).filter(|copy| !self[copy.lender].late);
+        Some(*second.unwrap_or(best))
+    }
+
+    /// Notes that a lender is lost; false when it was before.
+    pub(super) fn lose(&mut self, lender: u32, error: Error) -> bool {
+        let side = &mut self[lender];
+        if side.lost.is_some() {
+            return false;
+        }
+        if let Some(borrower) = &mut side.borrower {
+            // All that is under way ends with the next poll.
+            borrower.abandon("it was given up");
+        }
+        (side.lost, side.late, side.silent) = (Some(error), false, Duration::ZERO);
+        true
+    }
+
+    pub(super) fn any_lost(&self) -> bool {
+        self.sides.iter().any(|side| side.lost.is_some())
+    }
+
+    /// Why those that are lost are lost.
+    pub(super) fn losses(&self) -> String {
+        let losses: Vec<_> =
+            self.sides.iter().filter_map(|side| side.lost.as_ref()).map(Error::to_string).collect();
+        losses.join("; ")
+    }
+
+    /// The first lender that has not answered for `limit`.
+    pub(super) fn silent_for_too_long(&self, limit: Duration) -> Option<(u32, Error)> {
+        let late =
+            |borrower: &Borrower| borrower.oldest_pending().is_some_and(|since| since.elapsed() > limit);
+        let lender = self.sides.iter().position(|side| side.borrower.as_ref().is_some_and(late))?;
+        Some((lender as u32, self.timeout(lender, limit)))
+    }
+
+    fn timeout(&self, lender: usize, after: Duration) -> Error {
+        let lender = self.sides[lender].address.clone();
+        Error::Timeout { lender, what: "a page", after_ms: after.as_millis() as u64 }
+    }
+
+    /// A bit for each lender that is silent for so long that it is given up if that is possible. Time in which this process did not
+    /// look, because it was stopped or starved, does not count against them.
+    pub(super) fn doubtful(&mut self, now: Instant) -> u64 {
+        let looked = (now - self.looked).min(SILENCE / 4);
+        self.looked = now;
+        let mut doubtful = 0;
+        for (lender, side) in self.sides.iter_mut().enumerate() {
+            let borrower = side.borrower.as_ref().filter(|_| side.lost.is_none());
+            let since = borrower.and_then(Borrower::oldest_pending);
+            let waited = since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+            side.silent = if waited < side.silent { Duration::ZERO } else { side.silent };
+            side.silent = (side.silent + looked).min(waited);
+            doubtful |= u64::from(side.silent > SILENCE) << lender;
+        }
+        doubtful
+    }
+
+    /// A lender that is to be given up.
+    pub(super) fn silent(&self, can_spare: bool) -> Option<(u32, Error)> {
+        let late = |side: &Side| side.silent > self.silence_max || (can_spare && side.silent > SILENCE);
+        let lender = self.sides.iter().position(|side| side.lost.is_none() && late(side))?;
+        Some((lender as u32, self.timeout(lender, self.sides[lender].silent)))
+    }
+
+    /// A lost lender that can be used again, as one that has nothing; its slabs have `bytes_min` bytes at least.
+    pub(super) fn come_back(&mut self, bytes_min: u64) -> Option<u32> {
+        for lender in 0..self.sides.len() {
+            let side = &mut self.sides[lender];
+            if side.lost.is_none() {
+                continue;
+            }
+            // All that was under way has been reported.
+            side.borrower.take_if(|borrower| borrower.pending() == 0);
+            if side.borrower.is_some() || side.distrusted {
+                continue;
+            }
+            if side.comeback.is_none() {
+                side.comeback = Comeback::start(&side.address, &self.options, self.hook);
+            }
+            let found = side.comeback.as_mut().and_then(Comeback::take);
+            let Some(borrower) = found else { continue };
+            side.comeback = None;
+            if borrower.slab_bytes() < bytes_min {
+                // Another lender than before at the same address.
+                side.distrusted = true;
+                continue;
+            }
+            let borrower = self.ready(borrower);
+            let side = &mut self.sides[lender];
+            (side.borrower, side.lost, side.usual_ns) = (Some(borrower), None, 0);
+            return Some(lender as u32);
+        }
+        None
+    }
+
+    /// How the thread that forks takes connections over for the child.
+    pub(super) fn fork_options(&self) -> BorrowOptions {
+        let limit = if self.replicas > 1 { SILENCE } else { self.options.call_timeout };
+        BorrowOptions { connect_timeout: limit, call_timeout: limit, ..self.options.clone() }
+    }
+
+    /// After a fork, in the child: the parent's connections and threads do not exist here.
+    pub(super) fn adopt(&mut self, lender: u32, borrower: Option<Borrower>) {
+        let side = &mut self[lender];
+        std::mem::forget(std::mem::replace(&mut side.borrower, borrower));
+        std::mem::forget(side.comeback.take());
+        (side.late, side.silent) = (false, Duration::ZERO);
+    }
+}

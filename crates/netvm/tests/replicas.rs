@@ -1,0 +1,265 @@
+//! Far memory whose pages two lenders hold: it survives what happens to one of them.
+
+mod common;
+
+use common::{Random, Serving, alone};
+use netvm::pager::{LOCAL_BYTES_MIN, Pager, PagerConfig, PagerError};
+use netvm::stats::PagerStats;
+use netvm_sys::shared::SharedSlice;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const PAGE: usize = 4096;
+const MEMORY: usize = 4 * LOCAL_BYTES_MIN as usize;
+const SLABS: u64 = 64;
+
+fn start(lenders: &[&str]) -> (Arc<Pager>, SharedSlice) {
+    let config = PagerConfig {
+        local_bytes: LOCAL_BYTES_MIN,
+        lenders: lenders.iter().map(|&lender| lender.to_owned()).collect(),
+        replicas: 2,
+        area_bytes: 1 << 34,
+        ..PagerConfig::default()
+    };
+    let pager = Pager::start(config).unwrap();
+    let address = pager.area().start;
+    pager.map(address, MEMORY, 3).unwrap();
+    let memory = pager.memory(address, MEMORY).unwrap();
+    (pager, memory)
+}
+
+/// A lender until the process ends: pagers have no end either, and end the process when they have no lender left.
+fn lend() -> &'static Serving {
+    Box::leak(Box::new(Serving::new(SLABS)))
+}
+
+/// Far memory and what must be in it: the first word of each page.
+struct Model {
+    memory: SharedSlice,
+    words: Vec<u64>,
+    random: Random,
+}
+
+impl Model {
+    fn new(memory: SharedSlice, seed: u64) -> Self {
+        let mut model = Self { memory, words: vec![0; memory.len() / PAGE], random: Random::new(seed) };
+        (0..model.words.len()).for_each(|page| model.write(page));
+        model
+    }
+
+    fn write(&mut self, page: usize) {
+        // Noise, so that no two pages look alike.
+        let word = self.random.next();
+        let mut bytes = [0; PAGE];
+        let mut noise = Random::new(word);
+        bytes.as_chunks_mut().0.iter_mut().for_each(|chunk| *chunk = noise.next().to_le_bytes());
+        bytes[..8].copy_from_slice(&word.to_le_bytes());
+        self.memory.write_from(page * PAGE, &bytes).unwrap();
+        self.words[page] = word;
+    }
+
+    fn check(&self, page: usize) {
+        let mut word = [0; 8];
+        self.memory.read_into(page * PAGE, &mut word).unwrap();
+        assert_eq!(u64::from_le_bytes(word), self.words[page], "page {page}");
+    }
+
+    fn churn(&mut self, steps: usize) {
+        for _ in 0..steps {
+            let page = self.random.next() as usize % self.words.len();
+            self.check(page);
+            if self.random.next().is_multiple_of(3) {
+                self.write(page);
+            }
+        }
+    }
+
+    fn check_all(&self) {
+        (0..self.words.len()).for_each(|page| self.check(page));
+    }
+}
+
+/// Goes on until the counters are as wanted.
+#[track_caller]
+fn until(pager: &Pager, model: &mut Model, what: &str, so: impl Fn(&PagerStats) -> bool) -> PagerStats {
+    let started = Instant::now();
+    loop {
+        model.churn(500);
+        let stats = pager.stats();
+        if so(&stats) {
+            return stats;
+        }
+        assert!(started.elapsed() < Duration::from_secs(30), "never: {what}: {stats:?}");
+    }
+}
+
+#[test]
+fn contents_survive_lenders_that_come_and_go() {
+    let Some(_alone) = alone() else { return };
+    let lenders = (0..3).map(|_| Some(Serving::new(SLABS))).collect::<Vec<_>>();
+    let mut lenders = std::mem::ManuallyDrop::new(lenders);
+    let addresses: Vec<_> = lenders.iter().flatten().map(|lender| lender.address.clone()).collect();
+    let (pager, memory) = start(&addresses.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut model = Model::new(memory, 1);
+    for round in 0..4 {
+        let lost = round % 3;
+        lenders[lost] = None;
+        let stats = until(&pager, &mut model, "all pages have two copies", |stats| {
+            stats.lenders_lost == round as u64 + 1 && stats.pages_unprotected == 0
+        });
+        assert!(stats.pages_repaired > 0, "{stats:?}");
+        model.check_all();
+        lenders[lost] = Some(Serving::at(&addresses[lost], SLABS));
+        until(&pager, &mut model, "it came back", |stats| stats.lenders_back == round as u64 + 1);
+    }
+    let stats = pager.stats();
+    println!("{stats:?}");
+    assert!(stats.read_us_peak < 1_000_000 && stats.wrong_pages == 0, "{stats:?}");
+}
+
+#[test]
+fn two_lenders_one_of_which_is_replaced() {
+    let Some(_alone) = alone() else { return };
+    let (first, second) = (Serving::new(SLABS), Serving::new(SLABS));
+    let first = std::mem::ManuallyDrop::new(first);
+    let (pager, memory) = start(&[&first.address, &second.address]);
+    let mut model = Model::new(memory, 2);
+    let address = second.address.clone();
+    drop(second);
+    let stats = until(&pager, &mut model, "pages lack a copy", |stats| stats.pages_unprotected > 1000);
+    assert_eq!((stats.lenders_lost, stats.pages_repaired), (1, 0));
+    Box::leak(Box::new(Serving::at(&address, SLABS)));
+    until(&pager, &mut model, "all have two again", |stats| {
+        stats.lenders_back == 1 && stats.pages_unprotected == 0
+    });
+    // And now the one that had been there all the time.
+    drop(std::mem::ManuallyDrop::into_inner(first));
+    model.check_all();
+    model.churn(5000);
+    assert_eq!(pager.stats().lenders_lost, 2);
+}
+
+/// What a proxy does with the bytes of the lender.
+const PASS: u32 = 0;
+const HOLD: u32 = 1;
+const DELAY: u32 = 2;
+const ALTER: u32 = 3;
+
+/// Passes bytes on, as `mode` says.
+fn proxy(lender: &str, mode: &Arc<AtomicU32>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (lender, mode) = (lender.to_owned(), Arc::clone(mode));
+    std::thread::spawn(move || {
+        for near in listener.incoming().map_while(Result::ok) {
+            let far = TcpStream::connect(&lender).unwrap();
+            let _ = (near.set_nodelay(true), far.set_nodelay(true));
+            let ways =
+                [(near.try_clone(), far.try_clone(), false), (far.try_clone(), near.try_clone(), true)];
+            for (from, to, answers) in ways {
+                let (from, to, mode) = (from.unwrap(), to.unwrap(), Arc::clone(&mode));
+                std::thread::spawn(move || pass(from, to, answers, &mode));
+            }
+        }
+    });
+    address
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream, answers: bool, mode: &AtomicU32) {
+    let mut bytes = vec![0; 1 << 16];
+    while let Ok(count @ 1..) = from.read(&mut bytes) {
+        while mode.load(Ordering::Relaxed) == HOLD {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        if mode.load(Ordering::Relaxed) == DELAY {
+            std::thread::sleep(Duration::from_millis(40));
+        }
+        if answers && mode.load(Ordering::Relaxed) == ALTER && count > PAGE {
+            // The end of a page, very likely: what is read comes after its header.
+            bytes[count - 1] ^= 1;
+        }
+        if to.write_all(&bytes[..count]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(Shutdown::Write);
+}
+
+/// Two lenders, the second behind a proxy.
+fn with_proxy(seed: u64) -> (Arc<AtomicU32>, Arc<Pager>, Model) {
+    let (first, second) = (lend(), lend());
+    let mode = Arc::new(AtomicU32::new(PASS));
+    let address = proxy(&second.address, &mode);
+    let (pager, memory) = start(&[&address, &first.address]);
+    let mut model = Model::new(memory, seed);
+    model.churn(2000);
+    (mode, pager, model)
+}
+
+#[test]
+fn a_silent_lender_is_done_without() {
+    let Some(_alone) = alone() else { return };
+    let (mode, pager, mut model) = with_proxy(3);
+    mode.store(HOLD, Ordering::Relaxed);
+    let stats = until(&pager, &mut model, "it is lost", |stats| stats.lenders_lost == 1);
+    model.check_all();
+    println!("{stats:?}");
+    assert!(stats.read_us_peak < 1_000_000, "{stats:?}");
+    mode.store(PASS, Ordering::Relaxed);
+    until(&pager, &mut model, "it is back, and has all pages", |stats| {
+        stats.lenders_back == 1 && stats.pages_unprotected == 0
+    });
+    model.check_all();
+}
+
+#[test]
+fn reads_do_not_wait_for_a_slow_lender() {
+    let Some(_alone) = alone() else { return };
+    let (mode, pager, model) = with_proxy(4);
+    mode.store(DELAY, Ordering::Relaxed);
+    let before = pager.stats().remote_reads;
+    let started = Instant::now();
+    model.check_all();
+    let (took, stats) = (started.elapsed(), pager.stats());
+    let reads = stats.remote_reads - before;
+    println!("{reads} pages in {took:?}: {stats:?}");
+    assert!(reads > 2000 && stats.lenders_lost == 0, "{stats:?}");
+    // Half of them from there, one after the other, would take far longer.
+    assert!(took < Duration::from_secs(10), "{took:?}");
+}
+
+#[test]
+fn a_wrong_page_is_read_from_the_other_lender() {
+    let Some(_alone) = alone() else { return };
+    let (mode, pager, mut model) = with_proxy(5);
+    mode.store(ALTER, Ordering::Relaxed);
+    let stats = until(&pager, &mut model, "it is noticed", |stats| stats.wrong_pages > 0);
+    assert_eq!((stats.lenders_lost, stats.lenders_back), (1, 0));
+    model.check_all();
+    mode.store(PASS, Ordering::Relaxed);
+    std::thread::sleep(Duration::from_millis(2500));
+    // It can be reached, but is not trusted any more.
+    model.churn(2000);
+    assert_eq!(pager.stats().lenders_back, 0);
+}
+
+#[test]
+fn replicas_that_cannot_be() {
+    let lender = Serving::new(1);
+    let refused = |lenders: &[&str], replicas: usize| {
+        let lenders = lenders.iter().map(|&lender| lender.to_owned()).collect();
+        let config = PagerConfig { lenders, replicas, ..PagerConfig::default() };
+        Pager::start(config).unwrap_err().to_string()
+    };
+    if netvm_sys::uffd::probe().is_ok() {
+        assert!(refused(&[&lender.address], 2).contains("2 replicas on 1 lender"));
+        assert!(refused(&[lender.address.as_str(); 2], 2).contains("named twice"));
+        assert!(refused(&[&lender.address], 0).contains("0 replicas"));
+        assert!(refused(&["a:1", "b:1", "c:1", "d:1", "e:1"], 5).contains("1 to 4 replicas"));
+    }
+    let lost = PagerError::CopiesLost { pages: 3, why: "lender a is gone; lender b is gone".to_owned() };
+    assert_eq!(lost.to_string(), "no copy is left of 3 pages: lender a is gone; lender b is gone");
+}
