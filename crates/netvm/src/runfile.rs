@@ -250,10 +250,15 @@ impl RunFile {
 
     /// Addresses of the lenders that a process of the run has lost.
     pub fn lost_lenders(&self) -> Vec<String> {
-        let lost = self.word(LOST).load(Relaxed);
+        let lost = self.lost();
         let lenders = self.text(LENDERS);
         let numbered = lenders.split(',').take(64).enumerate();
         numbered.filter(|(index, _)| lost >> index & 1 == 1).map(|(_, lender)| lender.to_owned()).collect()
+    }
+
+    /// The same, a bit for each of the first 64.
+    pub fn lost(&self) -> u64 {
+        self.word(LOST).load(Relaxed)
     }
 
     /// Why a process of the run could not go on, if one could not.

@@ -4,6 +4,7 @@ use super::error::{PagerError, system};
 use super::side::Sides;
 use crate::error::{Error, Result, Scope};
 use crate::lender::{BorrowOptions, Borrower, Completion, ForkTicket, PostError};
+use crate::runfile::RunFile;
 use crate::stats::PagerStats;
 use netvm_core::residency::{CHUNK_PAGES, COPIES_MAX, Copies, SlabCopy, Slot, SlotMap, Step, StepEnd};
 use netvm_sys::mapping::Mapping;
@@ -80,6 +81,7 @@ impl Backing {
         options: BorrowOptions,
         hook: Option<fn()>,
         timeout: Duration,
+        run: Option<&RunFile>,
     ) -> Result<Self> {
         if addresses.is_empty() {
             return Err(PagerError::NoLender.into());
@@ -94,9 +96,11 @@ impl Backing {
             }
             .into());
         }
-        let sides = Sides::connect(addresses, options, hook, replicas, timeout)?;
+        // A process of a run that has lost a lender does without, too.
+        let known = run.filter(|_| replicas > 1).map(RunFile::lost);
+        let sides = Sides::connect(addresses, options, hook, replicas, timeout, known)?;
         let Some(smallest) = sides.borrowers().min_by_key(|borrower| borrower.slab_bytes()) else {
-            return Err(PagerError::NoLender.into());
+            return Err(PagerError::CopiesLost { pages: 0, why: sides.losses() }.into());
         };
         let (bytes, lender) = (smallest.slab_bytes(), smallest.lender().to_owned());
         let slots_per_slab = (bytes / PAGE_BYTES as u64 / 64 * 64) as u32;
@@ -105,8 +109,15 @@ impl Backing {
         }
         let chunk = (replicas > 1).then(|| Mapping::anonymous(CHUNK_PAGES as usize * PAGE_BYTES));
         let now = Instant::now();
+        let mut slots = SlotMap::new(slots_per_slab, addresses.len(), replicas);
+        let (mut stats, mut ever_lost) = (PagerStats::default(), 0);
+        for lender in (0..sides.len()).filter(|&lender| sides[lender].lost.is_some()) {
+            slots.lender_lost(lender);
+            ever_lost |= 1 << lender.min(63);
+            stats.lenders_lost += 1;
+        }
         Ok(Self {
-            slots: SlotMap::new(slots_per_slab, addresses.len(), replicas),
+            slots,
             sides,
             replicas,
             ops: Vec::with_capacity(1024),
@@ -124,8 +135,8 @@ impl Backing {
             next_look: now,
             next_late: now,
             poor_since: None,
-            ever_lost: 0,
-            stats: PagerStats::default(),
+            ever_lost,
+            stats,
         })
     }
 

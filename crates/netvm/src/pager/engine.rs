@@ -118,7 +118,8 @@ impl Engine {
             ..BorrowOptions::default()
         };
         let (hook, timeout) = (config.thread_hook, config.lender_timeout);
-        let backing = Backing::connect(&config.lenders, config.replicas, options, hook, timeout)?;
+        let run = slot.as_ref().map(RunSlot::run);
+        let backing = Backing::connect(&config.lenders, config.replicas, options, hook, timeout, run)?;
         let mut empty = FrameSet::new(frames);
         empty.put(0, frames);
         let mut secret = [0; 192];
@@ -411,6 +412,10 @@ impl Engine {
         self.shrink()?;
         if self.backing.thaw_due(Instant::now()) {
             self.backing.thaw_all()?;
+        }
+        if self.backing.is_poor() {
+            self.backing.count(&mut self.stats);
+            self.budget.publish(&self.stats, self.backing.ever_lost());
         }
         self.backing.tick()
     }

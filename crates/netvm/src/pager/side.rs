@@ -1,6 +1,6 @@
 //! The lenders of a pager: how fast they answer, whether they do, and those that were lost.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Scope};
 use crate::lender::{BorrowOptions, Borrower, Comeback};
 use netvm_core::residency::SlabCopy;
 use std::ops::{Index, IndexMut};
@@ -14,8 +14,6 @@ const LATE_FACTOR: u64 = 8;
 const LATE_NS_MIN: u64 = 3_000_000;
 /// and so much later for each byte.
 const LATE_NS_PER_BYTE: u64 = 10;
-/// Reads up to this length count for what is usual.
-const USUAL_BYTES_MAX: usize = 16 << 10;
 /// Every so many reads the second best is asked, to see whether it still is.
 const TRY_OTHER: u32 = 128;
 
@@ -28,7 +26,7 @@ pub(super) struct Side {
     pub(super) distrusted: bool,
     /// A read of it is overdue.
     pub(super) late: bool,
-    /// What a short read takes, smoothed, in nanoseconds; 0 before the first.
+    /// What a read takes besides its bytes, smoothed, in nanoseconds; 0 before the first.
     usual_ns: u64,
     comeback: Option<Comeback>,
     /// For how long something has been asked of it and nothing has come, as far as we looked.
@@ -45,10 +43,8 @@ impl Side {
     /// A read of `bytes` bytes took `time`.
     pub(super) fn answered(&mut self, time: Duration, bytes: usize) {
         self.late = false;
-        if bytes <= USUAL_BYTES_MAX {
-            let time = time.as_nanos() as u64;
-            self.usual_ns = if self.usual_ns == 0 { time } else { (self.usual_ns * 7 + time) / 8 };
-        }
+        let time = (time.as_nanos() as u64).saturating_sub(bytes as u64 * LATE_NS_PER_BYTE);
+        self.usual_ns = if self.usual_ns == 0 { time } else { (self.usual_ns * 7 + time) / 8 };
     }
 
     /// How long a read would take, about.
@@ -84,21 +80,32 @@ impl IndexMut<u32> for Sides {
 }
 
 impl Sides {
+    /// With `known` a lender that cannot be reached is lost from the beginning, and those with a bit in it get little time to be
+    /// reached.
     pub(super) fn connect(
         addresses: &[String],
         options: BorrowOptions,
         hook: Option<fn()>,
         replicas: usize,
         silence_max: Duration,
+        known: Option<u64>,
     ) -> Result<Self> {
         let (sides, looked) = (Vec::new(), Instant::now());
         let mut all = Self { sides, options, hook, silence_max, replicas, looked, chosen: 0 };
-        for address in addresses {
-            let borrower = all.ready(Borrower::connect(address, &all.options)?);
+        for (lender, address) in addresses.iter().enumerate() {
+            let mut options = all.options.clone();
+            if known.is_some_and(|known| known.checked_shr(lender as u32).is_some_and(|bits| bits & 1 == 1)) {
+                (options.connect_timeout, options.call_timeout) = (SILENCE, SILENCE);
+            }
+            let (borrower, lost) = match Borrower::connect(address, &options) {
+                Ok(borrower) => (Some(all.ready(borrower)), None),
+                Err(error) if known.is_some() && error.scope() == Scope::Link => (None, Some(error)),
+                Err(error) => return Err(error),
+            };
             all.sides.push(Side {
                 address: address.clone(),
-                borrower: Some(borrower),
-                lost: None,
+                borrower,
+                lost,
                 distrusted: false,
                 late: false,
                 usual_ns: 0,
@@ -111,9 +118,7 @@ impl Sides {
 
     /// Nobody waits for one lender's answer for longer than it may be silent.
     fn ready(&self, mut borrower: Borrower) -> Borrower {
-        if self.replicas > 1 {
-            borrower.set_call_timeout(SILENCE);
-        }
+        borrower.set_call_timeout(if self.replicas > 1 { SILENCE } else { self.options.call_timeout });
         borrower
     }
 
