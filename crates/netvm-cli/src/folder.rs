@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 const PREFIX: &str = "netvm-";
 
@@ -56,17 +57,33 @@ impl Drop for Folder {
     }
 }
 
+/// This user's runs that go on: process of `netvm run`, and what its processes share.
+pub fn runs() -> Vec<(u32, Arc<RunFile>)> {
+    let bases = ["/dev/shm", "/tmp"].into_iter().map(Path::new);
+    let open = |(pid, path)| Some((pid, RunFile::open(&Folder::at(path).run_file()).ok()?));
+    let mut runs: Vec<_> =
+        bases.flat_map(folders).filter_map(open).filter(|(_, run)| run.is_supervised()).collect();
+    runs.sort_unstable_by_key(|&(pid, _)| pid);
+    runs
+}
+
+/// This user's folders, with the process that made each.
+fn folders(base: &Path) -> Vec<(u32, PathBuf)> {
+    let Ok(me) = fs::metadata("/proc/self").map(|meta| meta.uid()) else { return Vec::new() };
+    let mine = |entry: fs::DirEntry| {
+        let pid = entry.file_name().to_str()?.strip_prefix(PREFIX)?.split('-').next()?.parse().ok()?;
+        let meta = entry.metadata().ok()?;
+        (meta.is_dir() && meta.uid() == me).then(|| (pid, entry.path()))
+    };
+    fs::read_dir(base).into_iter().flatten().flatten().filter_map(mine).collect()
+}
+
 /// Removes folders of this user's runs that are over but could not clean up: the supervisor was killed.
 fn sweep(base: &Path) {
-    let Ok(me) = fs::metadata("/proc/self").map(|meta| meta.uid()) else { return };
-    for entry in fs::read_dir(base).into_iter().flatten().flatten() {
-        let name = entry.file_name();
-        let pid =
-            name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.split('-').next()?.parse::<u32>().ok());
-        let mine = entry.metadata().is_ok_and(|meta| meta.is_dir() && meta.uid() == me);
-        if pid.is_some() && mine && is_over(&Folder::at(entry.path())) {
+    for (_, path) in folders(base) {
+        if is_over(&Folder::at(path.clone())) {
             // Somebody else may be sweeping too.
-            let _ = fs::remove_dir_all(entry.path());
+            let _ = fs::remove_dir_all(path);
         }
     }
 }

@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Done, Folder, Guard, Lender, can_run, finish, netvm, wait};
+use serde_json::Value;
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
@@ -33,9 +34,16 @@ fn start_work(lender: &str) -> Guard {
 }
 
 fn start_work_by(link: &str, lender: &str) -> Guard {
+    start_work_with(link, &["--lender", lender])
+}
+
+/// The same with these options.
+fn start_work_with(link: &str, options: &[&str]) -> Guard {
     let mut child = netvm()
         .env("NETVM_LINK", link)
-        .args(["run", "--local", "8M", "--lender", lender, "--", PYTHON, "-c", WORK])
+        .args(["run", "--local", "8M"])
+        .args(options)
+        .args(["--", PYTHON, "-c", WORK])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -106,6 +114,57 @@ fn a_lender_that_stands_still_is_given_up() {
     let ended = run.0.try_wait().unwrap();
     lender.signal("CONT");
     assert!(ended.is_none(), "{ended:?}");
+}
+
+/// What `netvm status` tells of the run of this process.
+fn status_of(run: &Guard) -> Option<Value> {
+    let done = finish(netvm().args(["status", "--json"])).must_succeed();
+    let out = done.out();
+    let mut runs = out.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    runs.find(|told| told["pid"] == run.0.id())
+}
+
+#[test]
+fn with_replicas_only_the_last_lender_ends_the_program() {
+    if !can_run("with_replicas_only_the_last_lender_ends_the_program", &[PYTHON]) {
+        return;
+    }
+    let folder = Folder::new("replicas");
+    let (first, second) = (Lender::named(&folder, "first", "256M"), Lender::named(&folder, "second", "256M"));
+    let addresses = [first.address.clone(), second.address.clone()];
+    let lenders = ["--lender", &addresses[0], "--lender", &addresses[1]];
+    let run = start_work_with("socket", &[&lenders[..], &["--replicas", "2", "--tier", "lender"]].concat());
+    let told = |so: &dyn Fn(&Value) -> bool| status_of(&run).is_some_and(|told| so(&told));
+    assert!(told(&|told| told["replicas"] == 2 && told["lost"] == serde_json::json!([])));
+    second.signal("KILL");
+    common::until("the loss is told", || {
+        told(&|told| {
+            told["lost"] == serde_json::json!([&addresses[1]])
+                && told["pages_unprotected"].as_u64() > Some(1000)
+        })
+    });
+    drop(second);
+    let second = Lender::named(&folder, "second", "256M");
+    common::until("all pages have two copies again", || {
+        told(&|told| told["pages_repaired"].as_u64() > Some(1000) && told["pages_unprotected"] == 0)
+    });
+    // The first is not needed any more: all pages are at the second.
+    first.signal("KILL");
+    common::until("the other loss is told", || told(&|told| told["lost"] == serde_json::json!(addresses)));
+    assert!(second.used_bytes() > 16 << 20);
+    second.signal("KILL");
+    let done = ends_soon(run);
+    must_say(&done, &["no copy is left", &addresses[0], &addresses[1]]);
+    assert_eq!(done.status.code(), Some(125));
+}
+
+#[test]
+fn replicas_that_cannot_be_had() {
+    let run = |options: &[&str]| finish(netvm().arg("run").args(options).args(["--", "true"]));
+    must_say(&run(&["--replicas", "2"]), &["--replicas 2", "0 lender"]);
+    must_say(&run(&["--replicas", "2", "--lender", "a:1"]), &["1 lender"]);
+    must_say(&run(&["--replicas", "2", "--lender", "a:1", "--lender", "a:1"]), &["a:1", "twice"]);
+    must_say(&run(&["--replicas", "0", "--lender", "a:1"]), &["--replicas 0"]);
 }
 
 #[test]

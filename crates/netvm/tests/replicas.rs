@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Random, Serving, alone};
+use netvm::lender::LinkChoice;
 use netvm::pager::{LOCAL_BYTES_MIN, Pager, PagerConfig, PagerError};
 use netvm::stats::PagerStats;
 use netvm_core::limits::{HEADER_BYTES, HELLO_BYTES};
@@ -21,7 +22,12 @@ const MEMORY: usize = 4 * LOCAL_BYTES_MIN as usize;
 const SLABS: u64 = 64;
 
 fn start(lenders: &[&str]) -> (Arc<Pager>, SharedSlice) {
+    start_by(LinkChoice::Socket, lenders)
+}
+
+fn start_by(link: LinkChoice, lenders: &[&str]) -> (Arc<Pager>, SharedSlice) {
     let config = PagerConfig {
+        link,
         local_bytes: LOCAL_BYTES_MIN,
         lenders: lenders.iter().map(|&lender| lender.to_owned()).collect(),
         replicas: 2,
@@ -121,11 +127,20 @@ fn until(pager: &Pager, model: &mut Model, what: &str, so: impl Fn(&PagerStats) 
 
 #[test]
 fn contents_survive_lenders_that_come_and_go() {
+    come_and_go(LinkChoice::Socket);
+}
+
+#[test]
+fn the_same_with_the_lenders_memory_shared() {
+    come_and_go(LinkChoice::Shm);
+}
+
+fn come_and_go(link: LinkChoice) {
     let Some(_alone) = alone() else { return };
     let lenders = (0..3).map(|_| Some(Serving::new(SLABS))).collect::<Vec<_>>();
     let mut lenders = std::mem::ManuallyDrop::new(lenders);
     let addresses: Vec<_> = lenders.iter().flatten().map(|lender| lender.address.clone()).collect();
-    let (pager, memory) = start(&addresses.iter().map(String::as_str).collect::<Vec<_>>());
+    let (pager, memory) = start_by(link, &addresses.iter().map(String::as_str).collect::<Vec<_>>());
     let mut model = Model::new(memory, 1);
     for round in 0..4 {
         let lost = round % 3;

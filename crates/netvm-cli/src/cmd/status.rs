@@ -1,4 +1,4 @@
-//! `netvm status`: what a lender serves.
+//! `netvm status`: what a lender serves, and what runs on lent memory here.
 
 use super::Outcome;
 use super::secret::SecurityArgs;
@@ -11,13 +11,17 @@ use std::process::ExitCode;
 /// Arguments of `netvm status`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
+Without an address: the runs of this user on this machine, how many lenders hold each page, which of them were lost, and how
+many pages have been copied elsewhere since.
+
 Examples:
+  netvm status
   netvm status unix:/run/netvm
   netvm status big:7070 --secret key
   netvm status --json 127.0.0.1:7070")]
 pub struct StatusArgs {
-    /// The lender's address: HOST:PORT or unix:/path
-    address: String,
+    /// A lender's address: HOST:PORT or unix:/path
+    address: Option<String>,
     #[command(flatten)]
     security: SecurityArgs,
     /// Print JSON
@@ -26,8 +30,12 @@ pub struct StatusArgs {
 }
 
 pub fn run(args: &StatusArgs) -> Outcome {
+    let Some(address) = &args.address else {
+        runs(args.json);
+        return Ok(ExitCode::SUCCESS);
+    };
     let options = BorrowOptions { security: args.security.load()?, ..BorrowOptions::default() };
-    let status = netvm::lender::status_with(&args.address, &options)?;
+    let status = netvm::lender::status_with(address, &options)?;
     if args.json {
         let borrowers: Vec<_> = status
             .borrowers
@@ -37,7 +45,7 @@ pub fn run(args: &StatusArgs) -> Outcome {
         println!(
             "{}",
             json!({
-                "address": args.address, "size_bytes": status.size_bytes, "used_bytes": status.used_bytes,
+                "address": address, "size_bytes": status.size_bytes, "used_bytes": status.used_bytes,
                 "resident_bytes": status.resident_bytes,
                 "slab_bytes": status.slab_bytes, "ops": status.ops, "ops_per_s": status.ops_per_s,
                 "uptime_s": status.uptime.as_secs(), "draining": status.draining, "borrowers": borrowers,
@@ -46,7 +54,7 @@ pub fn run(args: &StatusArgs) -> Outcome {
         );
         return Ok(ExitCode::SUCCESS);
     }
-    println!("lender     {}{}", args.address, if status.draining { " (draining)" } else { "" });
+    println!("lender     {address}{}", if status.draining { " (draining)" } else { "" });
     println!("connection {}", status.protection);
     println!("size       {}", Size(status.size_bytes));
     println!("lent       {} in slabs of {}", Size(status.used_bytes), Size(status.slab_bytes));
@@ -68,4 +76,44 @@ pub fn run(args: &StatusArgs) -> Outcome {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+fn runs(json: bool) {
+    let runs = crate::folder::runs();
+    if runs.is_empty() && !json {
+        println!("no program runs on lent memory here; `netvm status ADDRESS` asks a lender");
+    }
+    for (pid, run) in runs {
+        let (params, stats, lost) = (run.params(), run.summary(), run.lost_lenders());
+        let lenders: Vec<&str> = params.lenders.split(',').collect();
+        if json {
+            println!(
+                "{}",
+                json!({
+                    "pid": pid, "processes": run.processes(), "budget_bytes": params.budget_bytes,
+                    "local_bytes": stats.local_frames * 4096, "far_bytes": stats.far_pages * 4096,
+                    "replicas": params.replicas, "lenders": lenders, "lost": lost,
+                    "pages_repaired": stats.pages_repaired, "pages_unprotected": stats.pages_unprotected,
+                })
+            );
+            continue;
+        }
+        println!("run        of process {pid}: {} process(es) on lent memory", run.processes());
+        let (local, budget) = (Size(stats.local_frames * 4096), Size(params.budget_bytes));
+        println!(
+            "  memory   {} of data, {local} of it here (at most {budget})",
+            Size(stats.far_pages * 4096)
+        );
+        println!("  lenders  {}", lenders.join(", "));
+        if params.replicas > 1 {
+            println!("  replicas {}", params.replicas);
+        }
+        if !lost.is_empty() {
+            println!("  lost     {}", lost.join(", "));
+            println!(
+                "  repair   {} pages copied elsewhere, {} have fewer copies than they should have",
+                stats.pages_repaired, stats.pages_unprotected
+            );
+        }
+    }
 }

@@ -32,6 +32,26 @@ pub fn run_on_tier(local: &str, tier: &str, program: impl AsRef<OsStr>) -> Comma
     command
 }
 
+/// The same on these lenders, as if they were far, each page that is not local on two of them.
+pub fn run_on_two_of(lenders: &[Lender], local: &str, program: impl AsRef<OsStr>) -> Command {
+    let mut command = netvm();
+    command.env("NETVM_LINK", "socket").args([
+        "run",
+        "--local",
+        local,
+        "--replicas",
+        "2",
+        "--tier",
+        "lender",
+        "--json",
+    ]);
+    for lender in lenders {
+        command.args(["--lender", &lender.address]);
+    }
+    command.arg("--").arg(program);
+    command
+}
+
 /// What a program left behind.
 #[derive(Debug)]
 pub struct Done {
@@ -142,14 +162,26 @@ pub struct Lender {
 
 impl Lender {
     pub fn start(folder: &Folder, size: &str) -> Self {
-        Self::start_with(&folder.path("lender"), size, &[])
+        Self::named(folder, "lender", size)
+    }
+
+    /// One of several.
+    pub fn named(folder: &Folder, name: &str, size: &str) -> Self {
+        Self::start_with(&folder.path(name), size, &[])
     }
 
     /// On this socket, with more arguments.
     pub fn start_with(socket: &Path, size: &str, more: &[&str]) -> Self {
-        let address = format!("unix:{}", socket.display());
+        Self::listening(&format!("unix:{}", socket.display()), size, more)
+    }
+
+    pub fn at(address: &str, size: &str) -> Self {
+        Self::listening(address, size, &[])
+    }
+
+    fn listening(address: &str, size: &str, more: &[&str]) -> Self {
         let mut child = netvm()
-            .args(["lend", "--size", size, "--listen", &address])
+            .args(["lend", "--size", size, "--listen", address])
             .args(more)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())
@@ -158,7 +190,7 @@ impl Lender {
         // It says where it listens when it does.
         let mut first = [0];
         child.stdout.as_mut().unwrap().read_exact(&mut first).expect("the lender did not start");
-        Self { process: Guard(child), address }
+        Self { process: Guard(child), address: address.to_owned() }
     }
 
     pub fn status(&self) -> Value {
