@@ -4,6 +4,7 @@ mod cmd;
 mod elf;
 mod folder;
 mod machine;
+mod runs;
 mod size;
 
 use clap::{CommandFactory, Parser, Subcommand};
@@ -34,6 +35,7 @@ Examples:
   netvm swap on --size 8G --lender big:7070 --secret key
                                                     swap on lent memory
   netvm status big:7070 --secret key                what a lender serves
+  netvm top                                         what running programs do with it
   netvm doctor                                      what works on this machine"
 )]
 struct Cli {
@@ -57,6 +59,10 @@ enum Command {
     Recv(cmd::recv::RecvArgs),
     /// Add lent memory to this machine's swap
     Swap(cmd::swap::SwapArgs),
+    /// Show what running programs do with lent memory
+    Top(cmd::top::TopArgs),
+    /// Serve the same for Prometheus
+    Metrics(cmd::metrics::MetricsArgs),
     /// Show what a lender serves
     Status(cmd::status::StatusArgs),
     /// Make the secret that lenders and borrowers share
@@ -88,6 +94,8 @@ fn main() -> ExitCode {
         Command::Send(args) => cmd::send::run(&args),
         Command::Recv(args) => cmd::recv::run(args),
         Command::Swap(args) => cmd::swap::run(&args),
+        Command::Top(args) => cmd::top::run(&args),
+        Command::Metrics(args) => cmd::metrics::run(&args),
         Command::Status(args) => cmd::status::run(&args),
         Command::Secret(args) => cmd::secret::run(&args),
         Command::Demo(args) => cmd::demo::run(&args),

@@ -221,20 +221,44 @@ impl RunFile {
 
     /// Counters of the whole run so far; `local_frames_peak` is the peak of the sum over processes.
     pub fn summary(&self) -> PagerStats {
-        let read = |base: usize| {
-            let mut values = [0; PagerStats::FIELDS];
-            for (field, value) in values.iter_mut().enumerate() {
-                *value = self.word(base + field).load(Relaxed);
-            }
-            PagerStats::from_values(values)
-        };
-        let mut sum = read(RETIRED);
+        let mut sum = self.counters(RETIRED);
         for index in 0..SLOT_COUNT {
-            sum.add(&read(SLOTS + index * SLOT_WORDS + SLOT_STATS));
+            sum.add(&self.counters(SLOTS + index * SLOT_WORDS + SLOT_STATS));
         }
         sum.local_frames_peak =
             self.word(BUDGET).load(Relaxed).saturating_sub(self.word(FREE_MIN).load(Relaxed));
         sum
+    }
+
+    /// Frames that all processes together may use (4096 bytes each).
+    pub fn budget_frames(&self) -> u64 {
+        self.word(BUDGET).load(Relaxed)
+    }
+
+    /// The process that made the run file.
+    pub fn supervisor(&self) -> u32 {
+        self.word(SUPERVISOR).load(Relaxed) as u32
+    }
+
+    /// Each process that uses far memory: its number and counters.
+    pub fn each_process(&self) -> Vec<(u32, PagerStats)> {
+        let slot = |index: usize| {
+            let base = SLOTS + index * SLOT_WORDS;
+            let pid = self.word(base + SLOT_PID).load(Acquire);
+            let pid = u32::try_from(pid).ok().filter(|&pid| pid != 0)?;
+            let stats = self.counters(base + SLOT_STATS);
+            // While it was read the slot may have become another's.
+            (self.word(base + SLOT_PID).load(Acquire) == u64::from(pid)).then_some((pid, stats))
+        };
+        (0..SLOT_COUNT).filter_map(slot).collect()
+    }
+
+    fn counters(&self, base: usize) -> PagerStats {
+        let mut values = [0; PagerStats::FIELDS];
+        for (field, value) in values.iter_mut().enumerate() {
+            *value = self.word(base + field).load(Relaxed);
+        }
+        PagerStats::from_values(values)
     }
 
     /// Processes that used far memory and live.

@@ -1,11 +1,11 @@
 //! Counters of the pager.
 
 macro_rules! stats {
-    ($($(#[$doc:meta])* $name:ident),+ $(,)?) => {
+    ($(#[doc = $help:literal] $name:ident),+ $(,)?) => {
         /// What a pager (or all pagers of a run) did. Counters only grow; gauges say so.
         #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
         pub struct PagerStats {
-            $($(#[$doc])* pub $name: u64,)+
+            $(#[doc = $help] pub $name: u64,)+
         }
 
         impl PagerStats {
@@ -13,6 +13,9 @@ macro_rules! stats {
             pub const FIELDS: usize = [$(stringify!($name)),+].len();
             /// Names of the fields, in order.
             pub const NAMES: [&'static str; Self::FIELDS] = [$(stringify!($name)),+];
+
+            /// What the fields are, in order, in a sentence each.
+            pub const HELP: [&'static str; Self::FIELDS] = [$($help),+];
 
             /// The fields in order.
             pub fn values(&self) -> [u64; Self::FIELDS] {

@@ -76,6 +76,8 @@ pub fn run(args: &DemoArgs) -> Outcome {
         threshold: Size(128 << 10),
         small_local: Size(16 << 20),
         area: Size(1 << 40),
+        trace: None,
+        report: None,
         program: vec![program.into(), "demo-worker".into(), data.0.to_string().into()],
     };
     run_args.local = args.local;

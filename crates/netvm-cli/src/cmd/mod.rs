@@ -6,6 +6,7 @@ pub mod docs;
 pub mod doctor;
 mod explain;
 pub mod lend;
+pub mod metrics;
 pub mod mount;
 pub mod nbd;
 pub mod recv;
@@ -14,6 +15,7 @@ pub mod secret;
 pub mod send;
 pub mod status;
 pub mod swap;
+pub mod top;
 
 /// What a command returns: the process's exit code, or a sentence for standard error (exit code 125).
 pub type Outcome = Result<std::process::ExitCode, Box<dyn std::error::Error>>;

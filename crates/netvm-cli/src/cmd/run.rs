@@ -1,5 +1,9 @@
 //! `netvm run`: a program on lent memory.
 
+mod report;
+mod trace;
+mod watch;
+
 use super::Outcome;
 use super::explain;
 use super::secret::SecurityArgs;
@@ -41,6 +45,9 @@ Examples:
   netvm run --local 256M --tier compressed --explain -- sort --buffer-size=2G big.txt
   netvm run --lender a:7070 --lender b:7070 --replicas 2 -- ./solver     either of the two may die
   netvm run --local 512M --stats -- sh -c 'first && second'
+  netvm run --local 512M --trace job.json --report job.svg -- python3 job.py
+
+While it runs: netvm top.
 
 Exit code: the program's; 128 + N if signal N ended it; 125 if netvm itself could not go on.")]
 pub struct RunArgs {
@@ -70,6 +77,12 @@ pub struct RunArgs {
     /// Print the summary as JSON
     #[arg(long)]
     pub json: bool,
+    /// Write a trace of the run, for chrome://tracing or Perfetto
+    #[arg(long, value_name = "FILE")]
+    pub trace: Option<PathBuf>,
+    /// Draw faults, transfers and local memory over time, as SVG
+    #[arg(long, value_name = "FILE")]
+    pub report: Option<PathBuf>,
     /// Allocations and mappings of at least this size become far memory
     #[arg(long, value_name = "SIZE", default_value = "128K")]
     pub threshold: Size,
@@ -292,6 +305,8 @@ pub fn execute(
             verbose: args.stats,
         },
     )?;
+    let name = args.program.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
+    let watch = watch::Watch::start(&run, &name, args.trace.as_deref(), args.report.as_deref())?;
     let mut command = Command::new(&path);
     signals.restore_in(&mut command);
     command.args(rest).env("LD_PRELOAD", preload_list(&preload)).env("NETVM_RUN", &run_file);
@@ -300,6 +315,7 @@ pub fn execute(
         prepare(&mut command).spawn().map_err(|error| format!("cannot run {}: {error}", path.display()))?;
     let status = supervise(&mut child, &signals)?;
     wait_for_the_rest(&run, &signals);
+    drop(watch);
     let report = Report {
         status,
         elapsed: started.elapsed(),

@@ -1,0 +1,91 @@
+//! `netvm metrics`: the runs of this machine for Prometheus.
+
+use std::fmt::Write;
+use std::io::Write as _;
+use std::process::ExitCode;
+
+use clap::Args;
+use netvm::stats::PagerStats;
+use tiny_http::{Header, Method, Response, Server};
+
+use super::Outcome;
+use crate::runs::{self, Run};
+
+/// Arguments of `netvm metrics`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Serves counters of all runs of this user at /metrics. There is no authentication: whoever can connect sees
+the programs' arguments, so it listens on loopback unless told otherwise.
+
+Examples:
+  netvm metrics &                                  then: curl http://127.0.0.1:9477/metrics
+  netvm metrics --print                            print them once
+  scrape_configs: [{job_name: netvm, static_configs: [{targets: ['127.0.0.1:9477']}]}]")]
+pub struct MetricsArgs {
+    /// Where to listen
+    #[arg(long, value_name = "HOST:PORT", default_value = "127.0.0.1:9477")]
+    listen: String,
+    /// Print them to standard output, once, and end
+    #[arg(long)]
+    print: bool,
+}
+
+/// Requests of other lengths are not for us.
+const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+pub fn run(args: &MetricsArgs) -> Outcome {
+    if args.print {
+        print!("{}", text(&runs::find()));
+        return Ok(ExitCode::SUCCESS);
+    }
+    let server =
+        Server::http(&args.listen).map_err(|error| format!("cannot listen at {}: {error}", args.listen))?;
+    println!("metrics at http://{}/metrics", server.server_addr());
+    std::io::stdout().flush()?;
+    let header: Header = format!("Content-Type: {CONTENT_TYPE}").parse().map_err(|()| "no header")?;
+    for request in server.incoming_requests() {
+        let is_get = matches!(request.method(), Method::Get | Method::Head);
+        let response = match request.url().split('?').next() {
+            Some("/metrics") if is_get => {
+                Response::from_string(text(&runs::find())).with_header(header.clone())
+            }
+            Some("/") if is_get => Response::from_string("netvm: see /metrics\n"),
+            _ => Response::from_string("not here: see /metrics\n").with_status_code(404),
+        };
+        // Whoever has gone does not want it.
+        let _ = request.respond(response);
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// All runs in the text format, version 0.0.4.
+fn text(runs: &[Run]) -> String {
+    let looks: Vec<_> = runs.iter().map(|run| (labels(run), run.look(), run.processes().len())).collect();
+    let mut text = String::new();
+    let mut add = |name: &str, kind: &str, help: &str, values: Vec<(&str, u64)>| {
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        for (labels, value) in values {
+            let _ = writeln!(text, "{name}{{{labels}}} {value}");
+        }
+    };
+    for (field, (name, help)) in PagerStats::NAMES.iter().zip(PagerStats::HELP).enumerate() {
+        let is_gauge = PagerStats::is_gauge(name) || name.ends_with("_peak");
+        let (full, kind) = match is_gauge {
+            true => (format!("netvm_run_{name}"), "gauge"),
+            false => (format!("netvm_run_{name}_total"), "counter"),
+        };
+        let values =
+            looks.iter().map(|(labels, look, _)| (labels.as_str(), look.stats.values()[field])).collect();
+        add(&full, kind, help.trim(), values);
+    }
+    let budget = looks.iter().map(|(labels, look, _)| (labels.as_str(), look.budget_frames)).collect();
+    add("netvm_run_budget_frames", "gauge", "Local frames that the run may use (4096 bytes each).", budget);
+    let processes = looks.iter().map(|(labels, _, processes)| (labels.as_str(), *processes as u64)).collect();
+    add("netvm_run_processes", "gauge", "Processes of the run that use far memory.", processes);
+    text
+}
+
+fn labels(run: &Run) -> String {
+    let escaped = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    format!("pid=\"{}\",command=\"{}\"", run.pid, escaped(&run.command))
+}

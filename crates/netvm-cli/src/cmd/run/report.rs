@@ -1,0 +1,163 @@
+//! The picture of a run: faults, transfers and local memory over time.
+
+use std::error::Error;
+use std::path::Path;
+use std::time::Duration;
+
+use plotters::coord::Shift;
+use plotters::prelude::*;
+
+use crate::runs::{Look, Rates};
+
+/// Looks that are kept: with more, every second one goes.
+const LOOKS_MAX: usize = 4096;
+const SIZE: (u32, u32) = (1100, 900);
+const INK: RGBColor = RGBColor(0x22, 0x2b, 0x33);
+const GRID: RGBColor = RGBColor(0xe4, 0xe8, 0xec);
+const BLUE: RGBColor = RGBColor(0x1b, 0x6c, 0xa8);
+const GREEN: RGBColor = RGBColor(0x2a, 0x9d, 0x6f);
+const ORANGE: RGBColor = RGBColor(0xd0, 0x6a, 0x2c);
+const GREY: RGBColor = RGBColor(0x8a, 0x96, 0xa0);
+
+/// What was seen of a run.
+pub struct Report {
+    program: String,
+    looks: Vec<(Duration, Look)>,
+    /// One of so many looks is kept.
+    every: usize,
+    seen: usize,
+}
+
+type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
+/// A name, a colour, and a value for each point in time.
+type Curve = (&'static str, RGBColor, Vec<(f64, f64)>);
+
+impl Report {
+    pub fn new(program: &str) -> Self {
+        Self { program: program.to_owned(), looks: Vec::new(), every: 1, seen: 0 }
+    }
+
+    pub fn add(&mut self, at: Duration, look: Look) {
+        self.seen += 1;
+        if self.looks.len() >= LOOKS_MAX {
+            let mut index = 0;
+            self.looks.retain(|_| {
+                index += 1;
+                index % 2 == 1
+            });
+            self.every *= 2;
+        }
+        if (self.seen - 1).is_multiple_of(self.every) {
+            self.looks.push((at, look));
+        }
+    }
+
+    /// Curves of what `value` says of neighbouring looks.
+    fn rates(&self, name: &'static str, color: RGBColor, value: impl Fn(&Rates) -> f64) -> Curve {
+        let pairs = self.looks.windows(2);
+        let points =
+            pairs.map(|pair| (pair[1].0.as_secs_f64(), value(&Rates::between(&pair[0].1, &pair[1].1))));
+        (name, color, points.collect())
+    }
+
+    fn gauge(&self, name: &'static str, color: RGBColor, pages: impl Fn(&Look) -> u64) -> Curve {
+        let mib = |look: &Look| pages(look) as f64 / 256.0;
+        (name, color, self.looks.iter().map(|(at, look)| (at.as_secs_f64(), mib(look))).collect())
+    }
+
+    pub fn draw(&self, path: &Path) -> Result<(), Box<dyn Error>> {
+        let root = SVGBackend::new(path, SIZE).into_drawing_area();
+        root.fill(&WHITE)?;
+        let title: String = self.program.chars().take(100).collect();
+        let root = root.titled(&format!("netvm run: {title}"), ("sans-serif", 20).into_font().color(&INK))?;
+        let parts = root.split_evenly((3, 1));
+        let faults = [
+            self.rates("fetched from lenders", ORANGE, |rates| rates.fetched),
+            self.rates("unpacked", GREEN, |rates| rates.unpacked),
+            self.rates("touched for the first time", GREY, |rates| rates.zero_fills),
+        ];
+        self.chart(&parts[0], "pages a second", &faults)?;
+        let moved = [
+            self.rates("from lenders", ORANGE, |rates| rates.bytes_in / 1e6),
+            self.rates("to lenders", BLUE, |rates| rates.bytes_out / 1e6),
+        ];
+        self.chart(&parts[1], "MB/s", &moved)?;
+        let memory = [
+            self.gauge("local memory allowed", GREY, |look| look.budget_frames),
+            self.gauge("in use", BLUE, |look| look.stats.local_frames),
+            self.gauge("of that, packed pages", GREEN, |look| look.stats.pool_frames),
+            self.gauge("far memory that holds something", ORANGE, |look| look.stats.far_pages),
+        ];
+        self.chart(&parts[2], "MiB", &memory)?;
+        root.present()?;
+        Ok(())
+    }
+
+    fn chart(&self, area: &Area<'_>, unit: &str, curves: &[Curve]) -> Result<(), Box<dyn Error>> {
+        let end = self.looks.last().map_or(1.0, |(at, _)| at.as_secs_f64()).max(0.1);
+        let values = curves.iter().flat_map(|(_, _, points)| points.iter().map(|point| point.1));
+        let most = values.fold(0.0, f64::max).max(1.0) * 1.1;
+        let mut chart = ChartBuilder::on(area)
+            .margin(10)
+            .x_label_area_size(36)
+            .y_label_area_size(80)
+            .build_cartesian_2d(0.0..end, 0.0..most)?;
+        chart
+            .configure_mesh()
+            .x_desc("seconds")
+            .y_desc(unit)
+            .axis_style(INK)
+            .label_style(("sans-serif", 14, &INK))
+            .light_line_style(WHITE)
+            .bold_line_style(GRID)
+            .y_label_formatter(&|value| label(*value, most))
+            .draw()?;
+        for (name, color, points) in curves {
+            let color = *color;
+            chart
+                .draw_series(LineSeries::new(points.iter().copied(), color.stroke_width(2)))?
+                .label(*name)
+                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(3)));
+        }
+        chart
+            .configure_series_labels()
+            .position(SeriesLabelPosition::UpperRight)
+            .background_style(WHITE.mix(0.8))
+            .label_font(("sans-serif", 14, &INK))
+            .draw()?;
+        Ok(())
+    }
+}
+
+/// A number on an axis that reaches to `most`.
+fn label(value: f64, most: f64) -> String {
+    match most {
+        20_000.0.. => format!("{:.0}k", value / 1e3),
+        2_000.0.. => format!("{:.1}k", value / 1e3),
+        20.0.. => format!("{value:.0}"),
+        _ => format!("{value:.1}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use netvm::stats::PagerStats;
+    use std::time::Instant;
+
+    #[test]
+    fn a_long_run_keeps_looks_of_all_its_length() {
+        let mut report = Report::new("sort");
+        let start = Instant::now();
+        for number in 0..20_000u64 {
+            let at = Duration::from_millis(50 * number);
+            let stats = PagerStats { faults: number, ..PagerStats::default() };
+            report.add(at, Look { at: start + at, budget_frames: 10, stats });
+        }
+        assert!((LOOKS_MAX / 2..=LOOKS_MAX).contains(&report.looks.len()));
+        let last = report.looks.last().unwrap().0;
+        assert!(report.looks[0].0.is_zero() && last > Duration::from_secs(990), "{last:?}");
+        let steps: Vec<_> = report.looks.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
+        assert!(steps.iter().all(|step| *step == steps[0]), "evenly");
+    }
+}

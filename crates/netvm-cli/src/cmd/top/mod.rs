@@ -1,0 +1,157 @@
+//! `netvm top`: what runs on this machine do with lent memory.
+
+mod view;
+
+use std::io::IsTerminal;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::Args;
+use serde_json::json;
+
+use super::Outcome;
+use crate::runs::{self, Look, Rates, Run};
+use crate::size::Size;
+
+/// Arguments of `netvm top`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+On a terminal: a live view; arrows choose a run, q ends. Otherwise one look of --interval seconds at all runs.
+
+Examples:
+  netvm top
+  netvm top --once --interval 5
+  netvm top --json | jq .faults_per_s
+  netvm top --pid 4711                the run of this `netvm run` only")]
+pub struct TopArgs {
+    /// Seconds between two looks
+    #[arg(long, value_name = "SECONDS", default_value_t = 1.0, value_parser = interval)]
+    interval: f64,
+    /// Print one look and end
+    #[arg(long)]
+    once: bool,
+    /// Print one look as JSON, one object per run
+    #[arg(long)]
+    json: bool,
+    /// Only the run of this `netvm run`
+    #[arg(long, value_name = "PID")]
+    pid: Option<u32>,
+}
+
+fn interval(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
+    if (0.05..=3600.0).contains(&seconds) { Ok(seconds) } else { Err("give 0.05 to 3600 seconds".to_owned()) }
+}
+
+/// Runs of the machine that are asked for.
+fn find(pid: Option<u32>) -> Vec<Run> {
+    let mut runs = runs::find();
+    runs.retain(|run| pid.is_none_or(|pid| run.pid == pid));
+    runs
+}
+
+pub fn run(args: &TopArgs) -> Outcome {
+    let interval = Duration::from_secs_f64(args.interval);
+    if std::io::stdout().is_terminal() && !args.once && !args.json {
+        view::show(interval, args.pid)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let runs = find(args.pid);
+    if let (Some(pid), true) = (args.pid, runs.is_empty()) {
+        return Err(format!("process {pid} is no `netvm run` that goes on, or not one of yours").into());
+    }
+    let old: Vec<Look> = runs.iter().map(Run::look).collect();
+    if !runs.is_empty() {
+        std::thread::sleep(interval);
+    }
+    let looks: Vec<_> = runs.iter().map(Run::look).collect();
+    for ((run, old), new) in runs.iter().zip(&old).zip(&looks) {
+        let rates = Rates::between(old, new);
+        if args.json {
+            println!("{}", to_json(run, new, &rates));
+        } else {
+            print!("{}", to_text(run, new, &rates));
+        }
+    }
+    if runs.is_empty() && !args.json {
+        println!("no program runs on lent memory (of this user's)");
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+const PAGE_BYTES: u64 = 4096;
+
+fn pages(count: u64) -> String {
+    Size(count.saturating_mul(PAGE_BYTES)).to_string()
+}
+
+fn rate(bytes: f64) -> String {
+    format!("{:.1} MB/s", bytes / 1e6)
+}
+
+fn to_text(run: &Run, look: &Look, rates: &Rates) -> String {
+    let stats = &look.stats;
+    let mut text = format!(
+        "run {} ({})\n  lenders    {}\n  faults     {:.0}/s; pages a second: {:.0} fetched, {:.0} unpacked, {:.0} touched for the first time, {:.0} still there\n",
+        run.pid,
+        run.command,
+        run.lenders,
+        rates.faults,
+        rates.fetched,
+        rates.unpacked,
+        rates.zero_fills,
+        rates.rescues
+    );
+    let fetch =
+        rates.fetch_us.map_or_else(|| "nothing fetched".to_owned(), |us| format!("{us:.1} us a page"));
+    let ahead = rates
+        .prefetch_hit
+        .map_or_else(String::new, |hit| format!("; {:.0} % of what was read ahead was used", hit * 100.0));
+    text += &format!("  waiting    {fetch}{ahead}\n");
+    text += &format!("  transfers  {} in, {} out\n", rate(rates.bytes_in), rate(rates.bytes_out));
+    text += &format!(
+        "  memory     {} far; {} of {} local, of which {} hold {} packed\n",
+        pages(stats.far_pages),
+        pages(stats.local_frames),
+        pages(look.budget_frames),
+        pages(stats.pool_frames),
+        pages(stats.pool_pages),
+    );
+    for (pid, name, stats) in run.processes() {
+        text += &format!(
+            "    {pid:>8} {name:<16} {:>9} far {:>9} local {:>12} faults\n",
+            pages(stats.far_pages),
+            pages(stats.local_frames),
+            stats.faults
+        );
+    }
+    text
+}
+
+fn to_json(run: &Run, look: &Look, rates: &Rates) -> serde_json::Value {
+    let stats = &look.stats;
+    let processes: Vec<_> = run
+        .processes()
+        .into_iter()
+        .map(|(pid, name, stats)| {
+            json!({
+                "pid": pid, "name": name, "faults": stats.faults,
+                "far_bytes": stats.far_pages.saturating_mul(PAGE_BYTES),
+                "local_bytes": stats.local_frames.saturating_mul(PAGE_BYTES),
+            })
+        })
+        .collect();
+    json!({
+        "pid": run.pid, "command": run.command, "lenders": run.lenders, "seconds": rates.seconds,
+        "faults_per_s": rates.faults, "fetched_per_s": rates.fetched, "unpacked_per_s": rates.unpacked,
+        "zero_fills_per_s": rates.zero_fills, "rescues_per_s": rates.rescues,
+        "in_bytes_per_s": rates.bytes_in, "out_bytes_per_s": rates.bytes_out,
+        "fetch_us_mean": rates.fetch_us, "prefetch_hit_ratio": rates.prefetch_hit,
+        "far_bytes": stats.far_pages.saturating_mul(PAGE_BYTES),
+        "local_bytes": stats.local_frames.saturating_mul(PAGE_BYTES),
+        "budget_bytes": look.budget_frames.saturating_mul(PAGE_BYTES),
+        "pool_bytes": stats.pool_frames.saturating_mul(PAGE_BYTES),
+        "packed_pages_bytes": stats.pool_pages.saturating_mul(PAGE_BYTES),
+        "processes": processes,
+    })
+}

@@ -1,0 +1,142 @@
+//! Watching runs: `netvm top`, `netvm metrics`, `--trace` and `--report`.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::Stdio;
+
+use serde_json::Value;
+
+mod common;
+use common::{Folder, Guard, finish, netvm, until, wait};
+
+fn look(pid: u32) -> Option<Value> {
+    let done = finish(netvm().args(["top", "--json", "--interval", "0.1", "--pid", &pid.to_string()]));
+    if !done.status.success() {
+        assert!(done.err.contains("no `netvm run` that goes on"), "{}", done.err);
+        return None;
+    }
+    Some(serde_json::from_str(&done.out()).unwrap())
+}
+
+#[test]
+fn a_run_is_seen_while_it_goes_on_and_afterwards() {
+    let folder = Folder::new("observe");
+    let (trace, report) = (folder.path("trace.json"), folder.path("report.svg"));
+    let mut command = netvm();
+    command.args(["run", "--local", "16M", "--lend-size", "1G", "--stats"]);
+    command.arg("--trace").arg(&trace).arg("--report").arg(&report).arg("--");
+    // A control character in an argument is not the terminal's.
+    command.args([
+        "sh",
+        "-c",
+        "while :; do \"$0\" demo-worker 67108864; done",
+        env!("CARGO_BIN_EXE_netvm"),
+        "\x1b[2J",
+    ]);
+    let mut run = Guard(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    let pid = run.0.id();
+    let number = |look: &Value, name: &str| look[name].as_f64().unwrap();
+    let mut best = Value::Null;
+    until("the run has pages on its lender", || {
+        let Some(look) = look(pid) else { return false };
+        best = look;
+        number(&best, "far_bytes") > 32e6 && number(&best, "faults_per_s") > 0.0
+    });
+    assert_eq!(best["pid"], pid);
+    assert!(
+        best["command"].as_str().unwrap().contains("demo-worker")
+            && best["command"].as_str().unwrap().ends_with("?[2J")
+    );
+    assert!(
+        number(&best, "local_bytes") <= number(&best, "budget_bytes") && best["budget_bytes"] == 16 << 20
+    );
+    assert!(!best["processes"].as_array().unwrap().is_empty(), "{best}");
+    let text = finish(netvm().args(["top", "--once", "--interval", "0.1"])).must_succeed().out();
+    assert!(text.contains(&format!("run {pid} (sh")) && text.contains("fetched"), "{text}");
+
+    let metrics = finish(netvm().args(["metrics", "--print"])).must_succeed().out();
+    let faults = |text: &str| {
+        let start = format!("netvm_run_faults_total{{pid=\"{pid}\"");
+        let line = text.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("{text}"));
+        line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    let first = faults(&metrics);
+    assert!(
+        metrics.contains("# TYPE netvm_run_faults_total counter")
+            && metrics.contains("# TYPE netvm_run_far_pages gauge")
+    );
+    let mut server = netvm();
+    server.args(["metrics", "--listen", "127.0.0.1:0"]).stdout(Stdio::piped());
+    let mut server = Guard(server.spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(server.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let address = line.trim().strip_prefix("metrics at http://").unwrap().strip_suffix("/metrics").unwrap();
+    let get = |path: &str| {
+        let mut stream = TcpStream::connect(address).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let answer = get("/metrics");
+    assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("text/plain; version=0.0.4"), "{answer}");
+    assert!(faults(&answer) >= first);
+    assert!(get("/nothing").starts_with("HTTP/1.1 404"));
+
+    // The program is told to stop; what was written of it is whole.
+    netvm_sys::signal::send(pid, netvm_sys::signal::SIGTERM).unwrap();
+    assert!(wait(&mut run.0, common::PATIENCE).is_some());
+    assert!(look(pid).is_none(), "it is over");
+    let events: Vec<Value> = serde_json::from_str(&std::fs::read_to_string(&trace).unwrap()).unwrap();
+    let of = |name: &str| events.iter().filter(|event| event["name"] == name).collect::<Vec<_>>();
+    let rates = of("faults/s");
+    assert!(rates.iter().any(|event| event["args"]["untouched"].as_f64().unwrap() > 0.0), "{rates:?}");
+    assert!(rates.windows(2).all(|pair| pair[0]["ts"].as_u64() < pair[1]["ts"].as_u64()));
+    assert!(of("local memory, MiB").iter().all(|event| event["args"]["pages"].as_f64().unwrap() <= 16.0));
+    assert!(of("uses far memory").iter().any(|event| event["dur"].as_u64().unwrap() > 0));
+    let picture = std::fs::read_to_string(&report).unwrap();
+    assert!(
+        picture.starts_with("<svg")
+            && picture.contains("fetched from lenders")
+            && picture.ends_with("</svg>\n")
+    );
+}
+
+#[test]
+fn what_cannot_be_watched_is_told() {
+    for (args, why) in [
+        (&["top", "--pid", "1"][..], "no `netvm run` that goes on"),
+        (&["top", "--interval", "0"], "0.05 to 3600"),
+        (&["top", "--interval", "x"], "no number of seconds"),
+        (&["metrics", "--listen", "nowhere"], "cannot listen at nowhere"),
+        (&["run", "--trace", "/nonexistent/trace", "--", "true"], "cannot write /nonexistent/trace"),
+        (&["run", "--report", "/nonexistent/report", "--", "true"], "cannot create /nonexistent/report"),
+    ] {
+        let done = finish(netvm().args(args));
+        assert!(!done.status.success() && done.err.contains(why), "{args:?}: {}", done.err);
+    }
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let done = finish(netvm().args(["metrics", "--listen", &address]));
+    assert!(!done.status.success() && done.err.contains(&address), "{}", done.err);
+}
+
+#[test]
+fn a_full_disk_is_told_before_the_program_starts() {
+    let mut command = netvm();
+    command.args([
+        "run",
+        "--local",
+        "16M",
+        "--lend-size",
+        "1G",
+        "--trace",
+        "/dev/full",
+        "--",
+        "echo",
+        "started",
+    ]);
+    let done = finish(&mut command);
+    assert!(!done.status.success() && done.out().is_empty(), "{done:?}");
+    assert!(done.err.contains("cannot write /dev/full"), "{}", done.err);
+}
