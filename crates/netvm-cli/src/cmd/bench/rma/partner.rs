@@ -70,8 +70,10 @@ impl Side {
         let address = match link {
             Link::Tcp | Link::Shm => node.listen("127.0.0.1:0")?,
             Link::Unix => {
-                let name = format!("netvm-rma-{}", std::process::id());
-                node.listen(&format!("unix:{}", std::env::temp_dir().join(name).display()))?
+                let path = std::env::temp_dir().join(format!("netvm-rma-{}", std::process::id()));
+                // One that had this number before, and was killed.
+                let _ = std::fs::remove_file(&path);
+                node.listen(&format!("unix:{}", path.display()))?
             }
         };
         let memory = Node::memory(MEMORY_BYTES)?;

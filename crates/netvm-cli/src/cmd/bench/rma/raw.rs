@@ -74,6 +74,8 @@ pub fn serve(link: Link) -> Result<Floors, Box<dyn Error>> {
         }
         Link::Unix | Link::Shm => {
             let path = std::env::temp_dir().join(format!("netvm-rma-raw-{}", std::process::id()));
+            // One that had this number before, and was killed.
+            let _ = std::fs::remove_file(&path);
             let listener = UnixListener::bind(&path)?;
             let address = path.display().to_string();
             std::thread::spawn(move || {
