@@ -711,7 +711,7 @@ with open(sys.argv[1], 'r+b') as f:
     }
     drop(node);
     fails_with(file.read_exact_at(&mut seen, 0), EIO);
-    assert!(mount.log().contains("a segment failed"), "{}", mount.log());
+    common::until("the loss is told", || mount.log().contains("a segment failed"));
     drop(file);
     mount.end();
 }

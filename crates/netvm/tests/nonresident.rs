@@ -1,7 +1,6 @@
 //! Memory that is not there when peers use it: who waits, who does not, and that nothing is lost or reordered.
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
+use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -427,44 +426,15 @@ fn a_session_may_end_while_a_page_is_away() {
     drop((region, world));
 }
 
-/// Passes bytes on between a pager and its lender, late when it is told to.
-fn delayed(lender: &str, delay_ms: Arc<AtomicU64>) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    let lender = lender.to_owned();
-    std::thread::spawn(move || {
-        for near in listener.incoming().map_while(Result::ok) {
-            let far = TcpStream::connect(&lender).unwrap();
-            let _ = (near.set_nodelay(true), far.set_nodelay(true));
-            let ends = [(near.try_clone(), far.try_clone()), (far.try_clone(), near.try_clone())];
-            for (at, (from, to)) in ends.into_iter().enumerate() {
-                let (mut from, mut to, delay_ms) = (from.unwrap(), to.unwrap(), Arc::clone(&delay_ms));
-                std::thread::spawn(move || {
-                    let mut bytes = vec![0; 1 << 16];
-                    while let Ok(count @ 1..) = from.read(&mut bytes) {
-                        if at == 0 {
-                            std::thread::sleep(Duration::from_millis(delay_ms.load(Ordering::Relaxed)));
-                        }
-                        if to.write_all(&bytes[..count]).is_err() {
-                            return;
-                        }
-                    }
-                });
-            }
-        }
-    });
-    address
-}
-
 #[test]
 fn a_far_page_behind_a_slow_lender() {
     let Some(_alone) = common::alone() else { return };
     let lender = common::lend(64 << 20);
     let delay_ms = Arc::new(AtomicU64::new(0));
     let config = PagerConfig {
-        lenders: vec![delayed(lender.address(), Arc::clone(&delay_ms))],
+        lenders: vec![common::delayed(lender.address(), Arc::clone(&delay_ms))],
         // It would find out that the lender behind the delay is on this host.
-        link: netvm::node::LinkChoice::Socket,
+        link: LinkChoice::Socket,
         local_bytes: 4 << 20,
         area_bytes: 64 << 20,
         ..PagerConfig::default()

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Lent, Random, alone, lend, lend_in_slabs};
 use netvm::lender::LinkChoice;
-use netvm::pager::{FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig};
+use netvm::pager::{FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig, TierPolicy};
 use netvm_sys::shared::SharedSlice;
 use std::sync::Arc;
 
@@ -16,6 +16,8 @@ fn start(lent: &Lent, local_bytes: u64, change: impl FnOnce(&mut PagerConfig)) -
         local_bytes,
         lenders: vec![lent.address().to_owned()],
         area_bytes: 1 << 34,
+        // What is counted here does not depend on what packing costs today: tests/tiers.rs.
+        tier: TierPolicy::Lender,
         ..PagerConfig::default()
     };
     change(&mut config);

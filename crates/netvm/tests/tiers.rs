@@ -7,6 +7,7 @@ use netvm::lender::LinkChoice;
 use netvm::pager::{FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig, TierPolicy};
 use netvm_sys::shared::SharedSlice;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 const PAGE: usize = 4096;
 const READ_WRITE: i32 = 3;
@@ -286,9 +287,12 @@ fn the_pool_comes_when_it_pays() {
     let Some(_alone) = alone() else { return };
     let lent = lend(64 << 20);
     let local = 8 << 20;
-    // A lender whose memory is shared costs less than unpacking.
-    let pager =
-        start(&lent, local, |config| (config.tier, config.link) = (TierPolicy::Auto, LinkChoice::Socket));
+    // Far enough away that packing costs less, however busy this machine is.
+    let address = common::delayed(lent.address(), Arc::new(AtomicU64::new(1)));
+    let pager = start(&lent, local, |config| {
+        (config.tier, config.link) = (TierPolicy::Auto, LinkChoice::Socket);
+        config.lenders = vec![address];
+    });
     // Four times as much as is local, and a tenth of that when packed.
     let mut known = Known::new(mapped(&pager, 0, 4 * local as usize), Kind::Dull, 13);
     for _ in 0..40 {

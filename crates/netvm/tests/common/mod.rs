@@ -4,8 +4,10 @@
 pub mod process;
 
 use netvm::lender::{BorrowOptions, Borrower, Lender, LenderConfig, LinkChoice, StopFlag};
-use std::io::Write;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -84,6 +86,35 @@ impl Drop for Serving {
             self.thread = Some(thread);
         }
     }
+}
+
+/// Passes bytes on between a pager and its lender, late when it is told to.
+pub fn delayed(lender: &str, delay_ms: Arc<AtomicU64>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let lender = lender.to_owned();
+    std::thread::spawn(move || {
+        for near in listener.incoming().map_while(Result::ok) {
+            let far = TcpStream::connect(&lender).unwrap();
+            let _ = (near.set_nodelay(true), far.set_nodelay(true));
+            let ends = [(near.try_clone(), far.try_clone()), (far.try_clone(), near.try_clone())];
+            for (at, (from, to)) in ends.into_iter().enumerate() {
+                let (mut from, mut to, delay_ms) = (from.unwrap(), to.unwrap(), Arc::clone(&delay_ms));
+                std::thread::spawn(move || {
+                    let mut bytes = vec![0; 1 << 16];
+                    while let Ok(count @ 1..) = from.read(&mut bytes) {
+                        if at == 0 {
+                            std::thread::sleep(Duration::from_millis(delay_ms.load(Ordering::Relaxed)));
+                        }
+                        if to.write_all(&bytes[..count]).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+        }
+    });
+    address
 }
 
 /// One test at a time: several pagers that move pages at once interrupt each other's CPUs, and all of them crawl. `None` where
