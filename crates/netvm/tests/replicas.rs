@@ -290,6 +290,24 @@ fn a_silent_lender_is_done_without() {
     model.check_all();
 }
 
+/// Nothing is asked of it: a lender on this host would be read without it, and a program may do nothing for a while.
+#[test]
+fn a_silent_lender_is_missed_though_nobody_wants_anything() {
+    let Some(_alone) = alone() else { return };
+    let (mode, pager, model) = with_proxy(7);
+    // It is idle from here on.
+    std::thread::sleep(Duration::from_millis(1500));
+    assert_eq!(pager.stats().lenders_lost, 0);
+    mode.store(HOLD, Ordering::Relaxed);
+    let started = Instant::now();
+    while pager.stats().lenders_lost == 0 {
+        assert!(started.elapsed() < Duration::from_secs(30), "never missed: {:?}", pager.stats());
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    println!("missed after {:?}", started.elapsed());
+    model.check_all();
+}
+
 #[test]
 fn reads_do_not_wait_for_a_slow_lender() {
     let Some(_alone) = alone() else { return };

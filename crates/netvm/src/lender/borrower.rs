@@ -53,6 +53,8 @@ const INTERNAL: u64 = u64::MAX;
 const BORROW_BIT: u64 = 1 << 63;
 /// Set in the number of a call to provide memory: not for users either.
 const PROVIDE_BIT: u64 = 1 << 62;
+/// Number of the flush that asks for a sign of life.
+const PROBE: u64 = BORROW_BIT | PROVIDE_BIT;
 
 /// An operation has ended.
 #[derive(Clone, Debug)]
@@ -117,6 +119,8 @@ pub struct Borrower {
     /// Completions that came in while a blocking call waited.
     ready: Vec<Completion>,
     waiting_since: Option<Instant>,
+    /// A sign of life has been asked for.
+    probing: bool,
     broken: Option<Error>,
     /// The lender is on this host.
     pub(super) nearby: Option<Nearby>,
@@ -204,6 +208,7 @@ impl Borrower {
             limits,
             ready,
             waiting_since,
+            probing: false,
             broken,
             nearby,
             unheard: 0,
@@ -245,9 +250,23 @@ impl Borrower {
         &self.lender
     }
 
-    /// Operations that have not completed.
+    /// Operations that have not completed; a [`Borrower::probe`] is none.
     pub fn pending(&self) -> usize {
-        self.session.endpoint.pending() + self.ready.len()
+        self.session.endpoint.pending() - usize::from(self.probing) + self.ready.len()
+    }
+
+    /// Asks the lender for a sign of life, if nothing else is asked of it: what is on this host is read and written without it, so that nobody
+    /// would see that it stands still. [`Borrower::oldest_pending`] tells for how long it has been silent.
+    pub fn probe(&mut self) {
+        if self.session.endpoint.pending() == 0 && self.session.endpoint.post_flush(PROBE).is_ok() {
+            self.probing = true;
+            self.waits();
+        }
+    }
+
+    /// Whether all that the lender owes is a sign of life.
+    pub fn is_only_probed(&self) -> bool {
+        self.probing && self.session.endpoint.pending() == 1
     }
 
     /// Since when there has been something to wait for without the lender sending anything; `None` when nothing is under way.
@@ -633,6 +652,7 @@ impl Borrower {
                     *answer = Some(result);
                 }
                 Event::Completed { token: INTERNAL, .. } => {}
+                Event::Completed { token: PROBE, .. } => self.probing = false,
                 Event::Completed { token, result, .. }
                     if token & (BORROW_BIT | PROVIDE_BIT) == PROVIDE_BIT =>
                 {
@@ -709,11 +729,11 @@ impl Borrower {
             return;
         }
         self.broken = Some(error.clone());
-        self.waiting_since = None;
+        (self.waiting_since, self.probing) = (None, false);
         self.session.endpoint.fail();
         while let Some(event) = self.session.event() {
             if let Event::Completed { token, .. } = event
-                && token != INTERNAL
+                && !matches!(token, INTERNAL | PROBE)
                 && token & (BORROW_BIT | PROVIDE_BIT) != PROVIDE_BIT
             {
                 let token = token & !BORROW_BIT;

@@ -504,6 +504,7 @@ impl Backing {
             return Ok(());
         }
         self.next_look = now + LOOK_INTERVAL;
+        self.sides.probe(now);
         let doubtful = self.sides.doubtful(now);
         let can_spare = doubtful != 0 && self.slots.can_spare(|lender| doubtful >> lender & 1 == 1);
         while let Some((lender, error)) = self.sides.silent(can_spare) {
@@ -566,10 +567,20 @@ impl Backing {
         self.poor_since.is_some() || self.sides.any_lost()
     }
 
+    /// When to [`tick`](Self::tick) though nothing happens: lenders that stand still are looked for, where they can be done without.
+    pub(super) fn patience_when_idle(&self) -> Option<Duration> {
+        (self.replicas > 1).then(|| self.sides.probe_patience())
+    }
+
+    /// Lenders that stand still are missed, whatever is asked of the others.
+    pub(super) fn keep_looking(&mut self) -> Result<()> {
+        if self.replicas > 1 { self.look() } else { Ok(()) }
+    }
+
     /// Nothing else to do: go on with what is missing.
     pub(super) fn tick(&mut self) -> Result<()> {
         if !self.is_poor() {
-            return Ok(());
+            return self.keep_looking();
         }
         let now = Instant::now();
         if now >= self.next_ask {

@@ -367,7 +367,7 @@ impl Engine {
         } else if self.budget.is_shared() || self.backing.is_poor() {
             Some(TICK)
         } else {
-            None
+            self.backing.patience_when_idle()
         };
         let fds = std::cell::RefCell::new((&mut self.poll_fds, 0));
         let poll = |timeout| {
@@ -397,6 +397,9 @@ impl Engine {
                 self.placement.let_go(hold);
                 self.tick()?;
             }
+        } else {
+            // A busy program may have no need of a lender that stands still.
+            self.backing.keep_looking()?;
         }
         let (faults, links) = self.poll_fds.split_at(1);
         Ok(Ready {

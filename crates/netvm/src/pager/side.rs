@@ -8,6 +8,10 @@ use std::time::{Duration, Instant};
 
 /// With replicas, a lender that has been silent for so long is lost, where others have all that it has.
 const SILENCE: Duration = Duration::from_millis(700);
+/// So much longer where nothing but a sign of life was asked of it: nobody waits for it.
+const PROBE_PATIENCE: u32 = 3;
+/// With replicas, one is asked for this often of a lender of which nothing else is asked; once a second where nothing happens at all.
+const PROBE_INTERVAL: Duration = Duration::from_millis(250);
 /// A read is asked of another lender, too, after so many times what reads usually take,
 const LATE_FACTOR: u64 = 8;
 /// but not before so long,
@@ -31,9 +35,16 @@ pub(super) struct Side {
     comeback: Option<Comeback>,
     /// For how long something has been asked of it and nothing has come, as far as we looked.
     silent: Duration,
+    probed: Instant,
 }
 
 impl Side {
+    /// For how long it may be silent where others have all that it has.
+    fn silence(&self) -> Duration {
+        let is_probed = self.borrower.as_ref().is_some_and(Borrower::is_only_probed);
+        if is_probed { SILENCE * PROBE_PATIENCE } else { SILENCE }
+    }
+
     /// When a read of `bytes` bytes is overdue.
     pub(super) fn limit(&self, bytes: usize) -> Duration {
         let usual = (self.usual_ns * LATE_FACTOR).max(LATE_NS_MIN);
@@ -111,6 +122,7 @@ impl Sides {
                 usual_ns: 0,
                 comeback: None,
                 silent: Duration::ZERO,
+                probed: looked,
             });
         }
         Ok(all)
@@ -189,6 +201,24 @@ impl Sides {
         Error::Timeout { lender, what: "a page", after_ms: after.as_millis() as u64 }
     }
 
+    /// Asks for signs of life where nothing else is asked.
+    pub(super) fn probe(&mut self, now: Instant) {
+        for side in &mut self.sides {
+            if let Some(borrower) = side.borrower.as_mut().filter(|_| side.lost.is_none())
+                && now.saturating_duration_since(side.probed) >= PROBE_INTERVAL
+            {
+                side.probed = now;
+                borrower.probe();
+            }
+        }
+    }
+
+    /// When to look again though nothing happens.
+    pub(super) fn probe_patience(&self) -> Duration {
+        let waits = self.borrowers().any(Borrower::is_only_probed);
+        if waits { SILENCE / 4 } else { Duration::from_secs(1) }
+    }
+
     /// A bit for each lender that is silent for so long that it is given up if that is possible. Time in which this process did not
     /// look, because it was stopped or starved, does not count against them.
     pub(super) fn doubtful(&mut self, now: Instant) -> u64 {
@@ -201,14 +231,14 @@ impl Sides {
             let waited = since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
             side.silent = if waited < side.silent { Duration::ZERO } else { side.silent };
             side.silent = (side.silent + looked).min(waited);
-            doubtful |= u64::from(side.silent > SILENCE) << lender;
+            doubtful |= u64::from(side.silent > side.silence()) << lender;
         }
         doubtful
     }
 
     /// A lender that is to be given up.
     pub(super) fn silent(&self, can_spare: bool) -> Option<(u32, Error)> {
-        let late = |side: &Side| side.silent > self.silence_max || (can_spare && side.silent > SILENCE);
+        let late = |side: &Side| side.silent > self.silence_max || (can_spare && side.silent > side.silence());
         let lender = self.sides.iter().position(|side| side.lost.is_none() && late(side))?;
         Some((lender as u32, self.timeout(lender, self.sides[lender].silent)))
     }
@@ -255,6 +285,6 @@ impl Sides {
         let side = &mut self[lender];
         std::mem::forget(std::mem::replace(&mut side.borrower, borrower));
         std::mem::forget(side.comeback.take());
-        (side.late, side.silent) = (false, Duration::ZERO);
+        (side.late, side.silent, side.probed) = (false, Duration::ZERO, Instant::now());
     }
 }

@@ -95,6 +95,7 @@ struct Side {
     comeback: Option<Comeback>,
     /// For how long something has been asked of it and nothing has come, as far as we looked.
     silent: Duration,
+    probed: Instant,
 }
 
 struct Op {
@@ -129,6 +130,10 @@ impl std::fmt::Debug for Volume {
 
 /// What transfers that end at once lead to is looked at so often before others have their turn.
 const ROUNDS_MAX: usize = 8;
+/// With replicas, a lender of which nothing else is asked is asked for a sign of life this often; once a second where nothing happens at all.
+const PROBE_INTERVAL: Duration = Duration::from_millis(250);
+/// And may owe it so much longer than an answer: nobody waits for it.
+const PROBE_PATIENCE: u32 = 3;
 /// Zeros that a write may need before or behind its bytes.
 const ZEROS_BYTES: usize = 1 << 20;
 
@@ -164,6 +169,7 @@ impl Volume {
                 writable: false,
                 comeback: None,
                 silent: Duration::ZERO,
+                probed: Instant::now(),
             });
         }
         let slabs = sides.iter().filter_map(|side| side.borrower.as_ref().map(Borrower::slab_bytes));
@@ -267,7 +273,8 @@ impl Volume {
     /// How long to wait at most before calling [`Volume::poll`] even if nothing is readable.
     pub fn patience(&self) -> Duration {
         let waits = self.sides.iter().any(|side| {
-            side.comeback.is_some() || side.borrower.as_ref().is_some_and(|borrower| borrower.pending() > 0)
+            let owes = |borrower: &Borrower| borrower.pending() > 0 || borrower.is_only_probed();
+            side.comeback.is_some() || side.borrower.as_ref().is_some_and(owes)
         });
         if self.has_ended() {
             return Duration::ZERO;
@@ -477,19 +484,36 @@ impl Volume {
         self.completions = completions;
     }
 
+    /// Asks lenders for signs of life where nothing else is asked of them, and others have what they have.
+    fn probe(&mut self, now: Instant) {
+        if self.options.replicas == 1 {
+            return;
+        }
+        for side in &mut self.sides {
+            if let Some(borrower) = side.borrower.as_mut().filter(|_| side.lost.is_none())
+                && now.saturating_duration_since(side.probed) >= PROBE_INTERVAL
+            {
+                side.probed = now;
+                borrower.probe();
+            }
+        }
+    }
+
     /// Gives up lenders that do not answer. Time in which this process did not look, because it was stopped or starved, does not
     /// count against them.
     fn check_silence(&mut self) {
         let now = Instant::now();
         let looked = (now - self.polled).min(self.silence_min() / 4);
         self.polled = now;
+        self.probe(now);
         let mut silent = [false; LENDERS_MAX];
         for (side, silent) in self.sides.iter_mut().zip(&mut silent) {
             let since = side.borrower.as_ref().and_then(Borrower::oldest_pending);
             let waited = since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
             side.silent = if waited < side.silent { Duration::ZERO } else { side.silent };
             side.silent = (side.silent + looked).min(waited);
-            *silent = side.silent > self.options.silence_with_replicas;
+            let is_probed = side.borrower.as_ref().is_some_and(Borrower::is_only_probed);
+            *silent = side.silent > self.options.silence_with_replicas * if is_probed { PROBE_PATIENCE } else { 1 };
         }
         let can_spare = silent.contains(&true) && self.core.can_spare(&silent);
         for (side, silent) in self.sides.iter_mut().zip(silent) {
