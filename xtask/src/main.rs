@@ -3,15 +3,16 @@
 mod fuzz;
 mod guest;
 mod install;
+mod tests;
 
 use std::env;
-use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 const USAGE: &str = "\
 usage: cargo xtask check        format, lints
-       cargo xtask test         check, build, every test; installs the programs that tests run (as root)
+       cargo xtask test         check, build, every test, and once more, alone, those that fail; installs the programs that
+                                tests run (as root)
        cargo xtask fuzz [--seconds N] [TARGET [FILE]]
                                 fuzzes handshake, frames, control and nbd, 60 seconds each; with FILE runs that input once
        cargo xtask guest [--kernel NAME]... [TEST | SCRIPT]...
@@ -112,43 +113,9 @@ fn test() -> bool {
     if !check() || !step(&["build", "--quiet", "--profile", "tested", "--workspace"]) {
         return false;
     }
-    let (mut passed, mut failed) = (0, 0);
-    let ok = run_tests(
-        &["test", "--profile", "tested", "--workspace", "--no-fail-fast"],
-        &mut passed,
-        &mut failed,
-    );
-    println!("{passed} passed, {failed} failed");
-    ok && failed == 0 && passed > 0
-}
-
-/// Runs cargo test, shows its output, and adds up its results.
-fn run_tests(arguments: &[&str], passed: &mut u64, failed: &mut u64) -> bool {
-    println!("== cargo {}", arguments.join(" "));
-    let child = cargo(arguments).stdout(Stdio::piped()).spawn();
-    let Ok(mut child) = child else {
-        eprintln!("cannot run cargo");
-        return false;
-    };
-    if let Some(out) = child.stdout.take() {
-        for line in BufReader::new(out).lines().map_while(Result::ok) {
-            println!("{line}");
-            if let Some(result) = line.strip_prefix("test result: ") {
-                for part in result.split([';', '.']) {
-                    let mut words = part.split_ascii_whitespace();
-                    if let (Some(Ok(count)), Some(what)) = (words.next().map(str::parse::<u64>), words.next())
-                    {
-                        match what {
-                            "passed" => *passed += count,
-                            "failed" => *failed += count,
-                            _ => {}
-                        }
-                    }
-                }
-            }
-        }
-    }
-    child.wait().is_ok_and(|status| status.success())
+    let tally = tests::run(&["test", "--profile", "tested", "--workspace", "--no-fail-fast"]);
+    tally.print();
+    tally.is_good()
 }
 
 fn install_everything(mut arguments: impl Iterator<Item = String>) -> Result<(), String> {

@@ -38,6 +38,8 @@ pub const PROGRAMS: [(&str, &str); 11] = [
 const MODULES: [&str; 3] = ["virtio_pci", "virtio_blk", "virtio_net"];
 /// The package whose checkpatch looks at modules.
 const CHECKPATCH: &str = "linux-source-6.1";
+/// More failures than this are no accident.
+const AGAIN_MAX: usize = 2;
 /// Guests that run at a time. A pair counts as one of them.
 const AT_A_TIME: usize = 2;
 
@@ -145,19 +147,36 @@ impl Suite {
         let left = Mutex::new(jobs.into_iter());
         let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
         let verdicts = Mutex::new(Vec::from_iter(style));
+        let failed = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
             for _ in 0..AT_A_TIME {
                 scope.spawn(|| {
                     while let Some((script, kernels)) = next() {
                         let verdict = suite.test(script, kernels).unwrap_or_else(Verdict::Failed);
                         verdict.print(&format!("guest {} on {kernels}", script.name()));
+                        if matches!(verdict, Verdict::Failed(_)) {
+                            failed.lock().unwrap_or_else(PoisonError::into_inner).push((script, kernels));
+                        }
                         verdicts.lock().unwrap_or_else(PoisonError::into_inner).push(verdict);
                     }
                 });
             }
         });
+        let mut verdicts = verdicts.into_inner().unwrap_or_else(PoisonError::into_inner);
+        // Emulated machines have limits of time, too: what failed beside another guest may pass alone.
+        let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let again = if failed.len() <= AGAIN_MAX { &failed[..] } else { &[] };
+        for &(script, kernels) in again {
+            let verdict = suite.test(script, kernels).unwrap_or_else(Verdict::Failed);
+            verdict.print(&format!("guest {} on {kernels} again, alone", script.name()));
+            if matches!(verdict, Verdict::Passed(_)) {
+                verdicts.push(verdict);
+                let index = verdicts.iter().position(|verdict| matches!(verdict, Verdict::Failed(_)));
+                index.map(|index| verdicts.swap_remove(index));
+            }
+        }
         let (mut passed, mut failed, mut skipped) = (0, 0, 0);
-        for verdict in verdicts.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        for verdict in verdicts {
             match verdict {
                 Verdict::Passed(_) => passed += 1,
                 Verdict::Failed(_) => failed += 1,
@@ -229,6 +248,7 @@ impl Suite {
     /// Runs a script in a guest, or in two that are connected ("6.1+6.12").
     fn test(&self, script: &Script, kernels: &str) -> Result<Verdict> {
         let folder = self.work.join(format!("{}-{kernels}", script.name()));
+        let _ = fs::remove_dir_all(&folder);
         let names: Vec<&str> = kernels.split('+').collect();
         if names.len() > 2 {
             return Err("more than two guests cannot be connected".to_owned());

@@ -238,7 +238,8 @@ impl Sides {
 
     /// A lender that is to be given up.
     pub(super) fn silent(&self, can_spare: bool) -> Option<(u32, Error)> {
-        let late = |side: &Side| side.silent > self.silence_max || (can_spare && side.silent > side.silence());
+        let late =
+            |side: &Side| side.silent > self.silence_max || (can_spare && side.silent > side.silence());
         let lender = self.sides.iter().position(|side| side.lost.is_none() && late(side))?;
         Some((lender as u32, self.timeout(lender, self.sides[lender].silent)))
     }

@@ -513,7 +513,8 @@ impl Volume {
             side.silent = if waited < side.silent { Duration::ZERO } else { side.silent };
             side.silent = (side.silent + looked).min(waited);
             let is_probed = side.borrower.as_ref().is_some_and(Borrower::is_only_probed);
-            *silent = side.silent > self.options.silence_with_replicas * if is_probed { PROBE_PATIENCE } else { 1 };
+            *silent =
+                side.silent > self.options.silence_with_replicas * if is_probed { PROBE_PATIENCE } else { 1 };
         }
         let can_spare = silent.contains(&true) && self.core.can_spare(&silent);
         for (side, silent) in self.sides.iter_mut().zip(silent) {
