@@ -135,7 +135,12 @@ for function in clean clean_inval inval; do
     echo 0 >$trace/events/kprobes/$function/enable
 done
 echo >$trace/kprobe_events
-free() { echo 3 >/proc/sys/vm/drop_caches; awk '/MemFree/ { print $2 }' /proc/meminfo; }
+# In KiB, with what each CPU keeps for itself.
+free() {
+	echo 3 >/proc/sys/vm/drop_caches
+	awk -v kib=$((page / 1024)) '/MemFree/ { sum += $2 } $1 == "count:" { sum += $2 * kib } END { print sum }' \
+		/proc/meminfo /proc/zoneinfo
+}
 before=$(free)
 rmmod netvm_coherency
 freed=$((($(free) - before) / (page / 1024)))

@@ -451,7 +451,7 @@ fn the_first_mount_is_killed() {
     fails_with(open.read_exact_at(&mut [0; 10], 0), EIO);
     fails_with(fs::write(other.path("new"), "x"), EIO);
     assert!(begun.elapsed() < Duration::from_secs(10));
-    assert!(other.log().contains(&share) && other.log().contains("EIO"), "{}", other.log());
+    until("it tells who is lost", || other.log().contains(&share) && other.log().contains("EIO"));
     drop(open);
     signal(other.process.0.id(), "TERM");
     assert!(wait(&mut other.process.0, Duration::from_secs(20)).is_some_and(|status| status.success()));
@@ -462,7 +462,7 @@ fn the_first_mount_is_killed() {
     fs::write(other.path("file"), "x").unwrap();
     signal(home.process.0.id(), "STOP");
     fails_with(fs::read(other.path("file")), EIO);
-    assert!(other.log().contains("not answered"), "{}", other.log());
+    until("it tells who is silent", || other.log().contains("not answered"));
     signal(home.process.0.id(), "CONT");
 }
 
@@ -492,7 +492,7 @@ fn lost_lenders() {
     assert!(read_cold(&mount, "file").unwrap() == data);
     write_cold(&mount, "more", &data).unwrap();
     assert!(read_cold(&mount, "more").unwrap() == data);
-    assert!(mount.log().contains("nothing is lost"), "{}", mount.log());
+    until("it tells of the loss", || mount.log().contains("nothing is lost"));
     mount.end();
     drop(two);
 
@@ -521,7 +521,7 @@ fn lost_lenders() {
         }
     }
     assert!(there >= 1 && lost >= 1, "{there} {lost}");
-    assert!(mount.log().contains(&one.address) && mount.log().contains("EIO"), "{}", mount.log());
+    until("it names the lender", || mount.log().contains(&one.address) && mount.log().contains("EIO"));
     // There is less room, and what there is can be used.
     for index in 0..6 {
         fs::remove_file(mount.path(&format!("{index}"))).unwrap();
