@@ -349,3 +349,32 @@ fn bench_file() {
     // It takes away what it has mounted.
     assert!(!std::fs::read_to_string("/proc/self/mounts").unwrap().contains(&folder));
 }
+
+#[test]
+fn transfers_have_a_row_for_each_method_and_size() {
+    let svg = std::env::temp_dir().join(format!("netvm-bench-transfer-test-{}.svg", std::process::id()));
+    let arguments = ["transfer", "--quick", "--json", "--plot", svg.to_str().unwrap()];
+    let rows = rows_of(&arguments);
+    for bytes in [480_000u64, 12_000_000] {
+        for (case, link) in [
+            ("transfer-copy", "tcp"),
+            ("transfer-mmap", "tcp"),
+            ("transfer-sendfile", "tcp"),
+            ("transfer-onesided", "tcp"),
+            ("transfer-onesided", "cma"),
+        ] {
+            let of = |row: &&serde_json::Value| {
+                row["case"] == case
+                    && row["link"] == link
+                    && row["size_bytes"] == bytes
+                    && row["peer"].is_null()
+            };
+            let found: Vec<_> = rows.iter().filter(of).collect();
+            assert_eq!(found.len(), 1, "{case} {link} {bytes}: {rows:?}");
+            assert!(found[0]["median"].as_f64().unwrap() > 0.0 && found[0]["ratio"].as_f64().unwrap() > 0.0);
+            assert!(found[0]["n"].as_u64().unwrap() >= 2);
+        }
+    }
+    assert!(std::fs::read_to_string(&svg).unwrap().contains("onesided, same machine"));
+    std::fs::remove_file(svg).unwrap();
+}

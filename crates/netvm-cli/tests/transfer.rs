@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
+/// What both sides can do; and senders one more.
 const METHODS: [&str; 3] = ["copy", "mmap", "sendfile"];
+const ONESIDED: [&str; 2] = ["--method", "onesided"];
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A `netvm recv` that listens.
@@ -169,6 +171,51 @@ fn trees_arrive_as_they_were_with_every_method() {
 }
 
 #[test]
+fn files_are_written_one_sidedly_over_every_link() {
+    let (folder, source, target) = folders("transfer-onesided");
+    tree(&source);
+    // Data, a hole, and data; and of a length that nothing divides.
+    let file = random_file(&source.join("holes"), 7_654_321);
+    File::options().write(true).open(&file).unwrap().set_len(60_000_001).unwrap();
+    File::options().write(true).open(&file).unwrap().write_all_at(&[9; 33], 59_000_000).unwrap();
+    let secret = folder.path("secret");
+    assert!(finish(netvm().args(["secret", "new"]).arg(&secret)).status.success());
+    let key = ["--secret", secret.to_str().unwrap()];
+    let unix = format!("unix:{}", folder.path("socket").display());
+    let tcp = "127.0.0.1:0".to_owned();
+    for (round, (listen, link, security)) in [
+        (&unix, "auto", &[][..]),
+        (&tcp, "auto", &key[..]),
+        (&tcp, "socket", &[][..]),
+        (&tcp, "socket", &[key[0], key[1], "--encrypt"][..]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let into = target.join(round.to_string());
+        fs::create_dir(&into).unwrap();
+        let receiver = Receiver::start_at(listen, &into, security);
+        let mut sender = send(&receiver.address, &[&source], &[&ONESIDED, security].concat());
+        let sent = finish(sender.env("NETVM_LINK", link));
+        let received = receiver.end();
+        assert!(sent.status.success() && received.status.success(), "{sent:?}\n{received:?}");
+        assert_same(&source, &into.join("source"));
+        let (sent, received) = (summary(&sent), summary(&received));
+        assert_eq!((&sent["files"], &received["checked"]), (&8.into(), &true.into()), "{sent} {received}");
+        assert_eq!(sent["moved_bytes"], received["moved_bytes"]);
+        assert!(sent["moved_bytes"].as_u64().unwrap() < 20_000_000, "holes were sent: {sent}");
+        let over_socket = matches!(sent["link"].as_str(), Some("tcp" | "sealed"));
+        assert_eq!(over_socket, link == "socket", "{sent}");
+        assert!(into.join("source/holes").metadata().unwrap().blocks() * 512 < 20_000_000);
+    }
+    // It is nothing for a receiver, nor for a framing without messages.
+    let done = finish(netvm().arg("recv").arg(&target).args(ONESIDED));
+    assert!(!done.status.success() && done.err.contains("sender's choice"), "{done:?}");
+    let done = finish(&mut send("127.0.0.1:1", &[&file], &["--framing", "simple", "--method", "onesided"]));
+    assert!(!done.status.success() && done.err.contains("another method"), "{done:?}");
+}
+
+#[test]
 fn the_second_time_nothing_is_sent_and_nothing_is_replaced_unasked() {
     let (folder, source, target) = folders("transfer-again");
     let file = random_file(&source.join("a"), 500_000);
@@ -245,10 +292,13 @@ fn a_cut_transfer_goes_on_where_it_ended() {
         parts.into_iter().find(|path| path.extension().is_some_and(|end| end == "part"))
     };
     let part = || part_path().and_then(|path| path.metadata().ok());
-    for (sends, receives) in [("copy", "copy"), ("sendfile", "sendfile"), ("copy", "mmap")] {
+    let ways = [("copy", "copy"), ("sendfile", "sendfile"), ("copy", "mmap"), ("onesided", "copy")];
+    for (sends, receives) in ways {
         let receiver = Receiver::start(&target, &["--method", receives]);
         let mut sender = Guard(send(&receiver.address, &[&file], &["--method", sends]).spawn().unwrap());
-        until("some of it has come", || part().is_some_and(|part| part.blocks() * 512 > 40 << 20));
+        // Room is made ahead of what is written one-sidedly.
+        let enough = if sends == "onesided" { 80 << 20 } else { 40 << 20 };
+        until("some of it has come", || part().is_some_and(|part| part.blocks() * 512 > enough));
         signal(sender.0.id(), "KILL");
         sender.0.wait().unwrap();
         let received = receiver.end();
@@ -305,9 +355,10 @@ fn a_full_disk_is_told_to_both() {
     let small = random_file(&source.join("a"), 1000);
     let big = random_file(&source.join("b"), 24 << 20);
     let socket = format!("unix:{}", folder.path("s").display());
-    for method in METHODS {
+    let ways = METHODS.map(|method| (method, "copy")).into_iter().chain([("copy", "onesided")]);
+    for (method, sends) in ways {
         let receiver = Receiver::start_at(&socket, &target, &["--method", method]);
-        let sent = finish(&mut send(&receiver.address, &[&small, &big], &[]));
+        let sent = finish(&mut send(&receiver.address, &[&small, &big], &["--method", sends]));
         let received = receiver.end();
         for done in [&sent, &received] {
             let text = &done.err;
@@ -435,7 +486,7 @@ fn hostile_senders_write_nothing_outside_the_folder() {
 fn senders_that_break_the_protocol_are_told_so() {
     let (_folder, _, target) = folders("transfer-broken");
     type Harm = fn(&mut Hostile);
-    let all: [(&str, Harm); 12] = [
+    let all: [(&str, Harm); 14] = [
         ("an unknown kind", |peer| {
             peer.say(77, b"");
         }),
@@ -454,6 +505,12 @@ fn senders_that_break_the_protocol_are_told_so() {
         }),
         ("from nowhere", |peer| {
             peer.entry(false, 0o644, 9, b"x").words(2, &[1, 0]).words(4, &[0, 5]);
+        }),
+        ("one-sided unasked", |peer| {
+            peer.entry(false, 0o644, 9, b"x").words(2, &[1, 0]).words(10, &[0, 0]);
+        }),
+        ("written and not announced", |peer| {
+            peer.entry(false, 0o644, 9, b"x").words(2, &[1, 0]).words(4, &[0, 0]).words(13, &[9]);
         }),
         ("a folder's bytes", |peer| {
             peer.entry(true, 0o755, 0, b"d").words(2, &[1, 0]).words(4, &[0, 0]);

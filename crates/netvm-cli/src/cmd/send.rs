@@ -23,7 +23,9 @@ Examples:
   netvm send report.pdf photos --to 127.0.0.1:7071
   netvm recv target --listen 0.0.0.0:7071 --secret key
   netvm send disk.img --to big:7071 --secret key --method sendfile
-                                                    fewer copies, not with --encrypt")]
+                                                    fewer copies, not with --encrypt
+  netvm send disk.img --to big:7071 --secret key --method onesided
+                                                    into the receiver's mapped file")]
 pub struct SendArgs {
     /// Files and folders
     #[arg(required = true, value_name = "PATH")]
@@ -60,6 +62,7 @@ impl TransferArgs {
             MethodName::Copy => Method::Copy,
             MethodName::Mmap => Method::Mmap,
             MethodName::Sendfile => Method::Sendfile,
+            MethodName::Onesided => Method::OneSided,
         }
     }
 
@@ -79,6 +82,8 @@ enum MethodName {
     Mmap,
     /// By the kernel: sendfile and splice
     Sendfile,
+    /// Written by the sender into the receiver's mapped file; `netvm recv` needs no option for it
+    Onesided,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]
@@ -149,6 +154,7 @@ pub fn report(done: &str, summary: &Summary, as_json: bool) -> Outcome {
                 "moved_bytes": summary.moved_bytes,
                 "checked": summary.checked,
                 "protection": summary.protection.to_string(),
+                "link": summary.link,
                 "seconds": seconds,
             })
         );

@@ -154,6 +154,11 @@ impl Node {
         })?;
         let listener = Listener::bind(&parsed)
             .map_err(|error| Error::Listen { address: address.to_owned(), reason: error.to_string() })?;
+        self.listen_on(listener)
+    }
+
+    /// Takes over a listener that nobody else accepts connections from.
+    pub(crate) fn listen_on(&self, listener: Listener) -> Result<String> {
         self.shared.security.check_listener(listener.address())?;
         let mut listeners = lock(&self.shared.listeners);
         watch(&self.shared.epoll, listener.as_fd(), LISTENER_ID + listeners.len() as u64)?;

@@ -70,6 +70,7 @@ pub(super) enum Frame {
         index: u64,
         from: u64,
     },
+    /// Bytes follow; or, of a [`Frame::Remote`] file, are about to be written.
     Data {
         offset: u64,
         bytes: u64,
@@ -81,6 +82,23 @@ pub(super) enum Frame {
     Failed(String),
     /// It takes a while.
     Working,
+    /// As `File`, but its bytes do not come over this connection.
+    Remote {
+        index: u64,
+        from: u64,
+    },
+    /// Who has this key may write into it.
+    Into {
+        key: [u8; 16],
+    },
+    /// The first piece that was announced, up to `end`, may be written,
+    Ready {
+        end: u64,
+    },
+    /// and has been.
+    Wrote {
+        end: u64,
+    },
 }
 
 impl Frame {
@@ -137,6 +155,22 @@ impl Frame {
                 8
             }
             Self::Working => 9,
+            Self::Remote { index, from } => {
+                words(out, &[*index, *from]);
+                10
+            }
+            Self::Into { key } => {
+                out.extend(key);
+                11
+            }
+            Self::Ready { end } => {
+                words(out, &[*end]);
+                12
+            }
+            Self::Wrote { end } => {
+                words(out, &[*end]);
+                13
+            }
         };
         let bytes = (out.len() - start - HEADER_BYTES) as u32;
         out[start] = kind;
@@ -150,7 +184,7 @@ impl Frame {
     pub fn payload_bytes(header: &[u8; HEADER_BYTES]) -> Result<usize, Wrong> {
         let [kind, a, b, c, length @ ..] = *header;
         let bytes = u32::from_le_bytes(length) as usize;
-        if !(1..=9).contains(&kind) || [a, b, c] != [0; 3] {
+        if !(1..=13).contains(&kind) || [a, b, c] != [0; 3] {
             return Err("a message of an unknown kind");
         }
         if bytes > PAYLOAD_BYTES_MAX { Err("a message that is too long") } else { Ok(bytes) }
@@ -187,6 +221,10 @@ impl Frame {
                 Self::Failed(printable(text))
             }
             9 => words(0).map(|_| Self::Working)?,
+            10 => words(2).map(|[index, from, _]| Self::Remote { index, from })?,
+            11 => Self::Into { key: payload.try_into().map_err(|_| "a message of a wrong length")? },
+            12 => words(1).map(|[end, ..]| Self::Ready { end })?,
+            13 => words(1).map(|[end, ..]| Self::Wrote { end })?,
             _ => return Err("a message of an unknown kind"),
         })
     }
@@ -395,6 +433,10 @@ mod tests {
             Frame::Done(Totals { sent: 1, there: 2, kept: 3 }),
             Frame::Failed("no room: ü".to_owned()),
             Frame::Working,
+            Frame::Remote { index: 3, from: 4 },
+            Frame::Into { key: std::array::from_fn(|index| index as u8) },
+            Frame::Ready { end: 1 << 60 },
+            Frame::Wrote { end: 7 },
         ] {
             let bytes = bytes_of(&frame);
             assert_eq!(decoded(&bytes), Ok(frame));
@@ -451,7 +493,7 @@ mod tests {
         let mut good = 0;
         for _ in 0..200_000 {
             let bytes: Vec<u8> = (0..next() % 48).map(|_| (next() % 4) as u8).collect();
-            let frame = Frame::decode((next() % 12) as u8, &bytes);
+            let frame = Frame::decode((next() % 16) as u8, &bytes);
             if let Ok(frame) = frame {
                 good += 1;
                 assert_eq!(decoded(&bytes_of(&frame)).as_ref(), Ok(&frame));

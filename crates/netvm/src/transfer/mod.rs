@@ -19,6 +19,7 @@ mod digest;
 mod extents;
 mod folder;
 mod frames;
+mod onesided;
 mod receiver;
 mod sender;
 mod wire;
@@ -27,6 +28,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::security::{Protection, Security};
+use crate::shm::LinkChoice;
 pub use receiver::Receiver;
 pub use sender::send;
 
@@ -40,6 +42,8 @@ pub enum Method {
     Mmap,
     /// The kernel moves pages: sendfile(2), splice(2). Not for encrypted connections.
     Sendfile,
+    /// The sender writes into the receiver's mapped file, one-sidedly: on one host, without a connection. The sender's choice alone.
+    OneSided,
 }
 
 /// What goes over the connection.
@@ -65,6 +69,8 @@ pub struct SendOptions {
     pub security: Security,
     /// For so long a connection is tried.
     pub connect_timeout: Duration,
+    /// What carries the bytes of [`Method::OneSided`].
+    pub link: LinkChoice,
 }
 
 impl Default for SendOptions {
@@ -75,6 +81,7 @@ impl Default for SendOptions {
             check: true,
             security: Security::default(),
             connect_timeout: Duration::from_secs(5),
+            link: LinkChoice::default(),
         }
     }
 }
@@ -136,6 +143,8 @@ pub struct Summary {
     pub checked: bool,
     /// What protected the connection.
     pub protection: Protection,
+    /// What carried bytes that were written one-sidedly; empty if none were.
+    pub link: &'static str,
     /// From the first message to the last.
     pub elapsed: Duration,
 }
@@ -145,6 +154,8 @@ pub type Observer<'a> = &'a mut dyn FnMut(&Progress);
 
 /// In hellos: simple framing.
 const FEATURE_SIMPLE: u64 = 1;
+/// And: files may be written one-sidedly.
+const FEATURE_ONE_SIDED: u64 = 2;
 /// Bytes that are moved in one step.
 const STEP_BYTES: usize = 256 << 10;
 

@@ -17,9 +17,11 @@ use rustix::pipe::{PipeFlags, SpliceFlags};
 use super::digest::Digest;
 use super::folder::{Folder, Found};
 use super::frames::{CHUNK_BYTES, Course, Entry, FILE_BYTES_MAX, Frame, List, Plan, Totals};
+use super::onesided::{self, Target};
 use super::wire::Wire;
 use super::{
-    FEATURE_SIMPLE, Framing, Method, Observer, Progress, ReceiveOptions, STEP_BYTES, Summary, about, extents,
+    FEATURE_ONE_SIDED, FEATURE_SIMPLE, Framing, Method, Observer, Progress, ReceiveOptions, STEP_BYTES,
+    Summary, about, extents,
 };
 use crate::error::{Error, Result};
 use crate::link::greeting::{Arrival, Greeted, Greeting, Transport};
@@ -47,6 +49,11 @@ impl Receiver {
     /// # Errors
     /// [`Error::Listen`], also for a network address without a secret; [`Error::Other`] when the folder cannot be opened.
     pub fn bind(folder: &Path, options: ReceiveOptions) -> Result<Self> {
+        if options.method == Method::OneSided {
+            let error =
+                "one-sided writes are the sender's choice: a receiver follows, whatever its own method";
+            return Err(Error::Other(error.to_owned()));
+        }
         let shown = folder.display().to_string();
         let folder = Folder::open(folder).map_err(|error| about("receive into", &shown, &error))?;
         let address: Address = options.listen.parse().map_err(|reason: &str| Error::Address {
@@ -72,14 +79,17 @@ impl Receiver {
     /// [`Error::Cut`] when the sender went away before the end: what has come is kept, and the next transfer of the same files goes on there.
     /// Otherwise a sentence about what was wrong, which the sender has been told, too.
     pub fn run(self, observer: Observer<'_>) -> Result<Summary> {
-        let (arrived, simple) = self.wait()?;
+        let (arrived, features) = self.wait()?;
+        let simple = features & FEATURE_SIMPLE != 0;
         let Self { listener, folder, shown, options } = self;
-        // There is one sender; others are told so by the system.
-        drop(listener);
+        // There is one sender; others are told so by the system, or find a node there.
+        let one_sided = features & FEATURE_ONE_SIDED != 0;
+        let target = one_sided.then(|| Target::new(listener, &options.security)).transpose()?;
         let wire = Wire::new(arrived, "the sender".to_owned(), !simple)?;
         let begun = Instant::now();
         let summary = Summary { protection: wire.protection(), ..Summary::default() };
         let mut receiving = Receiving {
+            target,
             pipe: None,
             buffer: vec![0; STEP_BYTES],
             progress: Progress::default(),
@@ -104,8 +114,8 @@ impl Receiver {
         Ok(summary)
     }
 
-    /// The first who may send, and whether it speaks the simple framing.
-    fn wait(&self) -> Result<(Transport, bool)> {
+    /// The first who may send, and the features it asks for.
+    fn wait(&self) -> Result<(Transport, u64)> {
         let mut greetings: Vec<Greeting> = Vec::new();
         loop {
             let mut fds: Vec<_> = std::iter::once(self.listener.as_fd())
@@ -141,13 +151,14 @@ impl Receiver {
         }
     }
 
-    fn welcome(&self, arrival: Arrival) -> Option<(Transport, bool)> {
-        let simple = arrival.hello.features & FEATURE_SIMPLE != 0;
+    fn welcome(&self, arrival: Arrival) -> Option<(Transport, u64)> {
+        let features = arrival.hello.features;
+        let simple = features & FEATURE_SIMPLE != 0;
         if arrival.hello.role != Role::Transfer || simple != (self.options.framing == Framing::Simple) {
             arrival.refuse(Refusal::Role);
             return None;
         }
-        arrival.accept().map(|transport| (transport, simple))
+        arrival.accept().map(|transport| (transport, features))
     }
 }
 
@@ -161,6 +172,8 @@ struct Receiving<'a> {
     progress: Progress,
     summary: Summary,
     buffer: Vec<u8>,
+    /// Where the sender writes one-sidedly, if it asked for that.
+    target: Option<Target>,
     /// What the kernel moves bytes through: the end to read, and the end to write.
     pipe: Option<(OwnedFd, OwnedFd)>,
 }
@@ -169,6 +182,8 @@ struct Receiving<'a> {
 struct Coming {
     file: File,
     mapping: Option<Mapping>,
+    /// The sender writes into it.
+    remote: Option<onesided::Incoming>,
     digest: Digest,
     /// The end of what has come.
     at: u64,
@@ -214,7 +229,9 @@ impl Receiving<'_> {
                 Ok(Some(totals)) => break totals,
                 Err(error) => {
                     // What was mapped is as long as the file will be: only what has come is kept.
-                    if let Some((_, coming)) = coming {
+                    if let Some((_, coming)) = coming
+                        && (coming.remote.is_none() || self.close_remote().is_ok())
+                    {
                         let _ = coming.file.set_len(coming.at);
                     }
                     return Err(error);
@@ -327,7 +344,43 @@ impl Receiving<'_> {
                 let entry = &list.entries[index];
                 self.progress.name = entry.to_string();
                 (self.observer)(&self.progress);
-                *coming = Some((index, self.open(entry, from, held.remove(&index))?));
+                *coming = Some((index, self.open(entry, from, held.remove(&index), self.options.method)?));
+            }
+            (Frame::Remote { index, from }, None) => {
+                let index = course.file(plans, list, index, from).map_err(|why| wrong(why.to_owned()))?;
+                let entry = &list.entries[index];
+                if entry.bytes == 0 {
+                    return Err(wrong("an empty file is to be written into".to_owned()));
+                }
+                self.progress.name = entry.to_string();
+                (self.observer)(&self.progress);
+                let mut opened = self.open(entry, from, held.remove(&index), Method::OneSided)?;
+                let Some(target) = &self.target else {
+                    return Err(wrong("a message out of turn".to_owned()));
+                };
+                let (key, remote) = target.open(&opened.file)?;
+                opened.remote = Some(remote);
+                *coming = Some((index, opened));
+                self.wire.queue(&Frame::Into { key: key.to_bytes() })?;
+                self.wire.flush()?;
+            }
+            (Frame::Data { offset, bytes }, Some((index, Coming { file, remote: Some(remote), .. }))) => {
+                course.data(offset, bytes).map_err(|why| wrong(why.to_owned()))?;
+                self.promise(file, &list.entries[*index], offset, bytes)?;
+                remote.prepare(offset, bytes).map_err(|why| wrong(why.to_owned()))?;
+                self.wire.queue(&Frame::Ready { end: offset + bytes })?;
+                self.wire.flush()?;
+            }
+            (Frame::Wrote { end }, Some((index, Coming { remote: Some(remote), digest, at, .. }))) => {
+                let (offset, piece) = remote.wrote(end).map_err(|why| wrong(why.to_owned()))?;
+                if check {
+                    onesided::update(digest, offset, piece, &mut self.buffer)
+                        .ok_or_else(|| became_shorter(&list.entries[*index]))?;
+                }
+                *at = end;
+                self.summary.moved_bytes += piece.len() as u64;
+                self.progress.done_bytes += piece.len() as u64;
+                (self.observer)(&self.progress);
             }
             (Frame::Data { offset, bytes }, Some((index, coming))) => {
                 course.data(offset, bytes).map_err(|why| wrong(why.to_owned()))?;
@@ -337,6 +390,12 @@ impl Receiving<'_> {
                 let bytes = course.end().map_err(|why| wrong(why.to_owned()))?;
                 let (entry, replace) = (&list.entries[*index], self.options.overwrite);
                 let Some((_, done)) = coming.take() else { return Ok(None) };
+                if let Some(remote) = &done.remote {
+                    if !remote.is_complete() {
+                        return Err(wrong("the end of a file that is being written".to_owned()));
+                    }
+                    self.close_remote()?;
+                }
                 done.file.set_len(bytes).map_err(|error| self.failed("write", entry, &error))?;
                 if check && done.digest.finish(bytes) != digest {
                     // Nothing of it can be trusted.
@@ -356,7 +415,12 @@ impl Receiving<'_> {
         Ok(None)
     }
 
-    fn open(&mut self, entry: &Entry, from: u64, part: Option<File>) -> Result<Coming> {
+    /// Nobody writes into the file under way any more.
+    fn close_remote(&self) -> Result<()> {
+        self.target.as_ref().map_or(Ok(()), Target::close)
+    }
+
+    fn open(&mut self, entry: &Entry, from: u64, part: Option<File>, method: Method) -> Result<Coming> {
         let opened = part.map_or_else(|| self.folder.open_part(&entry.name, true), Ok);
         let file = opened.map_err(|error| match error.kind() {
             io::ErrorKind::WouldBlock => {
@@ -365,18 +429,18 @@ impl Receiving<'_> {
             _ => self.failed("write", entry, &error),
         })?;
         // Behind what is kept there may be anything.
-        let length = file.set_len(from).and_then(|()| match self.options.method {
-            Method::Mmap => file.set_len(entry.bytes),
+        let length = file.set_len(from).and_then(|()| match method {
+            Method::Mmap | Method::OneSided => file.set_len(entry.bytes),
             _ => Ok(()),
         });
         length.map_err(|error| self.failed("write", entry, &error))?;
-        let mapping = match self.options.method {
+        let mapping = match method {
             Method::Mmap if entry.bytes > 0 => {
                 Some(Mapping::of_file(&file, true).map_err(|error| self.failed("map", entry, &error))?)
             }
             _ => None,
         };
-        Ok(Coming { file, mapping, digest: Digest::new(), at: from })
+        Ok(Coming { file, mapping, remote: None, digest: Digest::new(), at: from })
     }
 
     /// Writes bytes that are next on the connection.
@@ -390,18 +454,7 @@ impl Receiving<'_> {
     ) -> Result<()> {
         let end = offset + bytes;
         if coming.mapping.is_some() {
-            // A full disk must be found before its pages are touched.
-            let flags = FallocateFlags::KEEP_SIZE;
-            match rustix::fs::fallocate(&coming.file, flags, offset, bytes) {
-                Ok(()) => {}
-                Err(rustix::io::Errno::OPNOTSUPP) => {
-                    return Err(Error::Other(format!(
-                        "cannot map files in {}: its file system cannot promise room for them; use the method copy",
-                        self.shown
-                    )));
-                }
-                Err(error) => return Err(self.failed("write", entry, &error.into())),
-            }
+            self.promise(&coming.file, entry, offset, bytes)?;
         }
         let mut at = offset;
         while at < end {
@@ -446,6 +499,18 @@ impl Receiving<'_> {
         Ok(())
     }
 
+    /// Room for what will be mapped: a full disk must be found before its pages are touched.
+    fn promise(&self, file: &File, entry: &Entry, offset: u64, bytes: u64) -> Result<()> {
+        match rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, offset, bytes) {
+            Ok(()) => Ok(()),
+            Err(rustix::io::Errno::OPNOTSUPP) => Err(Error::Other(format!(
+                "cannot map files in {}: its file system cannot promise room for them; use the method copy",
+                self.shown
+            ))),
+            Err(error) => Err(self.failed("write", entry, &error.into())),
+        }
+    }
+
     /// Has the kernel move bytes; returns how many.
     fn splice(&mut self, coming: &Coming, entry: &Entry, at: u64, end: u64) -> Result<usize> {
         let Some((read, write)) = &self.pipe else { return Ok(0) };
@@ -486,7 +551,7 @@ impl Receiving<'_> {
             if !self.options.overwrite && !matches!(found, Found::Nothing) {
                 return Err(self.failed("write", &entry, &io::Error::from_raw_os_error(libc::EEXIST)));
             }
-            let mut coming = self.open(&entry, 0, None)?;
+            let mut coming = self.open(&entry, 0, None, self.options.method)?;
             if let Err(error) = self.take(&mut coming, &entry, 0, bytes, false) {
                 let _ = coming.file.set_len(0);
                 return Err(error);

@@ -7,6 +7,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
+use netvm_core::key::RemoteKey;
 use netvm_core::wire::{Hello, Role};
 use netvm_sys::mapping::Mapping;
 
@@ -15,9 +16,11 @@ use super::frames::{
     CHUNK_BYTES, ENTRIES_MAX, Entry, Frame, NAMES_BYTES_MAX, Plan, Totals, check_name, is_part_name,
     printable,
 };
+use super::onesided::{self, Source};
 use super::wire::Wire;
 use super::{
-    FEATURE_SIMPLE, Framing, Method, Observer, Progress, STEP_BYTES, SendOptions, Summary, about, extents,
+    FEATURE_ONE_SIDED, FEATURE_SIMPLE, Framing, Method, Observer, Progress, STEP_BYTES, SendOptions, Summary,
+    about, extents,
 };
 use crate::error::{Error, Result};
 use crate::link::greeting;
@@ -40,7 +43,17 @@ pub fn send(
         let why = "the simple framing has no names and no folders";
         return Err(Error::Other(format!("cannot send {}: {why}", path.display())));
     }
-    let hello = Hello { features: if simple { FEATURE_SIMPLE } else { 0 }, ..Hello::new(Role::Transfer) };
+    let features = match (options.framing, options.method) {
+        (Framing::Simple, Method::OneSided) => {
+            let error =
+                "the simple framing tells the receiver nothing of one-sided writes; use another method";
+            return Err(Error::Other(error.to_owned()));
+        }
+        (Framing::Simple, _) => FEATURE_SIMPLE,
+        (Framing::Full, Method::OneSided) => FEATURE_ONE_SIDED,
+        (Framing::Full, _) => 0,
+    };
+    let hello = Hello { features, ..Hello::new(Role::Transfer) };
     let connected = greeting::connect(address, &hello, options.connect_timeout, &options.security);
     let (transport, theirs) = connected.map_err(|error| match error {
         Error::Connect { lender, reason } => Error::Other(format!(
@@ -61,6 +74,8 @@ pub fn send(
         summary: Summary { left_out: gathered.left_out, protection: wire.protection(), ..Summary::default() },
         progress: Progress { total_bytes: gathered.bytes(), ..Progress::default() },
         wire: &mut wire,
+        address,
+        source: None,
         options,
         observer,
         buffer: vec![0; STEP_BYTES],
@@ -180,6 +195,9 @@ fn entry_of(name: Vec<u8>, metadata: &Metadata) -> Entry {
 
 struct Sender<'a> {
     wire: &'a mut Wire,
+    address: &'a str,
+    /// Connected when the first file is written one-sidedly.
+    source: Option<Source>,
     options: &'a SendOptions,
     observer: Observer<'a>,
     progress: Progress,
@@ -249,9 +267,15 @@ impl Sender<'_> {
             _ if same => have,
             _ => 0,
         };
-        self.wire.queue(&Frame::File { index, from })?;
+        let is_remote = self.options.method == Method::OneSided && entry.bytes - from >= onesided::BYTES_MIN;
         self.progress.done_bytes += from;
-        let digest = self.send_file(&file, entry, path, from)?;
+        let digest = if is_remote {
+            self.wire.queue(&Frame::Remote { index, from })?;
+            self.write_file(&file, entry, path, from)?
+        } else {
+            self.wire.queue(&Frame::File { index, from })?;
+            self.send_file(&file, entry, path, from)?
+        };
         let changed = file.metadata().map(|now| entry_of(Vec::new(), &now).changed);
         if !changed.is_ok_and(|changed| changed == entry.changed) {
             return Err(Error::Other(format!(
@@ -279,6 +303,70 @@ impl Sender<'_> {
                 self.wire.queue(&Frame::Data { offset: at, bytes })?;
                 self.send_range(file, mapping.as_ref(), path, (at, bytes), &mut digest)?;
                 at += bytes;
+            }
+        }
+        self.progress.done_bytes += entry.bytes - at;
+        Ok(if self.options.check { digest.finish(entry.bytes) } else { 0 })
+    }
+
+    /// The same, one-sidedly.
+    fn write_file(&mut self, file: &File, entry: &Entry, path: &Path, from: u64) -> Result<u64> {
+        let failed = |error| about("read", path.display(), &error);
+        self.wire.flush()?;
+        let Frame::Into { key } = self.wire.receive()? else {
+            return Err(self.wire.wrong("a message out of turn"));
+        };
+        let source = match self.source.take() {
+            Some(source) => source,
+            None => Source::connect(self.address, &self.options.security, self.options.link)?,
+        };
+        let mut writing = source.open(&RemoteKey::from_bytes(key), file, entry.bytes)?;
+        self.summary.link = writing.link();
+        self.source = Some(source);
+        let (mut digest, mut at) = (Digest::new(), from);
+        let mut range = extents::next(file, at, entry.bytes).map_err(failed)?;
+        loop {
+            while let Some((start, stop)) = range.filter(|_| writing.has_room()) {
+                let start = start.max(at);
+                let bytes = (stop - start).min(CHUNK_BYTES);
+                self.progress.done_bytes += start - at;
+                at = start + bytes;
+                self.wire.queue(&Frame::Data { offset: start, bytes })?;
+                writing.announce(start, bytes);
+                if at == stop {
+                    range = extents::next(file, at, entry.bytes).map_err(failed)?;
+                }
+            }
+            self.wire.flush()?;
+            let frame = match (writing.waits_for_receiver(), writing.is_writing()) {
+                (false, false) => break,
+                (true, false) => Some(self.wire.receive()?),
+                _ => self.wire.receive_now()?,
+            };
+            match frame {
+                Some(Frame::Ready { end }) => {
+                    let (offset, piece) = writing.ready(end).map_err(|error| self.wire.why(error))?;
+                    if self.options.check {
+                        onesided::update(&mut digest, offset, piece, &mut self.buffer).ok_or_else(|| {
+                            Error::Other(format!("{} became shorter while it was sent", path.display()))
+                        })?;
+                    }
+                }
+                Some(_) => return Err(self.wire.wrong("a message out of turn")),
+                None => {
+                    if let Some((end, bytes)) = writing.wrote(true).map_err(|error| self.wire.why(error))? {
+                        self.wire.queue(&Frame::Wrote { end })?;
+                        self.summary.moved_bytes += bytes;
+                        self.progress.done_bytes += bytes;
+                        (self.observer)(&self.progress);
+                    }
+                }
+            }
+            while let Some((end, bytes)) = writing.wrote(false).map_err(|error| self.wire.why(error))? {
+                self.wire.queue(&Frame::Wrote { end })?;
+                self.summary.moved_bytes += bytes;
+                self.progress.done_bytes += bytes;
+                (self.observer)(&self.progress);
             }
         }
         self.progress.done_bytes += entry.bytes - at;
@@ -333,7 +421,7 @@ impl Sender<'_> {
                 }
             };
             // What the kernel has sent is read once more, while it is still in its cache.
-            if self.options.check && self.options.method != Method::Copy {
+            if self.options.check && matches!(self.options.method, Method::Mmap | Method::Sendfile) {
                 let mut done = at;
                 while done < at + sent {
                     let piece = &mut self.buffer[..(at + sent - done).min(STEP_BYTES as u64) as usize];

@@ -190,6 +190,41 @@ impl Wire {
         }
     }
 
+    /// The next frame if it is there; `None` otherwise.
+    pub fn receive_now(&mut self) -> Result<Option<Frame>> {
+        loop {
+            match self.next()? {
+                Some(Frame::Working) => {}
+                Some(Frame::Failed(text)) => return Err(self.said(&text)),
+                Some(frame) => return Ok(Some(frame)),
+                None => match self.fill() {
+                    Ok(0) => return Err(self.ended()),
+                    Ok(_) => {}
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(None),
+                    Err(error) => return Err(self.cut(&error)),
+                },
+            }
+        }
+    }
+
+    /// Something else than this connection has failed: the peer may be about to say why.
+    pub fn why(&mut self, error: Error) -> Error {
+        let deadline = Instant::now() + FAREWELL;
+        loop {
+            match self.receive_now() {
+                Ok(Some(_)) => {}
+                Ok(None) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() || !self.transport.stream().wait(false, left).unwrap_or(false) {
+                        return error;
+                    }
+                }
+                Err(said @ (Error::Other(_) | Error::Cut { .. })) => return said,
+                Err(_) => return error,
+            }
+        }
+    }
+
     /// Exactly these bytes.
     pub fn receive_exact(&mut self, bytes: &mut [u8]) -> Result<()> {
         let mut have = 0;

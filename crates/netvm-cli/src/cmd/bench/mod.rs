@@ -16,6 +16,7 @@ mod plot;
 mod report;
 mod rma;
 mod swap;
+mod transfer;
 mod walks;
 mod worker;
 
@@ -53,6 +54,8 @@ enum Which {
     Block(block::BlockArgs),
     /// Measure files in lent memory, next to tmpfs and to nbdkit under nbdfuse
     File(file::FileArgs),
+    /// Measure file transfer by every method, next to a bare TCP stream, socat and rsync
+    Transfer(transfer::TransferArgs),
     #[command(hide = true)]
     RmaPartner(rma::PartnerArgs),
     #[command(hide = true)]
@@ -75,6 +78,7 @@ pub fn run(args: BenchArgs) -> Result<(), Box<dyn Error>> {
         Which::Nonresident(args) => nonresident::run(&args),
         Which::Block(args) => print(&block::run(&args)?, args.json()),
         Which::File(args) => print(&file::run(&args)?, args.json()),
+        Which::Transfer(args) => print(&transfer::run(&args)?, args.json()),
         Which::RmaPartner(args) => rma::run_partner(&args),
         Which::Echo(args) => floors::serve(&args),
         Which::Worker(args) => worker::run(&args),
