@@ -270,7 +270,7 @@ impl Suite {
             tools::write(&initramfs, self.initramfs(script, kernel, index, names.len())?)?;
             let socket = folder.join("wire");
             let wire = if names.len() == 2 { Wire::Pair { socket, listens: index == 0 } } else { Wire::None };
-            let (memory_mib, limit) = (script.memory_mib, script.limit);
+            let (memory_mib, limit) = (script.memory_mib[index], script.limit);
             machines.push((
                 Machine { kernel, memory_mib, initramfs: &initramfs, wire, folder: place, limit }.start()?,
                 initramfs,

@@ -6,7 +6,7 @@
 //! # kmod: netvm_coherency         module of kmod/, put at /test/NAME.ko
 //! # programs: netvm nbd-client    of this machine
 //! # compiles: coherency           guest/tests/coherency.c, for the guest, put into /bin
-//! # memory: 256                   MiB
+//! # memory: 256                   MiB; of two guests that are connected they may have their own: 512 256
 //! # limit: 60                     seconds, from the start of the script
 //! # ends: status 0                or: complaint TEXT, limit, lost
 //! ```
@@ -25,7 +25,8 @@ pub struct Script {
     pub kmod: Vec<String>,
     pub programs: Vec<String>,
     pub compiles: Vec<String>,
-    pub memory_mib: u64,
+    /// Of the first guest, and of the second one.
+    pub memory_mib: [u64; 2],
     pub limit: Duration,
     pub ends: Expected,
 }
@@ -64,14 +65,14 @@ impl Script {
             kmod: Vec::new(),
             programs: Vec::new(),
             compiles: Vec::new(),
-            memory_mib: 256,
+            memory_mib: [256; 2],
             limit: Duration::from_secs(120),
             ends: Expected::Status(0),
         };
         for line in text.lines().take_while(|line| line.starts_with('#')) {
             let Some((key, value)) = line.trim_start_matches('#').trim().split_once(": ") else { continue };
             let words = || value.split_ascii_whitespace().map(str::to_owned).collect();
-            let number = |least: u64, most: u64| {
+            let number = |value: &str, least: u64, most: u64| {
                 let number =
                     value.trim().parse::<u64>().ok().filter(|number| (least..=most).contains(number));
                 number.ok_or_else(|| format!("{key} must be a number from {least} to {most}, not {value}"))
@@ -82,8 +83,11 @@ impl Script {
                 "kmod" => script.kmod = words(),
                 "programs" => script.programs = words(),
                 "compiles" => script.compiles = words(),
-                "memory" => script.memory_mib = number(128, 4096)?,
-                "limit" => script.limit = Duration::from_secs(number(1, 3600)?),
+                "memory" => {
+                    let (first, second) = value.trim().split_once(' ').unwrap_or((value, value));
+                    script.memory_mib = [number(first, 128, 4096)?, number(second, 128, 4096)?];
+                }
+                "limit" => script.limit = Duration::from_secs(number(value, 1, 3600)?),
                 "ends" => script.ends = parse_end(value.trim())?,
                 _ => {}
             }
@@ -123,12 +127,22 @@ mod tests {
         assert_eq!(script.kernels, ["6.1", "6.1+6.12"]);
         assert_eq!(
             (script.memory_mib, script.limit.as_secs()),
-            (512, 120),
+            ([512, 512], 120),
             "the head ends at the first other line"
         );
         assert!(script.ends.is(&End::Complaint("[    1.0] BUG: x".to_owned())));
         assert!(!script.ends.is(&End::Status(0)));
-        for wrong in ["memory: 1", "memory: lots", "ends: status", "ends: well", "ends: complaint"] {
+        let two = Script::parse(Path::new("x"), "# memory: 512 192\n").unwrap();
+        assert_eq!(two.memory_mib, [512, 192]);
+        for wrong in [
+            "memory: 1",
+            "memory: lots",
+            "memory: 512 1",
+            "memory: 512 192 192",
+            "ends: status",
+            "ends: well",
+            "ends: complaint",
+        ] {
             Script::parse(Path::new("x"), &format!("# {wrong}\n")).unwrap_err();
         }
         assert_eq!(Script::parse(Path::new("x"), "").unwrap().ends, Expected::Status(0));

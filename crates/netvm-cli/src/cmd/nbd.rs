@@ -1,13 +1,10 @@
 //! `netvm nbd`: lent memory as a network block device.
 
 use super::Outcome;
-use super::secret::SecurityArgs;
-use crate::size::Size;
+use super::volume::{self, VolumeArgs};
 use clap::Args;
-use netvm::Error;
-use netvm::lender::{BorrowOptions, StopFlag};
+use netvm::lender::StopFlag;
 use netvm::view::nbd::{NbdConfig, NbdServer, Notice, TlsFiles};
-use netvm::volume::{Event, Volume, VolumeOptions};
 use netvm_sys::signal::{SIGINT, SIGTERM, Signals};
 use std::io::Write;
 use std::path::PathBuf;
@@ -29,15 +26,8 @@ Examples:
   netvm nbd --size 1G --lender big:7070 --listen 0.0.0.0:10809 --tls /etc/pki/nbd
                                                                 for others, who show a certificate")]
 pub struct NbdArgs {
-    /// Bytes of the device, e.g. 4G
-    #[arg(long)]
-    size: Size,
-    /// Address of a lender, HOST:PORT or unix:/path; may be given several times
-    #[arg(long, value_name = "ADDR", required = true)]
-    lender: Vec<String>,
-    /// How many lenders keep each byte
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    replicas: usize,
+    #[command(flatten)]
+    volume: VolumeArgs,
     /// Listen at this unix socket
     #[arg(long, value_name = "PATH")]
     unix: Option<PathBuf>,
@@ -56,26 +46,22 @@ pub struct NbdArgs {
     /// While requests come in quick succession, look for the next one this long before sleeping, in microseconds; 0: never
     #[arg(long, value_name = "US", default_value_t = 0)]
     spin_us: u32,
-    #[command(flatten)]
-    security: SecurityArgs,
 }
 
 pub fn run(args: NbdArgs) -> Outcome {
-    if args.size.0 == 0 {
+    let VolumeArgs { size, replicas, .. } = args.volume;
+    if size.0 == 0 {
         return Err("a device of 0 bytes is of no use; give --size, e.g. 4G".into());
     }
     let signals = Signals::block(&[SIGTERM, SIGINT]);
     let tls = args.tls.as_deref().map(TlsFiles::load).transpose()?;
-    let borrow =
-        BorrowOptions { name: "nbd".to_owned(), security: args.security.load()?, ..BorrowOptions::default() };
-    let options = VolumeOptions { replicas: args.replicas, borrow, ..VolumeOptions::default() };
-    let volume = Volume::open(&args.lender, args.size.0, options)?;
+    let volume = args.volume.open("nbd", size.0)?;
     let mut listen = args.listen;
     listen.extend(args.unix.map(|path| format!("unix:{}", path.display())));
     if listen.is_empty() {
         listen.push("127.0.0.1:10809".to_owned());
     }
-    let description = format!("{} on {} lenders, {} replicas", args.size, args.lender.len(), args.replicas);
+    let description = format!("{size} on {} lenders, {replicas} replicas", args.volume.lender.len());
     let config = NbdConfig {
         listen,
         export: args.export,
@@ -89,7 +75,7 @@ pub fn run(args: NbdArgs) -> Outcome {
     let mut out = std::io::stdout();
     for address in server.addresses() {
         // Whoever started us may have gone; that is no reason not to serve.
-        let _ = writeln!(out, "netvm: serving {} at {address}", args.size);
+        let _ = writeln!(out, "netvm: serving {size} at {address}");
     }
     let _ = out.flush();
     let stop = StopFlag::new()?;
@@ -106,23 +92,7 @@ pub fn run(args: NbdArgs) -> Outcome {
 
 fn sentence(notice: &Notice) -> String {
     match notice {
-        Notice::Volume(Event::LenderLost { lender, error, degraded, lost }) => {
-            let what = match (degraded, lost) {
-                (_, 1..) => "what only it had is lost: reads of that fail",
-                (1.., 0) => "nothing is lost; the other copies are copied to another lender if there is one",
-                (0, 0) => "it had nothing",
-            };
-            // The error's own sentence knows nothing of copies.
-            let why = match error {
-                Error::LenderLost { reason, .. } => reason.clone(),
-                other => other.to_string(),
-            };
-            format!("lost lender {lender}, {why}: {what}")
-        }
-        Notice::Volume(Event::LenderBack { lender }) => format!("{lender} is back, empty, and used again"),
-        Notice::Volume(Event::Mended { after }) => {
-            format!("all copies are complete again, after {:.1} s", after.as_secs_f64())
-        }
+        Notice::Volume(event) => volume::sentence(event),
         Notice::BadClient(what) => format!("closed a client: {what}"),
         _ => format!("{notice:?}"),
     }

@@ -3,3 +3,4 @@
 pub mod file;
 pub mod mount;
 pub mod nbd;
+mod rehearsal;

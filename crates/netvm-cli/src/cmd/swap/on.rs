@@ -1,7 +1,7 @@
 //! `netvm swap on`: starts a server, puts its file on a loop device, and makes that swap.
 
 use super::super::Outcome;
-use super::super::secret::SecurityArgs;
+use super::super::volume::VolumeArgs;
 use super::serve;
 use super::table::{Entry, Files, Reserved};
 use crate::size::Size;
@@ -23,7 +23,8 @@ const PAGE_BYTES: u64 = 4096;
 #[command(after_help = "\
 Needs root, FUSE and loop devices; no kernel module of its own. All memory is borrowed now: it cannot run out later. Lenders use memory only for
 what is swapped out. A server stays behind until `netvm swap off`. When the last lender of a page is lost, programs that need the page are
-killed (SIGBUS): use replicas. Lenders belong on other machines: one on this machine frees nothing.
+killed (SIGBUS): use replicas. Lenders belong on other machines. One on this machine frees nothing, and its memory may be swapped to itself: then
+everything that needs memory waits for good, and the machine has to be reset. Such lenders are refused without --lender-here.
 
 Examples:
   netvm swap on --size 8G --lender big:7070 --secret key
@@ -32,20 +33,14 @@ Examples:
   netvm swap status
   netvm swap off")]
 pub struct OnArgs {
-    /// Bytes of swap, e.g. 8G
-    #[arg(long)]
-    pub size: Size,
-    /// Address of a lender, HOST:PORT or unix:/path; may be given several times
-    #[arg(long, value_name = "ADDR", required = true)]
-    pub lender: Vec<String>,
-    /// How many lenders keep each byte
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    pub replicas: usize,
+    #[command(flatten)]
+    pub volume: VolumeArgs,
     /// The kernel fills swap of higher priority first, 0 to 32767 [default: below all other swap]
     #[arg(long, value_name = "P", value_parser = clap::value_parser!(u32).range(..=i64::from(PRIORITY_MAX)))]
     priority: Option<u32>,
-    #[command(flatten)]
-    pub security: SecurityArgs,
+    /// Allow lenders on this machine, whose memory the kernel may swap to itself
+    #[arg(long)]
+    lender_here: bool,
     /// Be the server of the swap with this number
     #[arg(long, hide = true)]
     pub serve: Option<u32>,
@@ -58,7 +53,7 @@ impl OnArgs {
 
     /// The size, in whole pages.
     pub fn size_bytes(&self) -> u64 {
-        self.size.0.next_multiple_of(PAGE_BYTES)
+        self.volume.size.0.next_multiple_of(PAGE_BYTES)
     }
 }
 
@@ -75,9 +70,16 @@ pub fn check_root() -> Result<(), String> {
 
 pub fn run(args: &OnArgs) -> Outcome {
     if args.size_bytes() < SIZE_MIN {
-        return Err(format!("{} is too little for swap; give --size, e.g. 8G", args.size).into());
+        return Err(format!("{} is too little for swap; give --size, e.g. 8G", args.volume.size).into());
     }
     check_root()?;
+    if let Some(address) = args.volume.lender_here().filter(|_| !args.lender_here) {
+        return Err(format!(
+            "lender {address} is on this machine: that frees no memory, and when the kernel swaps the lender's memory to the lender \
+             itself, this machine stands still for good; lend on another machine, or give --lender-here if you know why"
+        )
+        .into());
+    }
     let needed = [
         ("/dev/fuse", "no FUSE in this kernel (CONFIG_FUSE_FS; modprobe fuse)"),
         ("/dev/loop-control", "no loop devices in this kernel (CONFIG_BLK_DEV_LOOP; modprobe loop)"),
@@ -102,7 +104,7 @@ pub fn run(args: &OnArgs) -> Outcome {
         started,
         device: path.clone(),
         size_bytes,
-        replicas: args.replicas,
+        replicas: args.volume.replicas,
     })?;
     making.release_server()?;
     netvm_sys::swap::swap_on(&path, args.priority)
@@ -112,7 +114,7 @@ pub fn run(args: &OnArgs) -> Outcome {
     println!(
         "netvm: swap {number}: {} on {} lenders at {}",
         Size(size_bytes),
-        args.lender.len(),
+        args.volume.lender.len(),
         path.display()
     );
     Ok(ExitCode::SUCCESS)

@@ -3,9 +3,9 @@
 use super::super::Outcome;
 use super::on::OnArgs;
 use super::table::{Files, Health, LenderHealth};
-use netvm::lender::{BorrowOptions, StopFlag};
+use netvm::lender::StopFlag;
 use netvm::view::file::FileServer;
-use netvm::volume::{Volume, VolumeOptions};
+use netvm::volume::Volume;
 use netvm_sys::mapping::Mapping;
 use netvm_sys::signal::{SIGHUP, SIGINT, SIGTERM, Signals};
 use std::fs;
@@ -52,14 +52,7 @@ fn serve(args: &OnArgs, files: &Files) -> Result<(), Box<dyn std::error::Error>>
     netvm_sys::process::new_session()?;
     let warnings = protect();
     netvm_sys::swap::lock_memory().map_err(|error| format!("cannot lock the server's memory: {error}"))?;
-    let borrow = BorrowOptions {
-        name: "swap".to_owned(),
-        security: args.security.load()?,
-        ..BorrowOptions::default()
-    };
-    let options = VolumeOptions { replicas: args.replicas, borrow, ..VolumeOptions::default() };
-    let lenders = args.lender.iter().map(|address| absolute(address)).collect::<Result<Vec<_>, _>>()?;
-    let volume = Volume::open(&lenders, args.size_bytes(), options)?;
+    let volume = args.volume.open("swap", args.size_bytes())?;
     let mut server = FileServer::new(volume)?;
     let health = files.make_health().and_then(|file| Mapping::of_file(&file, true));
     let health = health.map_err(|error| format!("cannot make a health file: {error}"))?;
@@ -81,14 +74,6 @@ fn serve(args: &OnArgs, files: &Files) -> Result<(), Box<dyn std::error::Error>>
     })?;
     server.run(&stop, |volume, _| health_of(volume, &warnings).write(health.shared()))?;
     Ok(())
-}
-
-/// A lender's address that does not depend on the working directory.
-fn absolute(address: &str) -> std::io::Result<String> {
-    match address.strip_prefix("unix:") {
-        Some(path) => Ok(format!("unix:{}", std::path::absolute(path)?.display())),
-        None => Ok(address.to_owned()),
-    }
 }
 
 fn health_of(volume: &Volume, warnings: &[String]) -> Health {

@@ -8,6 +8,7 @@ use netvm_sys::fuse::FuseDevice;
 use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
 
+use super::super::rehearsal::rehearse;
 use super::proto::{Answer, Ask, HEAD_BYTES, Request, errno};
 use crate::error::{Error, Result};
 use crate::lender::StopFlag;
@@ -75,52 +76,10 @@ impl FileServer {
             ended: Vec::with_capacity(2 * IN_FLIGHT_MAX),
             full: false,
         };
-        server.rehearse()?;
+        let places = server.buffers.shared();
+        let place = |slot, bytes| places.sub(slot * REQUEST_BYTES_MAX, bytes).unwrap_or(SharedSlice::EMPTY);
+        rehearse(&mut server.volume, IN_FLIGHT_MAX, REQUEST_BYTES_MAX, place)?;
         Ok(server)
-    }
-
-    /// Has the volume do as much at once as it ever will, so that its queues have their final size.
-    fn rehearse(&mut self) -> Result<()> {
-        let size = self.volume.size_bytes();
-        let bytes = size.min(REQUEST_BYTES_MAX as u64) as usize;
-        let room = size - bytes as u64;
-        for writes in [true, false] {
-            for slot in 0..IN_FLIGHT_MAX {
-                // Not on block boundaries where that is possible: those take the most transfers.
-                let offset = (slot * (REQUEST_BYTES_MAX + 512)) as u64 % (room + 1);
-                let local = self.buffer(slot, bytes);
-                match writes {
-                    true => self.volume.write(slot as u64, offset, local)?,
-                    false => self.volume.read(slot as u64, offset, local)?,
-                }
-            }
-            self.settle(IN_FLIGHT_MAX)?;
-        }
-        self.volume.discard(0, 0, size)?;
-        self.settle(1)?;
-        self.volume.flush(0);
-        self.settle(1)
-    }
-
-    /// Until this many operations have ended. A lender that is silent is lost, so this ends.
-    fn settle(&mut self, mut count: usize) -> Result<()> {
-        let wait = Epoll::new().map_err(|error| Error::system("make an epoll set", &error))?;
-        let interest = Interest { readable: true, writable: false };
-        wait.add(self.volume.as_fd(), 0, interest)
-            .map_err(|error| Error::system("watch a descriptor", &error))?;
-        let mut ready = Vec::new();
-        loop {
-            self.volume.poll(&mut self.ended);
-            for Ended { result, .. } in self.ended.drain(..) {
-                result?;
-                count -= 1;
-            }
-            if count == 0 {
-                return Ok(());
-            }
-            let waited = wait.wait(&mut ready, Some(self.volume.patience()));
-            waited.map_err(|error| Error::system("wait for lenders", &error))?;
-        }
     }
 
     /// Puts it over the file `at`. Only root can open it; requests wait for [`FileServer::run`].
