@@ -3,8 +3,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use netvm::detail::PagerDetail;
 use netvm::runfile::RunFile;
 use netvm::stats::PagerStats;
+
+use netvm_core::observe::Times;
 
 use crate::folder;
 
@@ -14,6 +17,8 @@ pub struct Run {
     /// The program and its arguments.
     pub command: String,
     pub lenders: String,
+    /// The same, one by one.
+    pub each_lender: Vec<String>,
     file: Arc<RunFile>,
 }
 
@@ -27,7 +32,8 @@ impl Run {
         let params = file.params();
         let lenders = if params.private_lender > 0 { "private" } else { &params.lenders };
         let lenders = printable(lenders);
-        Self { pid, command: command(pid), lenders, file }
+        let each_lender = lenders.split(',').map(str::to_owned).collect();
+        Self { pid, command: printable(&params.command), lenders, each_lender, file }
     }
 
     /// Whether it goes on.
@@ -46,17 +52,6 @@ impl Run {
     }
 }
 
-/// What follows `--` in the supervisor's arguments.
-fn command(pid: u32) -> String {
-    let words = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let words = String::from_utf8_lossy(&words);
-    let mut words: Vec<&str> = words.split_terminator('\0').collect();
-    if let Some(end) = words.iter().position(|&word| word == "--") {
-        words.drain(..=end);
-    }
-    printable(&words.join(" "))
-}
-
 /// The name of a process; its arguments may be in memory that has to be waited for.
 fn name(pid: u32) -> String {
     printable(std::fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default().trim())
@@ -73,13 +68,27 @@ pub struct Look {
     pub at: Instant,
     pub budget_frames: u64,
     pub stats: PagerStats,
+    pub detail: PagerDetail,
 }
 
 impl Look {
     /// Now.
     pub fn at(file: &RunFile) -> Self {
-        Self { at: Instant::now(), budget_frames: file.budget_frames(), stats: file.summary() }
+        Self {
+            at: Instant::now(),
+            budget_frames: file.budget_frames(),
+            stats: file.summary(),
+            detail: file.detail(),
+        }
     }
+}
+
+/// Bytes per second from and to each of `lenders` lenders, between two looks.
+pub fn lender_rates(old: &Look, new: &Look, lenders: usize) -> Vec<(f64, f64)> {
+    let seconds = new.at.saturating_duration_since(old.at).as_secs_f64().max(1e-9);
+    let rate = |old: u64, new: u64| new.checked_sub(old).unwrap_or(new) as f64 / seconds;
+    let pairs = old.detail.lenders.iter().zip(&new.detail.lenders).take(lenders);
+    pairs.map(|(old, new)| (rate(old.0, new.0), rate(old.1, new.1))).collect()
 }
 
 /// What happened between two looks.
@@ -99,6 +108,8 @@ pub struct Rates {
     pub fetch_us: Option<f64>,
     /// Part of the pages read ahead that was used.
     pub prefetch_hit: Option<f64>,
+    /// How long reads from lenders took.
+    pub reads: Times,
 }
 
 impl Rates {
@@ -127,7 +138,13 @@ impl Rates {
             bytes_out: rate(|stats| stats.bytes_out),
             fetch_us: part(grown(|stats| stats.fetch_ns) / 1e3, read),
             prefetch_hit: part(grown(|stats| stats.prefetch_hits), prefetched).map(|hit| hit.min(1.0)),
+            reads: new.detail.reads.since(&old.detail.reads),
         }
+    }
+
+    /// A quantile of the reads, in microseconds.
+    pub fn read_us(&self, share: f64) -> Option<f64> {
+        self.reads.quantile_ns(share).map(|ns| ns as f64 / 1e3)
     }
 }
 
@@ -139,7 +156,8 @@ mod tests {
     #[test]
     fn rates_are_differences_over_the_time_between() {
         let at = Instant::now();
-        let look = |ms, stats| Look { at: at + Duration::from_millis(ms), budget_frames: 10, stats };
+        let detail = PagerDetail::default();
+        let look = |ms, stats| Look { at: at + Duration::from_millis(ms), budget_frames: 10, stats, detail };
         let old = PagerStats { faults: 100, remote_reads: 7, fetch_ns: 1000, ..PagerStats::default() };
         let new = PagerStats {
             faults: 300,
@@ -161,6 +179,5 @@ mod tests {
     #[test]
     fn texts_of_others_move_no_cursor() {
         assert_eq!(printable("a\x1b[2Jb\n"), "a?[2Jb?");
-        assert!(!command(std::process::id()).is_empty());
     }
 }

@@ -46,6 +46,7 @@ fn a_run_is_seen_while_it_goes_on_and_afterwards() {
     assert!(
         best["command"].as_str().unwrap().contains("demo-worker")
             && best["command"].as_str().unwrap().ends_with("?[2J")
+            && best["command"].as_str().unwrap().starts_with("sh -c")
     );
     assert!(
         number(&best, "local_bytes") <= number(&best, "budget_bytes") && best["budget_bytes"] == 16 << 20
@@ -61,6 +62,27 @@ fn a_run_is_seen_while_it_goes_on_and_afterwards() {
         line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
     };
     let first = faults(&metrics);
+    // A histogram's last bucket has all of it, and lenders have what was moved.
+    let value = |start: &str| -> f64 {
+        let line = metrics
+            .lines()
+            .find(|line| line.starts_with(start))
+            .unwrap_or_else(|| panic!("{start}: {metrics}"));
+        line.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    let of_run = format!("{{pid=\"{pid}\"");
+    let infinite =
+        metrics.lines().find(|line| line.contains("le=\"+Inf\"") && line.contains(&of_run)).unwrap();
+    assert_eq!(
+        infinite.rsplit(' ').next().unwrap().parse::<f64>().unwrap(),
+        value(&format!("netvm_run_read_seconds_count{of_run}"))
+    );
+    assert!(value(&format!("netvm_run_lender_written_bytes_total{of_run}")) > 0.0);
+    assert!(
+        best["read_us_p99"].as_f64().unwrap_or(f64::MAX) >= best["read_us_p50"].as_f64().unwrap_or(0.0),
+        "{best}"
+    );
+    assert_eq!(best["each_lender"][0]["lender"], "private");
     assert!(
         metrics.contains("# TYPE netvm_run_faults_total counter")
             && metrics.contains("# TYPE netvm_run_far_pages gauge")
@@ -98,6 +120,7 @@ fn a_run_is_seen_while_it_goes_on_and_afterwards() {
     assert!(
         picture.starts_with("<svg")
             && picture.contains("fetched from lenders")
+            && picture.contains("faults by address, MiB")
             && picture.ends_with("</svg>\n")
     );
 }

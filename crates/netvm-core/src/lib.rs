@@ -15,6 +15,7 @@ pub mod gate;
 pub mod key;
 pub mod limits;
 pub mod notify;
+pub mod observe;
 pub mod opening;
 pub mod pulse;
 pub mod ranges;

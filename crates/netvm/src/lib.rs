@@ -23,6 +23,7 @@ pub mod channel;
 mod connection;
 mod copier;
 pub mod copy;
+pub mod detail;
 pub mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]

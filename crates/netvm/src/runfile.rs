@@ -5,11 +5,12 @@
 //!
 //! ```text
 //! word  0 magic   1 budget (frames)   2 free frames   3 fewest free frames   4.. parameters   LENDERS.. text   MESSAGE.. text
-//! SLOTS: 1024 x { pid, start time, frames held, starving, counters }
+//! COMMAND.. text   SLOTS: 1024 x { pid, start time, frames held, starving, counters, detail }
 //! ```
 //! All updates are single atomic operations; a process that dies between two of them leaves at worst a slot for
 //! [`RunFile::reap`].
 
+use crate::detail::PagerDetail;
 use crate::error::{Error, Result};
 use crate::security::{Encryption, Secret, Security};
 use crate::stats::PagerStats;
@@ -20,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
-const MAGIC: u64 = u64::from_le_bytes(*b"netvmrn1");
+const MAGIC: u64 = u64::from_le_bytes(*b"netvmrn2");
 const PAGE_BYTES: u64 = 4096;
 
 const BUDGET: usize = 1;
@@ -44,10 +45,12 @@ const REPLICAS: usize = 21;
 const LENDERS: usize = 22;
 const TEXT_WORDS: usize = 512;
 const MESSAGE: usize = LENDERS + TEXT_WORDS;
-const RETIRED: usize = MESSAGE + TEXT_WORDS;
-const SLOTS: usize = RETIRED + PagerStats::FIELDS;
+const COMMAND: usize = MESSAGE + TEXT_WORDS;
+const RETIRED: usize = COMMAND + TEXT_WORDS;
+const RETIRED_DETAIL: usize = RETIRED + PagerStats::FIELDS;
+const SLOTS: usize = RETIRED_DETAIL + PagerDetail::SUMS;
 const SLOT_COUNT: usize = 1024;
-const SLOT_WORDS: usize = SLOT_STATS + PagerStats::FIELDS;
+const SLOT_WORDS: usize = SLOT_DETAIL + PagerDetail::WORDS;
 const WORDS: usize = SLOTS + SLOT_COUNT * SLOT_WORDS;
 
 const SLOT_PID: usize = 0;
@@ -55,6 +58,7 @@ const SLOT_STARTED: usize = 1;
 const SLOT_HELD: usize = 2;
 const SLOT_STARVING: usize = 3;
 const SLOT_STATS: usize = 4;
+const SLOT_DETAIL: usize = SLOT_STATS + PagerStats::FIELDS;
 
 /// A slot that is being emptied.
 const RETIRING: u64 = u64::MAX;
@@ -82,6 +86,8 @@ pub struct RunParams {
     pub tier: Policy,
     /// Say more on standard error.
     pub verbose: bool,
+    /// The program and its arguments, for people; what is longer than 4 KiB is cut.
+    pub command: String,
 }
 
 /// See the module's text.
@@ -123,6 +129,7 @@ impl RunFile {
             run.word(index).store(value, Relaxed);
         }
         run.set_security(&params.security);
+        run.set_text_cut(COMMAND, &params.command);
         if !run.set_text(LENDERS, &params.lenders) {
             return Err(Error::Other("the list of lenders is longer than 4 KiB".into()));
         }
@@ -160,6 +167,7 @@ impl RunFile {
                 _ => Policy::Auto,
             },
             verbose: self.word(VERBOSE).load(Relaxed) != 0,
+            command: self.text(COMMAND),
         }
     }
 
@@ -210,6 +218,13 @@ impl RunFile {
                 _ => drop(self.word(RETIRED + field).fetch_add(value, Relaxed)),
             }
         }
+        // Where its faults were means nothing without its addresses.
+        for index in 0..PagerDetail::WORDS {
+            let value = self.word(base + SLOT_DETAIL + index).swap(0, Relaxed);
+            if index < PagerDetail::SUMS {
+                self.word(RETIRED_DETAIL + index).fetch_add(value, Relaxed);
+            }
+        }
         let held = self.word(base + SLOT_HELD).swap(0, AcqRel);
         self.word(FREE).fetch_add(held, AcqRel);
         if self.word(base + SLOT_STARVING).swap(0, AcqRel) != 0 {
@@ -230,6 +245,23 @@ impl RunFile {
         sum
     }
 
+    /// The same of what is known besides counters; where faults were, of living processes only.
+    pub fn detail(&self) -> PagerDetail {
+        let mut sum = PagerDetail::from_words(|index| match index {
+            0..PagerDetail::SUMS => self.word(RETIRED_DETAIL + index).load(Relaxed),
+            _ => 0,
+        });
+        for (_, detail) in self.each_detail() {
+            sum.add(&detail);
+        }
+        sum
+    }
+
+    /// Each process that uses far memory: its number and detail.
+    pub fn each_detail(&self) -> Vec<(u32, PagerDetail)> {
+        self.each(|base| PagerDetail::from_words(|index| self.word(base + SLOT_DETAIL + index).load(Relaxed)))
+    }
+
     /// Frames that all processes together may use (4096 bytes each).
     pub fn budget_frames(&self) -> u64 {
         self.word(BUDGET).load(Relaxed)
@@ -242,13 +274,17 @@ impl RunFile {
 
     /// Each process that uses far memory: its number and counters.
     pub fn each_process(&self) -> Vec<(u32, PagerStats)> {
+        self.each(|base| self.counters(base + SLOT_STATS))
+    }
+
+    fn each<T>(&self, read: impl Fn(usize) -> T) -> Vec<(u32, T)> {
         let slot = |index: usize| {
             let base = SLOTS + index * SLOT_WORDS;
             let pid = self.word(base + SLOT_PID).load(Acquire);
             let pid = u32::try_from(pid).ok().filter(|&pid| pid != 0)?;
-            let stats = self.counters(base + SLOT_STATS);
+            let value = read(base);
             // While it was read the slot may have become another's.
-            (self.word(base + SLOT_PID).load(Acquire) == u64::from(pid)).then_some((pid, stats))
+            (self.word(base + SLOT_PID).load(Acquire) == u64::from(pid)).then_some((pid, value))
         };
         (0..SLOT_COUNT).filter_map(slot).collect()
     }
@@ -337,6 +373,13 @@ impl RunFile {
         true
     }
 
+    /// As much of it as there is room for.
+    fn set_text_cut(&self, base: usize, text: &str) {
+        let longest = text.len().min((TEXT_WORDS - 1) * 8);
+        let end = (0..=longest).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+        self.set_text(base, &text[..end]);
+    }
+
     fn text(&self, base: usize) -> String {
         let length = (self.word(base).load(Acquire) as usize).min((TEXT_WORDS - 1) * 8);
         let mut bytes = Vec::with_capacity(length + 8);
@@ -413,9 +456,12 @@ impl Slot {
     }
 
     /// Shows this process's counters to the supervisor.
-    pub fn publish(&self, stats: &PagerStats) {
+    pub fn publish(&self, stats: &PagerStats, detail: &PagerDetail) {
         for (field, value) in stats.values().into_iter().enumerate() {
             self.word(SLOT_STATS + field).store(value, Relaxed);
+        }
+        for (index, value) in detail.words().enumerate() {
+            self.word(SLOT_DETAIL + index).store(value, Relaxed);
         }
     }
 
@@ -427,9 +473,7 @@ impl Slot {
     /// Leaves the reason for this process's end; the first of a run stays. Whether the supervisor lives and will show one.
     pub fn set_message(&self, message: &str) -> bool {
         if self.run.word(MESSAGE_CLAIMED).swap(1, AcqRel) == 0 {
-            let longest = message.len().min((TEXT_WORDS - 1) * 8);
-            let end = (0..=longest).rev().find(|&end| message.is_char_boundary(end)).unwrap_or(0);
-            self.run.set_text(MESSAGE, &message[..end]);
+            self.run.set_text_cut(MESSAGE, message);
         }
         self.run.is_supervised()
     }
@@ -471,6 +515,7 @@ mod tests {
             private_lender: 77,
             tier: Policy::Packed,
             verbose: true,
+            command: "sort ünïcode".into(),
         }
     }
 
@@ -511,7 +556,12 @@ mod tests {
         assert_eq!(run.message().as_deref(), Some("the first"));
         mine.release(30);
         assert_eq!(other.grow(64), 30);
-        other.publish(&PagerStats { faults: 5, far_pages: 9, ..PagerStats::default() });
+        let mut detail = PagerDetail::default();
+        detail.reads.note(50_000);
+        detail.heat.note(7);
+        other.publish(&PagerStats { faults: 5, far_pages: 9, ..PagerStats::default() }, &detail);
+        assert_eq!(run.each_detail()[1].1, detail);
+        assert_eq!(run.detail(), detail);
         child.kill().unwrap();
         child.wait().unwrap();
         run.reap();
@@ -519,6 +569,7 @@ mod tests {
         assert_eq!((run.processes(), mine.grow(100)), (1, 50));
         let sum = run.summary();
         assert_eq!((sum.faults, sum.far_pages), (5, 0));
+        assert_eq!((run.detail().reads, run.detail().heat), (detail.reads, Default::default()));
         std::fs::remove_file(&path).unwrap();
     }
 

@@ -66,7 +66,7 @@ stats! {
     hedged_reads,
     /// Pages that came back from a lender with wrong contents and were read from another.
     wrong_pages,
-    /// Longest time that a page took to come, in microseconds; measured with replicas only.
+    /// Longest time that a read from a lender took, in microseconds.
     read_us_peak,
     /// Gauge: pages that have fewer copies than they should have.
     pages_unprotected,

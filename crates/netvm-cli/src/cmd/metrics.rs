@@ -6,6 +6,7 @@ use std::process::ExitCode;
 
 use clap::Args;
 use netvm::stats::PagerStats;
+use netvm_core::observe::Times;
 use tiny_http::{Header, Method, Response, Server};
 
 use super::Outcome;
@@ -78,6 +79,25 @@ fn text(runs: &[Run]) -> String {
             looks.iter().map(|(labels, look, _)| (labels.as_str(), look.stats.values()[field])).collect();
         add(&full, kind, help.trim(), values);
     }
+    let full = "netvm_run_read_seconds";
+    let _ = writeln!(text, "# HELP {full} How long reads from lenders took.\n# TYPE {full} histogram");
+    for (labels, look, _) in &looks {
+        histogram(&mut text, full, labels, &look.detail.reads);
+    }
+    for (name, help, get) in LENDER_COUNTERS {
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} counter");
+        for (run, (labels, look, _)) in runs.iter().zip(&looks) {
+            for (lender, moved) in run.each_lender.iter().zip(&look.detail.lenders) {
+                let _ = writeln!(text, "{name}{{{labels},lender=\"{}\"}} {}", escaped(lender), get(moved));
+            }
+        }
+    }
+    let mut add = |name: &str, kind: &str, help: &str, values: Vec<(&str, u64)>| {
+        let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        for (labels, value) in values {
+            let _ = writeln!(text, "{name}{{{labels}}} {value}");
+        }
+    };
     let budget = looks.iter().map(|(labels, look, _)| (labels.as_str(), look.budget_frames)).collect();
     add("netvm_run_budget_frames", "gauge", "Local frames that the run may use (4096 bytes each).", budget);
     let processes = looks.iter().map(|(labels, _, processes)| (labels.as_str(), *processes as u64)).collect();
@@ -85,7 +105,33 @@ fn text(runs: &[Run]) -> String {
     text
 }
 
+/// A name, what it is, and the bytes read from or written to a lender.
+type LenderCounter = (&'static str, &'static str, fn(&(u64, u64)) -> u64);
+const LENDER_COUNTERS: [LenderCounter; 2] = [
+    ("netvm_run_lender_read_bytes_total", "Bytes read from each lender.", |moved| moved.0),
+    ("netvm_run_lender_written_bytes_total", "Bytes written to each lender.", |moved| moved.1),
+];
+
+/// Buckets for each doubling, cumulative; the sum is that of the buckets' ends, so up to a quarter too high.
+fn histogram(text: &mut String, name: &str, labels: &str, times: &Times) {
+    let (mut count, mut sum_ns) = (0u64, 0f64);
+    for (bucket, counted) in times.counts().iter().enumerate() {
+        count = count.saturating_add(*counted);
+        sum_ns += *counted as f64 * Times::end_ns(bucket) as f64;
+        if bucket % 4 == 3 {
+            let end = Times::end_ns(bucket) as f64 / 1e9;
+            let _ = writeln!(text, "{name}_bucket{{{labels},le=\"{end}\"}} {count}");
+        }
+    }
+    let _ = writeln!(text, "{name}_bucket{{{labels},le=\"+Inf\"}} {count}");
+    let _ = writeln!(text, "{name}_sum{{{labels}}} {}", sum_ns / 1e9);
+    let _ = writeln!(text, "{name}_count{{{labels}}} {count}");
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
+}
+
 fn labels(run: &Run) -> String {
-    let escaped = |text: &str| text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
     format!("pid=\"{}\",command=\"{}\"", run.pid, escaped(&run.command))
 }

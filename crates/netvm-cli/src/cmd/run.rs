@@ -12,6 +12,7 @@ use crate::folder::Folder;
 use crate::machine::meminfo;
 use crate::size::Size;
 use clap::{Args, ValueEnum};
+use netvm::detail::PagerDetail;
 use netvm::lender::BorrowOptions;
 use netvm::pager::{LOCAL_BYTES_MIN, REPLICAS_MAX, TierPolicy};
 use netvm::runfile::{RunFile, RunParams};
@@ -174,6 +175,7 @@ pub struct Report {
     pub status: ExitStatus,
     pub elapsed: Duration,
     pub stats: PagerStats,
+    pub detail: PagerDetail,
     /// How many lenders hold each page.
     pub replicas: usize,
     /// Addresses of lenders that were lost.
@@ -290,6 +292,7 @@ pub fn execute(
         }
     }
     let run_file = folder.run_file();
+    let name = args.program.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
     let run = RunFile::create(
         &run_file,
         &RunParams {
@@ -303,9 +306,9 @@ pub fn execute(
             security,
             tier: args.tier.policy(),
             verbose: args.stats,
+            command: name.clone(),
         },
     )?;
-    let name = args.program.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
     let watch = watch::Watch::start(&run, &name, args.trace.as_deref(), args.report.as_deref())?;
     let mut command = Command::new(&path);
     signals.restore_in(&mut command);
@@ -320,6 +323,7 @@ pub fn execute(
         status,
         elapsed: started.elapsed(),
         stats: run.summary(),
+        detail: run.detail(),
         replicas: args.replicas,
         lost: run.lost_lenders(),
         message: run.message(),
@@ -441,10 +445,20 @@ fn to_line(report: &Report) -> String {
         mib(stats.bytes_in),
         mib(stats.bytes_out),
         mib(stats.local_frames_peak * 4096),
-    )
+    ) + &reads(&report.detail)
+}
+
+/// How long reads from lenders took, if there were any.
+fn reads(detail: &PagerDetail) -> String {
+    let us = |share| detail.reads.quantile_ns(share).map(|ns| ns as f64 / 1e3);
+    match (us(0.5), us(0.99)) {
+        (Some(half), Some(most)) => format!("; reads: half within {half:.0} us, 99 % within {most:.0} us"),
+        _ => String::new(),
+    }
 }
 
 fn to_json(args: &RunArgs, report: &Report) -> serde_json::Value {
+    let us = |share| report.detail.reads.quantile_ns(share).map(|ns| ns as f64 / 1e3);
     let mut object = json!({
         "elapsed_s": report.elapsed.as_secs_f64(),
         "exit_code": report.exit_code(),
@@ -453,6 +467,8 @@ fn to_json(args: &RunArgs, report: &Report) -> serde_json::Value {
         "replicas": report.replicas,
         "lost": report.lost,
         "message": report.message,
+        "read_us_p50": us(0.5),
+        "read_us_p99": us(0.99),
     });
     for (name, value) in PagerStats::NAMES.iter().zip(report.stats.values()) {
         object[*name] = value.into();

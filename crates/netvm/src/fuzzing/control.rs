@@ -118,6 +118,7 @@ fn run_file(mut input: Input<'_>) {
         private_lender: 0,
         tier: netvm_core::tier::Policy::Auto,
         verbose: false,
+        command: String::new(),
     };
     let Ok(run) = RunFile::create(&path, &params) else { return };
     drop(run);

@@ -2,6 +2,7 @@
 
 use super::error::{PagerError, system};
 use super::side::Sides;
+use crate::detail::PagerDetail;
 use crate::error::{Error, Result, Scope};
 use crate::lender::{BorrowOptions, Borrower, Completion, ForkTicket, PostError};
 use crate::runfile::RunFile;
@@ -40,12 +41,14 @@ struct Op {
     hedged: bool,
     /// Reads: which lender was asked.
     lender: u32,
-    /// Reads, with replicas: when.
+    /// Reads: when.
     asked: Option<Instant>,
 }
 
 /// Connections to the lenders and the slots borrowed from them.
 pub(super) struct Backing {
+    /// What it counts, and whoever it works for.
+    pub(super) detail: Box<PagerDetail>,
     sides: Sides,
     pub(super) slots: SlotMap,
     replicas: usize,
@@ -117,6 +120,7 @@ impl Backing {
             stats.lenders_lost += 1;
         }
         Ok(Self {
+            detail: Box::default(),
             slots,
             sides,
             replicas,
@@ -254,7 +258,7 @@ impl Backing {
 
     /// Reads neighbouring slots from `slot` on into `local`.
     pub(super) fn read(&mut self, token: u32, slot: Slot, local: SharedSlice) -> Result<()> {
-        let asked = (self.replicas > 1).then(Instant::now);
+        let asked = Some(Instant::now());
         self.note(token, Op { slot, local, left: 1, write: false, hedged: false, lender: 0, asked });
         self.reads += 1;
         self.post_read(token)
@@ -279,7 +283,10 @@ impl Backing {
                 None => Err(PostError::Closed),
             };
             match posted {
-                Ok(()) => return Ok(()),
+                Ok(()) => {
+                    self.detail.moved(lender, local.len() as u64, 0);
+                    return Ok(());
+                }
                 Err(error) => self.make_room(lender, error)?,
             }
         }
@@ -297,6 +304,7 @@ impl Backing {
                 match borrower.post_write(token.into(), slab, offset, local) {
                     Ok(()) => {
                         op.left += 1;
+                        self.detail.moved(lender, 0, local.len() as u64);
                         break;
                     }
                     Err(error) => self.make_room(lender, error)?,
@@ -388,6 +396,7 @@ impl Backing {
             out.push(token as u32);
             if let (Some(asked), false) = (op.asked, failed) {
                 let (waited, bytes) = (asked.elapsed(), op.local.len());
+                self.detail.reads.note(waited.as_nanos() as u64);
                 self.note_wait(waited);
                 self.sides[lender].answered(waited, bytes);
             }
@@ -670,7 +679,7 @@ impl Backing {
     pub(super) fn adopt(&mut self, borrowers: Vec<Option<Borrower>>) -> Result<()> {
         self.unposted = None;
         self.paused = false;
-        self.stats = PagerStats::default();
+        (self.stats, *self.detail) = (PagerStats::default(), PagerDetail::default());
         self.ever_lost = 0;
         let missing: Vec<bool> = borrowers.iter().map(Option::is_none).collect();
         for (lender, borrower) in borrowers.into_iter().enumerate() {

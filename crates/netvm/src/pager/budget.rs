@@ -1,5 +1,6 @@
 //! How many frames this process may hold: its own limit, or its share of the run's.
 
+use crate::detail::PagerDetail;
 use crate::runfile::Slot;
 use crate::stats::PagerStats;
 
@@ -84,9 +85,9 @@ impl Budget {
         self.slot.as_ref().is_none_or(|slot| slot.run().processes() <= 1)
     }
 
-    pub(super) fn publish(&self, stats: &PagerStats, lost_lenders: u64) {
+    pub(super) fn publish(&self, stats: &PagerStats, detail: &PagerDetail, lost_lenders: u64) {
         if let Some(slot) = &self.slot {
-            slot.publish(stats);
+            slot.publish(stats, detail);
             if lost_lenders != 0 {
                 slot.add_lost(lost_lenders);
             }

@@ -418,7 +418,7 @@ impl Engine {
         }
         if self.backing.is_poor() {
             self.backing.count(&mut self.stats);
-            self.budget.publish(&self.stats, self.backing.ever_lost());
+            self.budget.publish(&self.stats, &self.backing.detail, self.backing.ever_lost());
         }
         self.backing.tick()
     }
@@ -429,7 +429,7 @@ impl Engine {
         self.stats.pool_frames = self.tier.frames() as u64;
         self.stats.pool_pages = self.tier.pool.len() as u64;
         self.backing.count(&mut self.stats);
-        self.budget.publish(&self.stats, self.backing.ever_lost());
+        self.budget.publish(&self.stats, &self.backing.detail, self.backing.ever_lost());
         *pager.doorbell.stats() = self.stats;
     }
 

@@ -15,6 +15,7 @@ impl Engine {
         }
         self.stats.faults += 1;
         let page = self.page_of(fault.address);
+        self.backing.detail.heat.note(page);
         let entry = self.table.get(page);
         match entry.state() {
             PageState::Mapped if fault.protected => {

@@ -1,9 +1,12 @@
 //! The picture of a run: faults, transfers and local memory over time.
 
+use std::collections::HashMap;
 use std::error::Error;
 use std::path::Path;
 use std::time::Duration;
 
+use netvm::detail::PagerDetail;
+use netvm_core::observe::Heat;
 use plotters::coord::Shift;
 use plotters::prelude::*;
 
@@ -11,7 +14,9 @@ use crate::runs::{Look, Rates};
 
 /// Looks that are kept: with more, every second one goes.
 const LOOKS_MAX: usize = 4096;
-const SIZE: (u32, u32) = (1100, 900);
+/// Columns of the heat map: with more, two become one.
+const COLUMNS_MAX: usize = 256;
+const SIZE: (u32, u32) = (1100, 1200);
 const INK: RGBColor = RGBColor(0x22, 0x2b, 0x33);
 const GRID: RGBColor = RGBColor(0xe4, 0xe8, 0xec);
 const BLUE: RGBColor = RGBColor(0x1b, 0x6c, 0xa8);
@@ -26,6 +31,13 @@ pub struct Report {
     /// One of so many looks is kept.
     every: usize,
     seen: usize,
+    /// When a column of the heat map begins, and the faults of its time.
+    columns: Vec<(Duration, Heat)>,
+    /// Looks that make a column, and those that made the last one.
+    column_looks: usize,
+    column_has: usize,
+    /// What each process had at the last look.
+    heats: HashMap<u32, Heat>,
 }
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
@@ -34,10 +46,20 @@ type Curve = (&'static str, RGBColor, Vec<(f64, f64)>);
 
 impl Report {
     pub fn new(program: &str) -> Self {
-        Self { program: program.to_owned(), looks: Vec::new(), every: 1, seen: 0 }
+        Self {
+            program: program.to_owned(),
+            looks: Vec::new(),
+            every: 1,
+            seen: 0,
+            columns: Vec::new(),
+            column_looks: 1,
+            column_has: 0,
+            heats: HashMap::new(),
+        }
     }
 
-    pub fn add(&mut self, at: Duration, look: Look) {
+    pub fn add(&mut self, at: Duration, look: Look, processes: &[(u32, PagerDetail)]) {
+        self.add_heat(at, processes);
         self.seen += 1;
         if self.looks.len() >= LOOKS_MAX {
             let mut index = 0;
@@ -50,6 +72,70 @@ impl Report {
         if (self.seen - 1).is_multiple_of(self.every) {
             self.looks.push((at, look));
         }
+    }
+
+    fn add_heat(&mut self, at: Duration, processes: &[(u32, PagerDetail)]) {
+        let mut new = Heat::default();
+        for (pid, detail) in processes {
+            let old = self.heats.insert(*pid, detail.heat);
+            new.add(&old.map_or(detail.heat, |old| detail.heat.since(&old)));
+        }
+        self.heats.retain(|pid, _| processes.iter().any(|(living, _)| living == pid));
+        match self.columns.last_mut().filter(|_| self.column_has < self.column_looks) {
+            Some((_, heat)) => heat.add(&new),
+            None => {
+                if self.columns.len() >= COLUMNS_MAX {
+                    let pairs = self.columns.chunks(2).map(|pair| {
+                        let (at, mut heat) = pair[0];
+                        pair[1..].iter().for_each(|(_, other)| heat.add(other));
+                        (at, heat)
+                    });
+                    self.columns = pairs.collect();
+                    self.column_looks *= 2;
+                }
+                self.columns.push((at, new));
+                self.column_has = 0;
+            }
+        }
+        self.column_has += 1;
+    }
+
+    /// Faults by time and address; the darker, the more, by powers.
+    fn heat_map(&self, area: &Area<'_>) -> Result<(), Box<dyn Error>> {
+        let pages_log2 = self.columns.iter().map(|(_, heat)| heat.pages_log2()).max().unwrap_or(0);
+        let columns: Vec<(f64, Heat)> =
+            self.columns.iter().map(|(at, heat)| (at.as_secs_f64(), heat.at(pages_log2))).collect();
+        let used = |heat: &Heat| heat.counts().iter().rposition(|count| *count > 0).map_or(0, |bin| bin + 1);
+        let bins = columns.iter().map(|(_, heat)| used(heat)).max().unwrap_or(0).max(1);
+        let most = columns.iter().flat_map(|(_, heat)| heat.counts()).max().copied().unwrap_or(0);
+        let bin_mib = f64::from(1u32 << pages_log2.min(31)) / 256.0;
+        let end = self.looks.last().map_or(1.0, |(at, _)| at.as_secs_f64()).max(0.1);
+        let mut chart = ChartBuilder::on(area)
+            .margin(10)
+            .x_label_area_size(36)
+            .y_label_area_size(80)
+            .build_cartesian_2d(0.0..end, 0.0..bins as f64 * bin_mib)?;
+        let highest = bins as f64 * bin_mib;
+        chart
+            .configure_mesh()
+            .x_desc("seconds")
+            .y_desc("faults by address, MiB")
+            .axis_style(INK)
+            .label_style(("sans-serif", 14, &INK))
+            .light_line_style(WHITE)
+            .bold_line_style(GRID)
+            .y_label_formatter(&|value| label(*value, highest))
+            .draw()?;
+        for (index, (from, heat)) in columns.iter().enumerate() {
+            let to = columns.get(index + 1).map_or(end, |(at, _)| *at);
+            for (bin, &count) in heat.counts().iter().enumerate().filter(|(_, count)| **count > 0) {
+                let share = (count as f64).ln_1p() / (most as f64).ln_1p().max(1e-9);
+                let low = bin as f64 * bin_mib;
+                let color = ORANGE.mix(0.15 + 0.85 * share);
+                chart.draw_series([Rectangle::new([(*from, low), (to, low + bin_mib)], color.filled())])?;
+            }
+        }
+        Ok(())
     }
 
     /// Curves of what `value` says of neighbouring looks.
@@ -70,7 +156,7 @@ impl Report {
         root.fill(&WHITE)?;
         let title: String = self.program.chars().take(100).collect();
         let root = root.titled(&format!("netvm run: {title}"), ("sans-serif", 20).into_font().color(&INK))?;
-        let parts = root.split_evenly((3, 1));
+        let parts = root.split_evenly((4, 1));
         let faults = [
             self.rates("fetched from lenders", ORANGE, |rates| rates.fetched),
             self.rates("unpacked", GREEN, |rates| rates.unpacked),
@@ -89,6 +175,7 @@ impl Report {
             self.gauge("far memory that holds something", ORANGE, |look| look.stats.far_pages),
         ];
         self.chart(&parts[2], "MiB", &memory)?;
+        self.heat_map(&parts[3])?;
         root.present()?;
         Ok(())
     }
@@ -152,12 +239,21 @@ mod tests {
         for number in 0..20_000u64 {
             let at = Duration::from_millis(50 * number);
             let stats = PagerStats { faults: number, ..PagerStats::default() };
-            report.add(at, Look { at: start + at, budget_frames: 10, stats });
+            let mut detail = PagerDetail::default();
+            for fault in 0..=number / 64 {
+                detail.heat.note(fault as u32);
+            }
+            let look = Look { at: start + at, budget_frames: 10, stats, detail };
+            report.add(at, look, &[(7, detail)]);
         }
         assert!((LOOKS_MAX / 2..=LOOKS_MAX).contains(&report.looks.len()));
         let last = report.looks.last().unwrap().0;
         assert!(report.looks[0].0.is_zero() && last > Duration::from_secs(990), "{last:?}");
         let steps: Vec<_> = report.looks.windows(2).map(|pair| pair[1].0 - pair[0].0).collect();
         assert!(steps.iter().all(|step| *step == steps[0]), "evenly");
+        // Each fault is in one column of the map.
+        let faults: u64 = report.columns.iter().flat_map(|(_, heat)| heat.counts()).sum();
+        assert_eq!(faults, 19_999 / 64 + 1);
+        assert!((COLUMNS_MAX / 2..=COLUMNS_MAX).contains(&report.columns.len()));
     }
 }

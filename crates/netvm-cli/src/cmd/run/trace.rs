@@ -56,6 +56,9 @@ impl Trace {
             if let Some(us) = rates.fetch_us {
                 self.counter(at, RUN, "wait for a page, us", json!({"mean": us}))?;
             }
+            if let (Some(half), Some(most)) = (rates.read_us(0.5), rates.read_us(0.99)) {
+                self.counter(at, RUN, "reads, us", json!({"p50": half, "p99": most}))?;
+            }
         }
         let pages = stats.local_frames.saturating_sub(stats.pool_frames);
         self.counter(

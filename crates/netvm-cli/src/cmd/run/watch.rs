@@ -58,7 +58,7 @@ impl Watch {
                     trace = None;
                 }
                 if let Some((report, _)) = &mut report {
-                    report.add(look.at - start, look);
+                    report.add(look.at - start, look, &run.each_detail());
                 }
                 if is_last {
                     break;

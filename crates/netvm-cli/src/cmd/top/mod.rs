@@ -10,7 +10,7 @@ use clap::Args;
 use serde_json::json;
 
 use super::Outcome;
-use crate::runs::{self, Look, Rates, Run};
+use crate::runs::{self, Look, Rates, Run, lender_rates};
 use crate::size::Size;
 
 /// Arguments of `netvm top`.
@@ -68,9 +68,9 @@ pub fn run(args: &TopArgs) -> Outcome {
     for ((run, old), new) in runs.iter().zip(&old).zip(&looks) {
         let rates = Rates::between(old, new);
         if args.json {
-            println!("{}", to_json(run, new, &rates));
+            println!("{}", to_json(run, old, new, &rates));
         } else {
-            print!("{}", to_text(run, new, &rates));
+            print!("{}", to_text(run, old, new, &rates));
         }
     }
     if runs.is_empty() && !args.json {
@@ -89,7 +89,7 @@ fn rate(bytes: f64) -> String {
     format!("{:.1} MB/s", bytes / 1e6)
 }
 
-fn to_text(run: &Run, look: &Look, rates: &Rates) -> String {
+fn to_text(run: &Run, old: &Look, look: &Look, rates: &Rates) -> String {
     let stats = &look.stats;
     let mut text = format!(
         "run {} ({})\n  lenders    {}\n  faults     {:.0}/s; pages a second: {:.0} fetched, {:.0} unpacked, {:.0} touched for the first time, {:.0} still there\n",
@@ -108,6 +108,9 @@ fn to_text(run: &Run, look: &Look, rates: &Rates) -> String {
         .prefetch_hit
         .map_or_else(String::new, |hit| format!("; {:.0} % of what was read ahead was used", hit * 100.0));
     text += &format!("  waiting    {fetch}{ahead}\n");
+    if let Some(reads) = reads(rates) {
+        text += &format!("  reads      {reads}\n");
+    }
     text += &format!("  transfers  {} in, {} out\n", rate(rates.bytes_in), rate(rates.bytes_out));
     text += &format!(
         "  memory     {} far; {} of {} local, of which {} hold {} packed\n",
@@ -117,6 +120,12 @@ fn to_text(run: &Run, look: &Look, rates: &Rates) -> String {
         pages(stats.pool_frames),
         pages(stats.pool_pages),
     );
+    if run.each_lender.len() > 1 {
+        let rates = lender_rates(old, look, run.each_lender.len());
+        for (lender, (bytes_in, bytes_out)) in run.each_lender.iter().zip(rates) {
+            text += &format!("    {lender:<24} {:>12} in {:>12} out\n", rate(bytes_in), rate(bytes_out));
+        }
+    }
     for (pid, name, stats) in run.processes() {
         text += &format!(
             "    {pid:>8} {name:<16} {:>9} far {:>9} local {:>12} faults\n",
@@ -128,7 +137,23 @@ fn to_text(run: &Run, look: &Look, rates: &Rates) -> String {
     text
 }
 
-fn to_json(run: &Run, look: &Look, rates: &Rates) -> serde_json::Value {
+/// The quantiles that people ask for.
+fn reads(rates: &Rates) -> Option<String> {
+    let us = |share| rates.read_us(share).map(micros);
+    Some(format!("half within {}, 99 % within {}, all within {}", us(0.5)?, us(0.99)?, us(1.0)?))
+}
+
+/// A time in a unit that fits.
+fn micros(us: f64) -> String {
+    match us {
+        10_000.0.. => format!("{:.0} ms", us / 1e3),
+        1_000.0.. => format!("{:.1} ms", us / 1e3),
+        100.0.. => format!("{us:.0} us"),
+        _ => format!("{us:.1} us"),
+    }
+}
+
+fn to_json(run: &Run, old: &Look, look: &Look, rates: &Rates) -> serde_json::Value {
     let stats = &look.stats;
     let processes: Vec<_> = run
         .processes()
@@ -141,11 +166,20 @@ fn to_json(run: &Run, look: &Look, rates: &Rates) -> serde_json::Value {
             })
         })
         .collect();
+    let lenders: Vec<_> = run
+        .each_lender
+        .iter()
+        .zip(lender_rates(old, look, run.each_lender.len()))
+        .map(|(lender, (bytes_in, bytes_out))| {
+            json!({"lender": lender, "in_bytes_per_s": bytes_in, "out_bytes_per_s": bytes_out})
+        })
+        .collect();
     json!({
         "pid": run.pid, "command": run.command, "lenders": run.lenders, "seconds": rates.seconds,
         "faults_per_s": rates.faults, "fetched_per_s": rates.fetched, "unpacked_per_s": rates.unpacked,
         "zero_fills_per_s": rates.zero_fills, "rescues_per_s": rates.rescues,
         "in_bytes_per_s": rates.bytes_in, "out_bytes_per_s": rates.bytes_out,
+        "read_us_p50": rates.read_us(0.5), "read_us_p99": rates.read_us(0.99), "each_lender": lenders,
         "fetch_us_mean": rates.fetch_us, "prefetch_hit_ratio": rates.prefetch_hit,
         "far_bytes": stats.far_pages.saturating_mul(PAGE_BYTES),
         "local_bytes": stats.local_frames.saturating_mul(PAGE_BYTES),

@@ -3,15 +3,18 @@
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
+use netvm_core::observe::Times;
 use ratatui::Frame;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::Line;
-use ratatui::widgets::{Block, Borders, Cell, Paragraph, Row, Sparkline, Table, TableState};
+use ratatui::widgets::{
+    Bar, BarChart, BarGroup, Block, Borders, Cell, Paragraph, Row, Sparkline, Table, TableState,
+};
 
-use super::{find, pages, rate};
-use crate::runs::{Look, Rates, Run};
+use super::{find, micros, pages, rate, reads};
+use crate::runs::{Look, Rates, Run, lender_rates};
 
 /// Looks that are kept for the curves.
 const HISTORY: usize = 300;
@@ -24,6 +27,8 @@ struct Watched {
     run: Run,
     look: Look,
     rates: Rates,
+    /// Bytes per second from and to each lender.
+    lenders: Vec<(f64, f64)>,
     /// The newest first.
     fetched: VecDeque<u64>,
     unpacked: VecDeque<u64>,
@@ -34,12 +39,13 @@ impl Watched {
     fn new(run: Run) -> Self {
         let look = run.look();
         let [fetched, unpacked, moved] = [(); 3].map(|()| VecDeque::new());
-        Self { run, look, rates: Rates::default(), fetched, unpacked, moved }
+        Self { run, look, rates: Rates::default(), lenders: Vec::new(), fetched, unpacked, moved }
     }
 
     fn look_again(&mut self) {
         let look = self.run.look();
         self.rates = Rates::between(&self.look, &look);
+        self.lenders = lender_rates(&self.look, &look, self.run.each_lender.len());
         self.look = look;
         let Rates { fetched, unpacked, bytes_in, bytes_out, .. } = self.rates;
         for (curve, value) in [
@@ -146,11 +152,54 @@ fn draw_list(frame: &mut Frame, area: Rect, watched: &[Watched], chosen: &mut Ta
     frame.render_stateful_widget(table, area, chosen);
 }
 
+/// How long reads took since the last look: a bar for each doubling.
+fn draw_histogram(frame: &mut Frame, area: Rect, rates: &Rates) {
+    let counts = rates.reads.counts();
+    let octaves: Vec<(u64, u64)> = counts
+        .chunks(4)
+        .enumerate()
+        .map(|(octave, counts)| {
+            (
+                Times::end_ns(octave * 4 + 3),
+                counts.iter().fold(0, |sum: u64, count| sum.saturating_add(*count)),
+            )
+        })
+        .collect();
+    let first = octaves.iter().position(|(_, count)| *count > 0).unwrap_or(0);
+    let last = octaves.iter().rposition(|(_, count)| *count > 0).unwrap_or(0);
+    let bars: Vec<Bar> = octaves[first..=last]
+        .iter()
+        .map(|(end_ns, count)| {
+            let label = format!("<{}", micros(*end_ns as f64 / 1e3));
+            Bar::default().value(*count).label(Line::from(label)).text_value(count.to_string())
+        })
+        .collect();
+    let block = Block::new().borders(Borders::ALL).title(" reads by how long they took ");
+    let chart = BarChart::default()
+        .data(BarGroup::default().bars(&bars))
+        .bar_width(9)
+        .bar_gap(1)
+        .bar_style(Style::new().fg(MOVED))
+        .block(block);
+    frame.render_widget(chart, area);
+}
+
+fn draw_lenders(frame: &mut Frame, area: Rect, run: &Run, rates: &[(f64, f64)]) {
+    let rows =
+        run.each_lender.iter().zip(rates).map(|(lender, (bytes_in, bytes_out))| {
+            Row::new([lender.clone(), rate(*bytes_in), rate(*bytes_out)])
+        });
+    let widths = [Constraint::Fill(1), Constraint::Length(11), Constraint::Length(11)];
+    let header = Row::new(["lender", "in", "out"]).style(Style::new().add_modifier(Modifier::BOLD));
+    let table = Table::new(rows, widths).header(header).block(Block::new().borders(Borders::ALL));
+    frame.render_widget(table, area);
+}
+
 fn draw_detail(frame: &mut Frame, area: Rect, watched: &Watched) {
-    let Watched { run, look, rates, fetched, unpacked, moved } = watched;
+    let Watched { run, look, rates, lenders, fetched, unpacked, moved } = watched;
     let stats = &look.stats;
     let [figures, curves, processes] =
-        Layout::vertical([Constraint::Length(6), Constraint::Fill(2), Constraint::Fill(1)]).areas(area);
+        Layout::vertical([Constraint::Length(7), Constraint::Fill(2), Constraint::Fill(1)]).areas(area);
     let ahead = rates.prefetch_hit.map_or("nothing read ahead".to_owned(), |hit| {
         format!("{:.0} % of what was read ahead was used", hit * 100.0)
     });
@@ -160,6 +209,7 @@ fn draw_detail(frame: &mut Frame, area: Rect, watched: &Watched) {
             "pages     {:.0} fetched, {:.0} unpacked, {:.0} touched for the first time, {:.0} still there a second; {ahead}",
             rates.fetched, rates.unpacked, rates.zero_fills, rates.rescues
         )),
+        Line::from(format!("reads     {}", reads(rates).unwrap_or_else(|| "none".to_owned()))),
         Line::from(format!(
             "local     {} of {}; {} of it hold {} packed",
             pages(stats.local_frames),
@@ -177,6 +227,11 @@ fn draw_detail(frame: &mut Frame, area: Rect, watched: &Watched) {
     let title = format!(" {} ", run.command);
     frame
         .render_widget(Paragraph::new(lines).block(Block::new().borders(Borders::ALL).title(title)), figures);
+    let [curves, histogram] = Layout::vertical([Constraint::Fill(1), Constraint::Fill(1)]).areas(curves);
+    let [histogram, each_lender] =
+        Layout::horizontal([Constraint::Fill(2), Constraint::Fill(1)]).areas(histogram);
+    draw_histogram(frame, histogram, rates);
+    draw_lenders(frame, each_lender, run, lenders);
     let curve_areas: [Rect; 3] = Layout::horizontal([Constraint::Fill(1); 3]).areas(curves);
     let curves = [
         ("pages fetched/s", fetched, FETCHED, ""),
