@@ -3,7 +3,7 @@
 mod fuzz;
 mod guest;
 mod install;
-mod tests;
+mod suite;
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -113,7 +113,7 @@ fn test() -> bool {
     if !check() || !step(&["build", "--quiet", "--profile", "tested", "--workspace"]) {
         return false;
     }
-    let tally = tests::run(&["test", "--profile", "tested", "--workspace", "--no-fail-fast"]);
+    let tally = suite::run(&["test", "--profile", "tested", "--workspace", "--no-fail-fast"]);
     tally.print();
     tally.is_good()
 }
