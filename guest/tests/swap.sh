@@ -29,8 +29,8 @@ gone() {
     [ ! -e /sys/block/loop0/loop ] || fail "the loop device is in use"
 }
 a="--lender 10.7.0.1:7070" b="--lender 10.7.0.1:7071"
-used() { netvm status --secret key --json 10.7.0.1:"$1" | grep -o '"used_bytes":[0-9]*' | cut -d: -f2; }
-nothing_used() { [ "$(used "$1")" = 0 ]; }
+used() { netvm status --secret key --json 10.7.0.1:"$1" | grep -o '"resident_bytes":[0-9]*' | cut -d: -f2; }
+nothing_used() { [ "$(used "$1")" = 0 ] || { echo "$(used "$1") bytes are used"; false; }; }
 
 for by in loop; do
     echo "== $by: a program of twice the memory that it may have"

@@ -32,6 +32,8 @@ Examples:
                                                     files in lent memory
   netvm recv photos --listen 0.0.0.0:7071 --secret key
   netvm send 2024 2025 --to big:7071 --secret key   files and folders, and on from where it was cut
+  netvm ublk --size 4G --lender big:7070 --secret key
+                                                    lent memory as /dev/ublkb0
   netvm swap on --size 8G --lender big:7070 --secret key
                                                     swap on lent memory
   netvm status big:7070 --secret key                what a lender serves
@@ -51,6 +53,8 @@ enum Command {
     Run(cmd::run::RunArgs),
     /// Serve lent memory as a network block device
     Nbd(cmd::nbd::NbdArgs),
+    /// Make a block device of this machine from lent memory
+    Ublk(cmd::ublk::UblkArgs),
     /// Show lent memory, and other processes' segments, as files
     Mount(cmd::mount::MountArgs),
     /// Send files and folders to another machine
@@ -79,6 +83,8 @@ enum Command {
     Man(cmd::docs::ManArgs),
     #[command(hide = true)]
     DemoWorker(cmd::demo::WorkerArgs),
+    #[command(hide = true)]
+    UblkGuard(cmd::ublk::GuardArgs),
 }
 
 fn main() -> ExitCode {
@@ -90,6 +96,7 @@ fn main() -> ExitCode {
         Command::Lend(args) => cmd::lend::run(args),
         Command::Run(args) => cmd::run::run(args),
         Command::Nbd(args) => cmd::nbd::run(args),
+        Command::Ublk(args) => cmd::ublk::run(&args),
         Command::Mount(args) => cmd::mount::run(&args),
         Command::Send(args) => cmd::send::run(&args),
         Command::Recv(args) => cmd::recv::run(args),
@@ -104,6 +111,7 @@ fn main() -> ExitCode {
         Command::Completions(args) => cmd::docs::completions(&args, Cli::command()),
         Command::Man(args) => cmd::docs::man(&args, Cli::command()),
         Command::DemoWorker(args) => cmd::demo::worker(&args),
+        Command::UblkGuard(args) => cmd::ublk::guard(&args),
     };
     result.unwrap_or_else(|error| {
         eprintln!("netvm: {error}");

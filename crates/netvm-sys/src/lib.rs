@@ -22,5 +22,6 @@ pub mod slow;
 pub mod swap;
 pub mod table;
 pub mod thread;
+pub mod ublk;
 pub mod uffd;
 pub mod words;

@@ -16,6 +16,7 @@ pub mod send;
 pub mod status;
 pub mod swap;
 pub mod top;
+pub mod ublk;
 mod volume;
 
 /// What a command returns: the process's exit code, or a sentence for standard error (exit code 125).

@@ -3,4 +3,6 @@
 pub mod file;
 pub mod mount;
 pub mod nbd;
+mod places;
 mod rehearsal;
+pub mod ublk;

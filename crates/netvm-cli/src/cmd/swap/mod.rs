@@ -6,6 +6,8 @@ mod serve;
 mod status;
 mod table;
 
+pub use serve::protect;
+
 use super::Outcome;
 use clap::{Args, Subcommand};
 

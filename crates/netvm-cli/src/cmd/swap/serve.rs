@@ -38,7 +38,7 @@ pub fn run(args: &OnArgs) -> Outcome {
 
 /// What needs CAP_SYS_RESOURCE, which containers often lack: swap works without it, until memory is short everywhere. Returns what
 /// could not be done.
-fn protect() -> Vec<String> {
+pub fn protect() -> Vec<String> {
     let spared = fs::write("/proc/self/oom_score_adj", "-1000").map_err(|error| {
         format!("the kernel may kill the server when memory runs out (oom_score_adj: {error})")
     });

@@ -3,4 +3,5 @@
 mod proto;
 mod server;
 
-pub use server::{FileServer, IN_FLIGHT_MAX, REQUEST_BYTES_MAX};
+pub use super::places::{IN_FLIGHT_MAX, REQUEST_BYTES_MAX};
+pub use server::FileServer;

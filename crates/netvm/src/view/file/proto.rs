@@ -12,9 +12,7 @@ const MINOR: u32 = 31;
 
 /// Error numbers of answers.
 pub(super) mod errno {
-    pub(in super::super) const EIO: i32 = 5;
     pub(in super::super) const EINVAL: i32 = 22;
-    pub(in super::super) const ENOSPC: i32 = 28;
     pub(in super::super) const ENOSYS: i32 = 38;
     pub(in super::super) const EOPNOTSUPP: i32 = 95;
 }
