@@ -1,11 +1,11 @@
 #!/bin/sh
 # Swap on memory that another guest lends: programs of twice their memory, lenders that are lost, servers that are killed, leftovers.
 # kernels: 6.12+6.12 6.1+6.1
-# modules: fuse loop
+# modules: fuse loop nbd ublk_drv?
 # programs: netvm
 # compiles: pages
 # memory: 384 256
-# limit: 300
+# limit: 580
 . /test/functions
 if [ "$ROLE" = first ]; then
     netvm secret new key
@@ -27,14 +27,18 @@ gone() {
     refused grep netvm /proc/mounts
     refused pidof @netvm
     [ ! -e /sys/block/loop0/loop ] || fail "the loop device is in use"
+    [ ! -e /dev/ublkb0 ] && [ ! -e /dev/ublkc0 ] || fail "there is a ublk device"
+    [ ! -e /sys/block/nbd0/pid ] || fail "the network block device is in use"
 }
 a="--lender 10.7.0.1:7070" b="--lender 10.7.0.1:7071"
 used() { netvm status --secret key --json 10.7.0.1:"$1" | grep -o '"resident_bytes":[0-9]*' | cut -d: -f2; }
 nothing_used() { [ "$(used "$1")" = 0 ] || { echo "$(used "$1") bytes are used"; false; }; }
 
-for by in loop; do
+means="ublk nbd loop"
+[ -e /dev/ublk-control ] || means="nbd loop"
+for by in ${MEANS:-$means}; do
     echo "== $by: a program of twice the memory that it may have"
-    on --size 96M $a --priority 100
+    on --size 96M $a --priority 100 --by $by
     cat /proc/swaps
     equal priority "$(awk 'NR == 2 { print $5 }' /proc/swaps)" 100
     status
@@ -57,7 +61,7 @@ for by in loop; do
     wait_until 10 nothing_used 7070
 
     echo "== $by: one of two lenders is lost"
-    on --size 64M $a $b --replicas 2
+    on --size 64M $a $b --replicas 2 --by $by
     start_pages 32 12
     order 'kill -9 $b'
     check_pages
@@ -75,8 +79,8 @@ for by in loop; do
     order 'lender b 7071 160M'
 
     echo "== $by: several, a server that is asked to end, and the system's tools"
-    on --size 32M $a
-    on --size 16M $a
+    on --size 32M $a --by $by
+    on --size 16M $a --by $by
     status
     equal "swaps" "$(grep -c ': in use' status)" 2
     kill -TERM "$(server 0)"
@@ -92,7 +96,7 @@ for by in loop; do
     refused netvm swap off
 
     echo "== $by: the server is killed"
-    on --size 64M $a
+    on --size 64M $a --by $by
     start_pages 32 12
     status
     kill -9 "$(server 0)"
@@ -108,7 +112,7 @@ for by in loop; do
     gone
 
     echo "== $by: the only lender is lost"
-    on --size 64M $a
+    on --size 64M $a --by $by
     start_pages 32 12
     order 'kill -9 $a'
     sleep 1

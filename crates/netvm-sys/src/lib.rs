@@ -11,6 +11,7 @@ pub mod guarded;
 pub mod mapping;
 pub mod membarrier;
 pub mod memfd;
+pub mod nbd;
 pub mod net;
 pub mod paged;
 pub mod process;

@@ -128,12 +128,22 @@ pub fn swap_on(device: &Path, priority: Option<u32>) -> io::Result<()> {
 /// Brings everything back that is on this swap, and uses it no longer.
 ///
 /// # Errors
-/// EINVAL when it is not in use; ENOMEM when there is no room for what is on it; EINTR.
+/// EINVAL when it is not in use; ENOMEM when there is no room for what is on it; EINTR when it was interrupted again and again.
 pub fn swap_off(device: &Path) -> io::Result<()> {
+    // A ring that was closed just before has the kernel interrupt its process.
+    const TRIES: usize = 100;
     let device = text(device)?;
-    // SAFETY: a string that ends with a zero and outlives the call.
-    let result = unsafe { libc::swapoff(device.as_ptr()) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    for _ in 1..TRIES {
+        // SAFETY: a string that ends with a zero and outlives the call.
+        if unsafe { libc::swapoff(device.as_ptr()) } == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+    Err(io::ErrorKind::Interrupted.into())
 }
 
 /// Keeps all memory of this process resident, present and future.
@@ -155,5 +165,17 @@ pub fn set_io_flusher() -> io::Result<()> {
     const PR_SET_IO_FLUSHER: i32 = 57;
     // SAFETY: numbers only.
     let result = unsafe { libc::prctl(PR_SET_IO_FLUSHER, 1_usize, 0_usize, 0_usize, 0_usize) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Puts this thread, and those it starts, before all that are not real-time threads. Such threads may also use a part of the memory
+/// that the kernel keeps in reserve.
+///
+/// # Errors
+/// EPERM without CAP_SYS_NICE.
+pub fn set_realtime() -> io::Result<()> {
+    let least = libc::sched_param { sched_priority: 1 };
+    // SAFETY: of this thread; the parameters are a local.
+    let result = unsafe { libc::sched_setscheduler(0, libc::SCHED_FIFO, &raw const least) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }

@@ -19,6 +19,7 @@ const ADD_DEV: u32 = 0xC020_7504;
 const DEL_DEV: u32 = 0xC020_7505;
 const START_DEV: u32 = 0xC020_7506;
 const STOP_DEV: u32 = 0xC020_7507;
+const GET_FEATURES: u32 = 0x8020_7513;
 const DEL_DEV_ASYNC: u32 = 0x8020_7514;
 const SET_PARAMS: u32 = 0xC020_7508;
 const START_USER_RECOVERY: u32 = 0xC020_7510;
@@ -187,6 +188,16 @@ impl Control {
                 };
             }
         }
+    }
+
+    /// Whether devices can be [`Shape::recoverable`].
+    ///
+    /// # Errors
+    /// EOPNOTSUPP before Linux 6.5.
+    pub fn can_recover(&mut self) -> io::Result<bool> {
+        let mut features = 0_u64;
+        self.command(GET_FEATURES, u32::MAX, 0, ((&raw mut features) as u64, size_of::<u64>()))?;
+        Ok(features & F_USER_RECOVERY != 0)
     }
 
     /// Makes a device, under a number of the kernel's choice. It is no disk yet: [`Control::start`].
@@ -443,7 +454,7 @@ impl Queues {
     }
 
     /// The next thing that has come, if any.
-    pub fn next(&mut self) -> Option<Heard> {
+    pub fn hear(&mut self) -> Option<Heard> {
         let done = self.ring.completion().next()?;
         let slot = done.user_data() as usize;
         if done.result() != 0 || slot >= self.shape.slots() {

@@ -97,20 +97,22 @@ impl Kernel {
         if plain.exists() { plain } else { self.folder.join(format!("boot/vmlinuz-{}", self.release)) }
     }
 
-    /// The files of modules and of all that they need, in the order in which they are loaded. What is built into the kernel is left out.
+    /// The files of modules and of all that they need, in the order in which they are loaded. What is built into the kernel is left out, and
+    /// so are names with a question mark that this kernel does not have.
     pub fn modules(&self, names: &[&str]) -> Result<Vec<PathBuf>> {
         let mut order: Vec<&Path> = Vec::new();
         let builtin =
             tools::read(&self.folder.join("lib/modules").join(&self.release).join("modules.builtin"))?;
         for name in names {
-            let name = name.replace('-', "_");
+            let optional = name.ends_with('?');
+            let name = name.trim_end_matches('?').replace('-', "_");
             if let Some((file, needs)) = self.modules.get(&name) {
                 for file in needs.iter().filter_map(|need| Some(&self.modules.get(need)?.0)).chain([file]) {
                     if !order.contains(&file.as_path()) {
                         order.push(file);
                     }
                 }
-            } else if !builtin.lines().any(|line| module_name(line) == name) {
+            } else if !optional && !builtin.lines().any(|line| module_name(line) == name) {
                 return Err(format!("{} has no module {name}", self.release));
             }
         }

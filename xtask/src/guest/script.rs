@@ -2,7 +2,7 @@
 //!
 //! ```sh
 //! # kernels: 6.1 6.12-arm64       on each of these, one after the other; 6.1+6.12 are two guests that are connected
-//! # modules: nbd ext4             of the kernel, loaded before the script starts
+//! # modules: nbd ext4 ublk_drv?   of the kernel, loaded before the script starts; with a question mark: if the kernel has it
 //! # kmod: netvm_coherency         module of kmod/, put at /test/NAME.ko
 //! # programs: netvm nbd-client    of this machine
 //! # compiles: coherency           guest/tests/coherency.c, for the guest, put into /bin

@@ -335,17 +335,24 @@ fn views() -> Vec<Finding> {
             Some("as root: modprobe nbd"),
         ),
         found(
+            "netvm ublk",
+            "/dev/ublk-control",
+            "lent memory as a block device of this machine; the best swap, as root",
+            "netvm swap uses nbd or a loop device",
+            Some("as root: modprobe ublk_drv (Linux 6.5 or later)"),
+        ),
+        found(
             "netvm swap",
             "/dev/fuse",
-            "swap on lent memory, as root",
-            "no swap on lent memory",
+            "by a loop device, where ublk and nbd are missing, as root",
+            "only by ublk or nbd",
             Some("as root: modprobe fuse"),
         ),
         found(
             "  loop devices",
             "/dev/loop-control",
-            "netvm swap needs one",
-            "no swap on lent memory",
+            "that needs one",
+            "only by ublk or nbd",
             Some("as root: modprobe loop"),
         ),
         found(

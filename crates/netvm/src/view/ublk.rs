@@ -108,11 +108,17 @@ pub struct UblkServer {
 
 /// A device of the kernel's. It goes with this.
 #[derive(Debug)]
-struct Device(u32);
+struct Device {
+    id: u32,
+    started: bool,
+}
 
 impl Drop for Device {
     fn drop(&mut self) {
-        let _ = remove(self.0);
+        // Once it was started somebody else may have removed it, and the number may be another one's.
+        if !self.started || server_of(self.id).is_ok_and(|server| server == std::process::id()) {
+            let _ = remove(self.id);
+        }
     }
 }
 
@@ -125,6 +131,14 @@ pub fn remove(id: u32) -> Result<()> {
     // One that has not been started, or has been stopped, has nothing to stop.
     let _ = control.stop(id);
     control.delete(id).map_err(|error| Error::system("remove a ublk device", &error))
+}
+
+/// Whether this kernel's devices can stay without a server ([`UblkConfig::stays`]).
+///
+/// # Errors
+/// [`Error::System`] without ublk or the right to use it, and before Linux 6.5.
+pub fn can_stay() -> Result<bool> {
+    open_control()?.can_recover().map_err(|error| Error::system("ask what ublk can", &error))
 }
 
 /// The process that serves a device, or did so last.
@@ -160,7 +174,7 @@ impl UblkServer {
             recoverable: config.stays,
         };
         let added = control.add(wanted).map_err(|error| Error::system("make a ublk device", &error))?;
-        let (info, device) = (added, Device(added.id));
+        let (info, device) = (added, Device { id: added.id, started: false });
         control.set_size(&info, size).map_err(|error| Error::system("size a ublk device", &error))?;
         let (slots, bytes) = (info.shape.slots(), info.shape.request_bytes as usize);
         let buffers = Mapping::anonymous(slots * bytes);
@@ -186,12 +200,12 @@ impl UblkServer {
 
     /// Number of the device.
     pub fn id(&self) -> u32 {
-        self.device.0
+        self.device.id
     }
 
     /// Where the disk is when it has started.
     pub fn disk(&self) -> PathBuf {
-        disk(self.device.0)
+        disk(self.device.id)
     }
 
     /// The volume behind it.
@@ -249,6 +263,7 @@ impl UblkServer {
                             event.take();
                             if let Ok(result) = started.try_recv() {
                                 result?;
+                                self.device.started = true;
                                 notice(&self.volume, Notice::Started);
                                 state = state.started();
                             }
@@ -263,7 +278,7 @@ impl UblkServer {
                     state = State::Stopping;
                 }
                 // Also after a wait that ended without anything: the kernel interrupts it to bring requests.
-                while let Some(heard) = queues.next() {
+                while let Some(heard) = queues.hear() {
                     match heard {
                         Heard::Request(request) => self.begin(request, &mut queues),
                         Heard::Ended => left -= 1,
@@ -425,7 +440,7 @@ impl StandIn {
             let (mut left, mut ready) = (info.shape.slots(), Vec::new());
             while left > 0 {
                 epoll.wait(&mut ready, None).map_err(failed("wait for requests"))?;
-                while let Some(heard) = queues.next() {
+                while let Some(heard) = queues.hear() {
                     match heard {
                         Heard::Request(request) => queues.answer(request.slot, -EIO),
                         Heard::Ended => left -= 1,

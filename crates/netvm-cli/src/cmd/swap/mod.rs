@@ -1,5 +1,6 @@
 //! `netvm swap`: lent memory as swap of this machine. docs/design/swap.md has the whole.
 
+mod by;
 mod off;
 mod on;
 mod serve;

@@ -2,8 +2,9 @@
 
 use super::super::Outcome;
 use super::on::check_root;
-use super::table::{Entry, Files};
+use super::table::Files;
 use clap::Args;
+use netvm::runfile::start_time;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -62,7 +63,7 @@ fn end(files: &Files) -> Result<(), String> {
         netvm_sys::swap::swap_off(&entry.device)
             .map_err(|error| format!("{}: {error}{dead}", entry.device.display()))?;
     }
-    // The kernel takes the file off the device by itself.
+    entry.take_away(files)?;
     until(|| !entry.is_attached(files))
         .ok_or_else(|| format!("{} is still open somewhere", entry.device.display()))?;
     if files.is_mounted() {
@@ -70,20 +71,24 @@ fn end(files: &Files) -> Result<(), String> {
         netvm_sys::fuse::unmount(&path)
             .map_err(|error| format!("cannot unmount {}: {error}", path.display()))?;
     }
-    end_server(&entry);
+    for process in entry.processes() {
+        end_process(process);
+    }
     files.remove();
     Ok(())
 }
 
-/// It ends when its file is unmounted; nothing needs it any more.
-fn end_server(entry: &Entry) {
-    if until(|| !entry.is_served()).is_none() {
-        let _ = netvm_sys::signal::send(entry.pid, netvm_sys::signal::SIGKILL);
-        until(|| !entry.is_served());
+/// It ends when its device or file is taken away; nothing needs it any more.
+fn end_process((pid, started): (u32, u64)) {
+    let is_there = || start_time(pid) == Some(started);
+    if until(|| !is_there()).is_none() {
+        let _ = netvm_sys::signal::send(pid, netvm_sys::signal::SIGKILL);
+        until(|| !is_there());
     }
 }
 
-fn until(mut so: impl FnMut() -> bool) -> Option<()> {
+/// Waits until something is so, but not for long.
+pub fn until(mut so: impl FnMut() -> bool) -> Option<()> {
     let end = Instant::now() + PATIENCE;
     while !so() {
         if Instant::now() > end {

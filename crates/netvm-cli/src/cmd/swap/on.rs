@@ -1,8 +1,10 @@
-//! `netvm swap on`: starts a server, puts its file on a loop device, and makes that swap.
+//! `netvm swap on`: starts a server, waits for its block device, and makes that swap.
 
 use super::super::Outcome;
 use super::super::volume::VolumeArgs;
-use super::serve;
+use super::by::By;
+use super::off::until;
+use super::serve::{self, Ready};
 use super::table::{Entry, Files, Reserved};
 use crate::size::Size;
 use clap::Args;
@@ -11,7 +13,7 @@ use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::CommandExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 
 /// A swap header and nine pages.
@@ -21,7 +23,7 @@ const PAGE_BYTES: u64 = 4096;
 /// Arguments of `netvm swap on`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Needs root, FUSE and loop devices; no kernel module of its own. All memory is borrowed now: it cannot run out later. Lenders use memory only for
+Needs root and a block device of the kernel: ublk, nbd, or a loop device on a FUSE file. All memory is borrowed now: it cannot run out later. Lenders use memory only for
 what is swapped out. A server stays behind until `netvm swap off`. When the last lender of a page is lost, programs that need the page are
 killed (SIGBUS): use replicas. Lenders belong on other machines. One on this machine frees nothing, and its memory may be swapped to itself: then
 everything that needs memory waits for good, and the machine has to be reset. Such lenders are refused without --lender-here.
@@ -30,6 +32,8 @@ Examples:
   netvm swap on --size 8G --lender big:7070 --secret key
   netvm swap on --size 8G --lender a:7070 --lender b:7070 --replicas 2 --priority 10
                                                     survives the loss of either lender; used before swap of lower priority
+  netvm swap on --size 8G --lender big:7070 --by loop
+                                                    though the kernel has better: see netvm doctor
   netvm swap status
   netvm swap off")]
 pub struct OnArgs {
@@ -38,6 +42,9 @@ pub struct OnArgs {
     /// The kernel fills swap of higher priority first, 0 to 32767 [default: below all other swap]
     #[arg(long, value_name = "P", value_parser = clap::value_parser!(u32).range(..=i64::from(PRIORITY_MAX)))]
     priority: Option<u32>,
+    /// What the kernel sees of it [default: the first that this kernel has]
+    #[arg(long, value_name = "MEANS", overrides_with = "by")]
+    pub by: Option<By>,
     /// Allow lenders on this machine, whose memory the kernel may swap to itself
     #[arg(long)]
     lender_here: bool,
@@ -80,28 +87,24 @@ pub fn run(args: &OnArgs) -> Outcome {
         )
         .into());
     }
-    let needed = [
-        ("/dev/fuse", "no FUSE in this kernel (CONFIG_FUSE_FS; modprobe fuse)"),
-        ("/dev/loop-control", "no loop devices in this kernel (CONFIG_BLK_DEV_LOOP; modprobe loop)"),
-    ];
-    for (path, reason) in needed {
-        if !Path::new(path).exists() {
-            return Err(format!("there is no {path}: {reason}").into());
-        }
-    }
+    let by = By::choose(args.by)?;
     Files::sweep();
     let Reserved { files, lock } = Files::reserve()?;
-    let mut making = Making { files, lock, server: None, device: None, done: false };
+    let mut making =
+        Making { files, lock, by, server: None, device: None, ready: Ready::default(), done: false };
     let (pid, started) = making.start_server()?;
-    let device = making.attach()?;
+    let path = making.device()?;
     let size_bytes = args.size_bytes();
-    write_header(device.file(), size_bytes)
-        .map_err(|error| format!("cannot write a swap header: {error}"))?;
-    let path = device.path().to_owned();
+    until(|| size_of(&path) == Some(size_bytes))
+        .ok_or_else(|| format!("there is no disk {}", path.display()))?;
+    write_header(&path, size_bytes).map_err(|error| format!("cannot write a swap header: {error}"))?;
     // From here on `swap off` finds it, and the server stays when this process is killed: pages may be on it.
+    let guard = making.ready.guard.map(started_at).transpose()?;
     making.files.write_entry(&Entry {
         pid,
         started,
+        guard,
+        by,
         device: path.clone(),
         size_bytes,
         replicas: args.volume.replicas,
@@ -124,8 +127,11 @@ pub fn run(args: &OnArgs) -> Outcome {
 struct Making {
     files: Files,
     lock: fs::File,
+    by: By,
     server: Option<Child>,
+    /// Open, or else the kernel would take the file off it.
     device: Option<LoopDevice>,
+    ready: Ready,
     done: bool,
 }
 
@@ -136,10 +142,12 @@ impl Making {
             std::env::current_exe().map_err(|error| format!("cannot find this program: {error}"))?;
         let mut command = Command::new(program);
         // systemd's last round of kills leaves processes alone whose name begins so: others may need their pages.
-        command
-            .arg0("@netvm")
-            .args(std::env::args_os().skip(1))
-            .args(["--serve", &self.files.number().to_string()]);
+        command.arg0("@netvm").args(std::env::args_os().skip(1)).args([
+            "--serve",
+            &self.files.number().to_string(),
+            "--by",
+            self.by.name(),
+        ]);
         // The server holds the lock, too, whatever becomes of this process.
         let lock = self.lock.try_clone().map_err(|error| format!("cannot start the server: {error}"))?;
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(lock);
@@ -148,26 +156,33 @@ impl Making {
         let said = server.stdout.take();
         self.server = Some(server);
         for line in said.into_iter().flat_map(|said| BufReader::new(said).lines()).map_while(Result::ok) {
-            match line.strip_prefix(serve::WARNING) {
-                Some(warning) => eprintln!("netvm: {warning}"),
-                None if line == serve::READY => return started(pid),
-                None => return Err(line),
+            if let Some(warning) = line.strip_prefix(serve::WARNING) {
+                eprintln!("netvm: {warning}");
+            } else if let Some(ready) = line.strip_prefix(serve::READY) {
+                self.ready = serde_json::from_str(ready).map_err(|error| error.to_string())?;
+                return started_at(pid);
+            } else {
+                return Err(line);
             }
         }
-        Err("the server ended before its file was there".to_owned())
+        Err("the server ended before it served".to_owned())
     }
 
-    fn attach(&mut self) -> Result<&LoopDevice, String> {
+    /// The block device; made here of the file if there is only that.
+    fn device(&mut self) -> Result<PathBuf, String> {
+        if let Some(device) = &self.ready.device {
+            return Ok(device.clone());
+        }
         let path = self.files.mount_point();
         let file = OpenOptions::new().read(true).write(true).open(&path);
         let file = file.map_err(|error| format!("cannot open {}: {error}", path.display()))?;
         let device = LoopDevice::attach(&file, &path.to_string_lossy());
         let device =
             device.map_err(|error| format!("cannot put {} on a loop device: {error}", path.display()))?;
-        Ok(self.device.insert(device))
+        Ok(self.device.insert(device).path().to_owned())
     }
 
-    /// From now on the server ends only when its file is unmounted.
+    /// From now on the server ends only when its device or file is taken away.
     fn release_server(&mut self) -> Result<(), String> {
         let input = self.server.as_mut().and_then(|server| server.stdin.as_mut());
         let written = input.map(|input| input.write_all(b"\n"));
@@ -183,9 +198,12 @@ impl Drop for Making {
         self.device = None;
         let _ = netvm_sys::fuse::unmount(&self.files.mount_point());
         if let Some(mut server) = self.server.take() {
+            // It ends, and takes its device with it.
             drop(server.stdin.take());
-            // Nothing is on it.
-            let _ = server.kill();
+            if self.ready.device.is_none() || until(|| !matches!(server.try_wait(), Ok(None))).is_none() {
+                // Nothing is on it.
+                let _ = server.kill();
+            }
             let _ = server.wait();
         }
         // It may have mounted between.
@@ -194,14 +212,23 @@ impl Drop for Making {
     }
 }
 
-fn started(pid: u32) -> Result<(u32, u64), String> {
+/// The bytes that a block device has.
+fn size_of(device: &Path) -> Option<u64> {
+    let name = device.file_name()?.to_str()?;
+    let sectors = fs::read_to_string(format!("/sys/block/{name}/size")).ok()?;
+    Some(sectors.trim().parse::<u64>().ok()? * 512)
+}
+
+/// A process, and when it started.
+fn started_at(pid: u32) -> Result<(u32, u64), String> {
     netvm::runfile::start_time(pid)
         .map(|started| (pid, started))
         .ok_or_else(|| "the server has ended".to_owned())
 }
 
 /// What mkswap(8) writes, version 1.
-fn write_header(device: &fs::File, size_bytes: u64) -> std::io::Result<()> {
+fn write_header(device: &Path, size_bytes: u64) -> std::io::Result<()> {
+    let device = OpenOptions::new().read(true).write(true).open(device)?;
     device.write_all_at(&header(size_bytes), 0)?;
     device.sync_all()
 }

@@ -51,7 +51,7 @@ impl Swap {
         json!({
             "number": self.number, "state": self.state(), "device": self.entry.device, "size_bytes": self.entry.size_bytes,
             "used_bytes": self.used.map(|used| used.used_bytes), "priority": self.used.map(|used| used.priority),
-            "replicas": self.entry.replicas, "server": { "pid": self.entry.pid, "alive": self.served },
+            "replicas": self.entry.replicas, "by": self.entry.by, "server": { "pid": self.entry.pid, "alive": self.served },
             "lenders": self.health.lenders, "extents_degraded": self.health.degraded, "extents_lost": self.health.lost,
             "warnings": self.health.warnings,
         })

@@ -6,7 +6,10 @@
 //! | `swap-N.json` | [`Entry`] | `swap on`, before anything is swapped |
 //! | `swap-N.health` | [`Health`], then zeros | the server, through a mapping |
 
+use super::by::By;
 use netvm::runfile::start_time;
+use netvm::view::ublk;
+use netvm_sys::nbd;
 use netvm_sys::shared::SharedSlice;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, OpenOptions};
@@ -197,7 +200,10 @@ pub struct Entry {
     pub pid: u32,
     /// When it started, so that no other process is taken for it.
     pub started: u64,
-    /// The loop device.
+    /// Who stands in for the server when it is dead, if somebody does, and when that started.
+    pub guard: Option<(u32, u64)>,
+    /// What kind of device it is.
+    pub by: By,
     pub device: PathBuf,
     pub size_bytes: u64,
     pub replicas: usize,
@@ -209,18 +215,57 @@ impl Entry {
         start_time(self.pid) == Some(self.started)
     }
 
-    /// Whether the loop device is still on our file, and not on another one by now.
+    /// The processes that it needs, and when they started.
+    pub fn processes(&self) -> impl Iterator<Item = (u32, u64)> {
+        [Some((self.pid, self.started)), self.guard].into_iter().flatten()
+    }
+
+    /// Whether the device is still ours, and not another's by now.
     pub fn is_attached(&self, files: &Files) -> bool {
-        let name = self.device.file_name().unwrap_or_default();
-        let path = Path::new("/sys/block").join(name).join("loop/backing_file");
-        // The kernel appends a word when the file was unmounted.
-        let file = fs::read_to_string(path).unwrap_or_default();
-        file.split_whitespace().next().is_some_and(|file| Path::new(file) == files.mount_point())
+        match self.by {
+            By::Ublk => {
+                let server = self.number().and_then(|number| ublk::server_of(number).ok());
+                server.is_some_and(|server| self.processes().any(|(pid, _)| pid == server))
+            }
+            By::Nbd => {
+                let server = self.number().and_then(nbd::served_by);
+                server.is_some_and(|server| nbd::is_thread_of(server, self.pid))
+            }
+            By::Loop => {
+                let name = self.device.file_name().unwrap_or_default();
+                let path = Path::new("/sys/block").join(name).join("loop/backing_file");
+                // The kernel appends a word when the file was unmounted.
+                let file = fs::read_to_string(path).unwrap_or_default();
+                file.split_whitespace().next().is_some_and(|file| Path::new(file) == files.mount_point())
+            }
+        }
+    }
+
+    /// The number at the end of the device's name.
+    fn number(&self) -> Option<u32> {
+        let name = self.device.file_name()?.to_str()?;
+        name.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().ok()
+    }
+
+    /// Takes the device away, which is not swap any more. A loop device the kernel takes by itself.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn take_away(&self, files: &Files) -> Result<(), String> {
+        let Some(number) = self.number().filter(|_| self.is_attached(files)) else { return Ok(()) };
+        let taken = match self.by {
+            By::Ublk => ublk::remove(number).map_err(|error| error.to_string()),
+            By::Nbd => nbd::disconnect(number).map_err(|error| error.to_string()),
+            By::Loop => Ok(()),
+        };
+        taken.map_err(|error| format!("cannot take {} away: {error}", self.device.display()))
     }
 
     /// What the kernel says of it, while it is swap.
     pub fn in_use(&self, files: &Files) -> Option<InUse> {
-        if !self.is_attached(files) {
+        // The kernel forgets whose a network block device was when its server is dead, but lets nobody else swap on it.
+        let is_orphan = self.by == By::Nbd && !self.is_served();
+        if !is_orphan && !self.is_attached(files) {
             return None;
         }
         let swaps = fs::read_to_string("/proc/swaps").ok()?;

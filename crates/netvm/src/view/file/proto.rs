@@ -243,7 +243,7 @@ mod tests {
     fn answers_have_the_kernels_sizes() {
         let lengths = [
             (Answer::done(1), 16),
-            (Answer::error(1, errno::EIO), 16),
+            (Answer::error(1, errno::EINVAL), 16),
             (Answer::init(1, 0, u32::MAX, 1 << 17, 64), 16 + 64),
             (Answer::attributes(1, 1 << 20), 16 + 104),
             (Answer::open(1), 16 + 16),

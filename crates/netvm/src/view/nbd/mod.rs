@@ -3,11 +3,13 @@
 
 mod buffers;
 mod client;
+mod disk;
 mod negotiation;
 mod proto;
 mod server;
 mod tls;
 
+pub use disk::NbdDisk;
 pub use server::{NbdConfig, NbdServer, Notice};
 pub use tls::TlsFiles;
 

@@ -1,0 +1,284 @@
+//! The kernel's network block device, /dev/nbdN, with a server in this process at the other end of a pair of unix sockets: what the
+//! kernel sends it may take from its last reserves of memory, which it does not for sockets that it has not made a device of.
+
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+use crate::shared::SharedSlice;
+
+// <linux/nbd.h>
+const NBD_SET_SOCK: libc::Ioctl = 0xab00;
+const NBD_SET_BLKSIZE: libc::Ioctl = 0xab01;
+const NBD_DO_IT: libc::Ioctl = 0xab03;
+const NBD_CLEAR_SOCK: libc::Ioctl = 0xab04;
+const NBD_SET_SIZE_BLOCKS: libc::Ioctl = 0xab07;
+const NBD_DISCONNECT: libc::Ioctl = 0xab08;
+const NBD_SET_TIMEOUT: libc::Ioctl = 0xab09;
+const NBD_SET_FLAGS: libc::Ioctl = 0xab0a;
+
+/// What the kernel counts the size in, and the least that it reads and writes.
+pub const BLOCK_BYTES: u64 = 4096;
+/// Devices that are looked at; the module makes 16 unless it is told otherwise.
+const DEVICES_MAX: u32 = 256;
+/// Room for answers in the kernel.
+static SEND_BYTES: i32 = 1 << 20;
+
+/// A device of the kernel's.
+#[derive(Debug)]
+pub struct NbdDevice {
+    file: File,
+    number: u32,
+    /// The kernel's end.
+    _socket: OwnedFd,
+}
+
+/// The other end of its connection: requests to read, answers to write.
+#[derive(Debug)]
+pub struct NbdSocket {
+    fd: OwnedFd,
+}
+
+impl NbdDevice {
+    /// Takes a free device: of `size_bytes` bytes, a multiple of [`BLOCK_BYTES`], that can what `flags` say (as the protocol has them),
+    /// with requests of at most `request_bytes`. It is there when [`NbdDevice::run`] runs.
+    ///
+    /// # Errors
+    /// ENOENT without nbd in the kernel; EBUSY when no device is free; EACCES.
+    pub fn take(size_bytes: u64, flags: u16, request_bytes: usize) -> io::Result<(Self, NbdSocket)> {
+        let mut busy = io::Error::from_raw_os_error(libc::ENOENT);
+        for number in 0..DEVICES_MAX {
+            let device = disk(number);
+            if !device.exists() {
+                break;
+            }
+            busy = io::Error::from_raw_os_error(libc::EBUSY);
+            let mut options = OpenOptions::new();
+            options.read(true).write(true);
+            // Exclusively: one that is mounted or swap still belongs to that, though its server is dead. Not for good: swapon wants it so.
+            let is_free =
+                served_by(number).is_none() && options.custom_flags(libc::O_EXCL).open(&device).is_ok();
+            if !is_free {
+                continue;
+            }
+            let file = options.custom_flags(0).open(&device)?;
+            let (ours, theirs) = pair()?;
+            match set_up(&file, &theirs, size_bytes, flags) {
+                Ok(()) => {}
+                // Somebody was faster.
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) => continue,
+                Err(error) => return Err(error),
+            }
+            let most = format!("/sys/block/nbd{number}/queue/max_sectors_kb");
+            fs::write(most, (request_bytes >> 10).to_string())?;
+            return Ok((Self { file, number, _socket: theirs }, NbdSocket { fd: ours }));
+        }
+        Err(busy)
+    }
+
+    /// N in /dev/nbdN.
+    pub fn number(&self) -> u32 {
+        self.number
+    }
+
+    /// Runs the device, until [`NbdDevice::disconnect`] or the end of the connection. Afterwards its requests fail.
+    ///
+    /// # Errors
+    /// As of ioctl(2), NBD_DO_IT.
+    pub fn run(&self) -> io::Result<()> {
+        let result = ioctl(&self.file, NBD_DO_IT, 0);
+        let _ = ioctl(&self.file, NBD_CLEAR_SOCK, 0);
+        result
+    }
+
+    /// Ends [`NbdDevice::run`] in another thread.
+    pub fn disconnect(&self) {
+        let _ = ioctl(&self.file, NBD_DISCONNECT, 0);
+    }
+}
+
+/// The disk of a device.
+pub fn disk(number: u32) -> PathBuf {
+    PathBuf::from(format!("/dev/nbd{number}"))
+}
+
+/// Ends a device that runs in another process: its connection is closed.
+///
+/// # Errors
+/// As of open(2) and ioctl(2).
+pub fn disconnect(number: u32) -> io::Result<()> {
+    let file = OpenOptions::new().read(true).write(true).open(disk(number))?;
+    ioctl(&file, NBD_DISCONNECT, 0)
+}
+
+/// The thread that runs a device.
+pub fn served_by(number: u32) -> Option<u32> {
+    fs::read_to_string(format!("/sys/block/nbd{number}/pid")).ok()?.trim().parse().ok()
+}
+
+/// Whether a thread is one of a process.
+pub fn is_thread_of(thread: u32, process: u32) -> bool {
+    Path::new(&format!("/proc/{process}/task/{thread}")).exists()
+}
+
+fn ioctl(file: &File, what: libc::Ioctl, value: libc::c_ulong) -> io::Result<()> {
+    // SAFETY: these take a number, which is no address.
+    if unsafe { libc::ioctl(file.as_raw_fd(), what, value) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
+fn set_up(file: &File, socket: &OwnedFd, size_bytes: u64, flags: u16) -> io::Result<()> {
+    ioctl(file, NBD_SET_BLKSIZE, BLOCK_BYTES as libc::c_ulong)?;
+    ioctl(file, NBD_SET_SIZE_BLOCKS, (size_bytes / BLOCK_BYTES) as libc::c_ulong)?;
+    ioctl(file, NBD_SET_FLAGS, flags.into())?;
+    // Lenders that are silent are this process's matter.
+    ioctl(file, NBD_SET_TIMEOUT, 0)?;
+    ioctl(file, NBD_SET_SOCK, socket.as_raw_fd() as libc::c_ulong)
+}
+
+fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+    let mut fds = [0; 2];
+    // SAFETY: room for two descriptors.
+    let made = unsafe {
+        libc::socketpair(libc::AF_UNIX, libc::SOCK_STREAM | libc::SOCK_CLOEXEC, 0, fds.as_mut_ptr())
+    };
+    if made < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    for fd in fds {
+        // SAFETY: an integer, a local. With less room than asked for it works, too.
+        unsafe {
+            libc::setsockopt(
+                fd,
+                libc::SOL_SOCKET,
+                libc::SO_SNDBUF,
+                (&raw const SEND_BYTES).cast(),
+                size_of::<i32>() as libc::socklen_t,
+            )
+        };
+    }
+    // SAFETY: descriptors that the kernel just gave us.
+    Ok(unsafe { (OwnedFd::from_raw_fd(fds[0]), OwnedFd::from_raw_fd(fds[1])) })
+}
+
+impl NbdSocket {
+    /// Reads the head of a request, if one is there.
+    ///
+    /// # Errors
+    /// `WouldBlock` when there is none; `UnexpectedEof` at the end of the connection.
+    pub fn read_head(&self, head: &mut [u8]) -> io::Result<()> {
+        // SAFETY: bytes that are borrowed exclusively.
+        let all = unsafe { SharedSlice::from_raw(head.as_mut_ptr(), head.len()) };
+        let got = self.receive(all, libc::MSG_DONTWAIT)?;
+        self.read(all.sub(got, all.len() - got).unwrap_or(SharedSlice::EMPTY))
+    }
+
+    /// Reads bytes of a request whose head has been read. The kernel sends them, whatever this process does meanwhile.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` at the end of the connection.
+    pub fn read(&self, mut rest: SharedSlice) -> io::Result<()> {
+        while !rest.is_empty() {
+            let got = self.receive(rest, 0)?;
+            rest = rest.sub(got, rest.len() - got).unwrap_or(SharedSlice::EMPTY);
+        }
+        Ok(())
+    }
+
+    fn receive(&self, into: SharedSlice, flags: i32) -> io::Result<usize> {
+        loop {
+            // SAFETY: the kernel writes at most `len` bytes into memory that may change at any time, or that the caller has alone.
+            let got = unsafe { libc::recv(self.fd.as_raw_fd(), into.as_ptr().cast(), into.len(), flags) };
+            match got {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                1.. => return Ok(got as usize),
+                _ => {
+                    let error = io::Error::last_os_error();
+                    if error.kind() != io::ErrorKind::Interrupted {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Ends the connection, for both sides.
+    pub fn end(&self) {
+        // SAFETY: no memory.
+        unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
+    }
+
+    /// Writes an answer: `head`, then `data`. Waits for the kernel, which takes answers whatever this process does.
+    ///
+    /// # Errors
+    /// EPIPE at the end of the connection.
+    pub fn write(&self, head: &[u8], data: SharedSlice) -> io::Result<()> {
+        let mut pieces = [
+            libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() },
+            libc::iovec { iov_base: data.as_ptr().cast(), iov_len: data.len() },
+        ];
+        while pieces.iter().any(|piece| piece.iov_len > 0) {
+            // SAFETY: integers and pointers; zeros are what unused fields must be.
+            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+            message.msg_iov = pieces.as_mut_ptr();
+            message.msg_iovlen = 2;
+            // SAFETY: the kernel only reads what the pieces name: what is left of `head` and of `data`, both borrowed.
+            let put = unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+            if put < 0 {
+                let error = io::Error::last_os_error();
+                if error.kind() == io::ErrorKind::Interrupted {
+                    continue;
+                }
+                return Err(error);
+            }
+            let mut put = put as usize;
+            for piece in &mut pieces {
+                let passed = put.min(piece.iov_len);
+                piece.iov_base = piece.iov_base.wrapping_byte_add(passed);
+                piece.iov_len -= passed;
+                put -= passed;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for NbdSocket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_answer_larger_than_the_room_for_it_arrives() {
+        let (ours, theirs) = pair().unwrap();
+        let (ours, theirs) = (NbdSocket { fd: ours }, NbdSocket { fd: theirs });
+        let mut head = [0; 4];
+        assert_eq!(theirs.read_head(&mut head).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let mut sent: Vec<u8> = (0..9_000_000_u32).map(|at| (at / 7) as u8).collect();
+        let mut got = vec![0; sent.len()];
+        // SAFETY: both live until the end, and are not looked at meanwhile.
+        let (from, to) = unsafe {
+            (
+                SharedSlice::from_raw(sent.as_mut_ptr(), sent.len()),
+                SharedSlice::from_raw(got.as_mut_ptr(), got.len()),
+            )
+        };
+        std::thread::scope(|scope| {
+            scope.spawn(|| ours.write(b"head", from).unwrap());
+            while theirs.read_head(&mut head).is_err() {}
+            theirs.read(to).unwrap();
+        });
+        assert_eq!((&head, got), (b"head", sent));
+        drop(ours);
+        assert_eq!(theirs.read_head(&mut head).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+}
