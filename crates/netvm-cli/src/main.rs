@@ -30,6 +30,8 @@ Examples:
                                                     a block device of lent memory
   netvm mount /mnt/far --size 4G --lender big:7070 --secret key
                                                     files in lent memory
+  netvm device attach --lender big:7070 --size 4G --secret key
+                                                    a character device of lent memory
   netvm recv photos --listen 0.0.0.0:7071 --secret key
   netvm send 2024 2025 --to big:7071 --secret key   files and folders, and on from where it was cut
   netvm ublk --size 4G --lender big:7070 --secret key
@@ -57,6 +59,8 @@ enum Command {
     Ublk(cmd::ublk::UblkArgs),
     /// Show lent memory, and other processes' segments, as files
     Mount(cmd::mount::MountArgs),
+    /// Show lent memory, and other processes' segments, as character devices
+    Device(cmd::device::DeviceArgs),
     /// Send files and folders to another machine
     Send(cmd::send::SendArgs),
     /// Receive what another machine sends
@@ -98,6 +102,7 @@ fn main() -> ExitCode {
         Command::Nbd(args) => cmd::nbd::run(args),
         Command::Ublk(args) => cmd::ublk::run(&args),
         Command::Mount(args) => cmd::mount::run(&args),
+        Command::Device(args) => cmd::device::run(&args),
         Command::Send(args) => cmd::send::run(&args),
         Command::Recv(args) => cmd::recv::run(args),
         Command::Swap(args) => cmd::swap::run(&args),

@@ -115,6 +115,11 @@ pub const QUEUE: u8 = 8;
 /// Flag of a flush: refused writes are kept for the next one to tell.
 pub const QUIET: u8 = 1;
 
+/// Token of a write that nobody waits for: no slot has this number.
+pub const NO_SLOT: u64 = u64::MAX;
+/// Token of questions for a sign of life, which need no slot: none has this number.
+pub const PULSE: u64 = u64::MAX - 1;
+
 impl Kind {
     fn from_byte(byte: u8) -> Option<Self> {
         Some(match byte {

@@ -3,6 +3,7 @@
 
 pub mod bench_floor;
 pub mod cpu;
+pub mod device;
 pub mod epoll;
 pub mod fdpass;
 pub mod filemap;

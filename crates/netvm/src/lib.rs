@@ -13,6 +13,7 @@
 //! - [`sync`]: locks, monitors, semaphores, wait queues, barriers and reductions between processes.
 //! - [`channel`]: messages in order, from one process or many, read where they arrived.
 //! - [`transfer`]: files and folders to another machine.
+//! - [`device`]: lent memory and segments as devices of the kernel module.
 //! - [`security`]: secrets that both sides prove to know, and encryption.
 //! - [`link`]: the transports below.
 //! - [`runfile`], [`stats`]: what the processes of one run share.
@@ -24,6 +25,7 @@ mod connection;
 mod copier;
 pub mod copy;
 pub mod detail;
+pub mod device;
 pub mod error;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]

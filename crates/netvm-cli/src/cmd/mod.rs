@@ -2,6 +2,7 @@
 
 pub mod bench;
 pub mod demo;
+pub mod device;
 pub mod docs;
 pub mod doctor;
 mod explain;
@@ -20,4 +21,4 @@ pub mod ublk;
 mod volume;
 
 /// What a command returns: the process's exit code, or a sentence for standard error (exit code 125).
-pub type Outcome = Result<std::process::ExitCode, Box<dyn std::error::Error>>;
+pub type Outcome<T = std::process::ExitCode> = Result<T, Box<dyn std::error::Error>>;

@@ -271,7 +271,8 @@ fn may_not(error: Error) -> String {
     format!("{error}{hint}")
 }
 
-fn read_key(path: &Path) -> Result<RemoteKey, String> {
+/// The key in a file.
+pub fn read_key(path: &Path) -> Result<RemoteKey, String> {
     let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
     RemoteKey::from_text(text.trim())
         .ok_or_else(|| format!("{} has no key: 32 hexadecimal digits", path.display()))

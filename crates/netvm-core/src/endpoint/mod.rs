@@ -35,7 +35,7 @@ use crate::limits::{
     NOTIFICATIONS_MAX, OPS_MAX, PAYLOAD_BYTES_MAX,
 };
 use crate::notify::Notify;
-use crate::wire::{Header, Kind, Status};
+use crate::wire::{Header, Kind, PULSE, Status};
 use ops::{OpKind, OpTable};
 pub use paging::{Done, Job, JobId, Paging, Work};
 pub use types::*;
@@ -62,8 +62,6 @@ struct Rail {
     asked_for_life: u32,
 }
 
-/// Token of questions for a sign of life, which need no slot: none has this number.
-const PULSE: u64 = u64::MAX - 1;
 /// A rail's queue takes no frames that nobody waits for behind so many: an honest peer has at most two windows' acknowledgements and
 /// OPS_MAX answers to take.
 const IDLE_FRAMES_MAX: usize = 2 * OPS_MAX;

@@ -3,10 +3,7 @@
 use super::*;
 use crate::atomic::Atomic;
 use crate::limits::{BODY_BYTES_MAX, COPIED_BYTES_MAX, QUEUE_BYTES_MAX};
-use crate::wire::QUIET;
-
-/// Token of a write without a slot: no slot has this number.
-const NO_SLOT: u64 = u64::MAX;
+use crate::wire::{NO_SLOT, QUIET};
 
 impl Endpoint {
     /// Reads `bytes` at `offset` of `handle`; the driver keeps the buffer under the slot until the read completes.

@@ -15,3 +15,7 @@ pub use protocol::{BorrowerStatus, LenderStatus};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use server::fuzzing::{fuzz, fuzz_status};
 pub use server::{Lender, LenderConfig, StopFlag};
+
+/// What the kernel module calls a lender for: ATTACH and BORROW.
+#[cfg(test)]
+pub(crate) const METHODS: (u32, u32) = (protocol::ATTACH, protocol::BORROW);
