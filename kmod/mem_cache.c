@@ -24,6 +24,10 @@
 #include "mem_compat.h"
 #include "mem_device.h"
 
+#ifndef CONFIG_64BIT
+#error "positions and slabs are divided as 64-bit numbers"
+#endif
+
 /* Reads and writes that go on though no memory is left for more of them. */
 #define IOS_KEPT 4
 /* Bytes that are read ahead. */
@@ -53,7 +57,7 @@ static unsigned int bytes_of(const struct mem_device *device, loff_t start)
 static u64 locate(const struct mem_device *device, loff_t start, u32 *handle,
 		  u64 *offset)
 {
-	u64 slab = div64_u64(start, device->slab_bytes);
+	u64 slab = start / device->slab_bytes;
 
 	*handle = device->handles[slab];
 	*offset = start - slab * device->slab_bytes;

@@ -447,10 +447,27 @@ static int make_gone(struct mem_device *device, bool force)
 	int error = 0;
 
 	mutex_lock(&device->lock);
-	if (device->opens && !force)
+	if (device->gone)
+		error = -ENODEV;
+	else if (device->opens && !force)
 		error = -EBUSY;
 	else
 		device->gone = true;
+	mutex_unlock(&device->lock);
+	return error;
+}
+
+/* What was written reaches the peer, or the device stays. */
+static int part_well(struct mem_device *device)
+{
+	int error = mem_cache_sync(device, 0, LLONG_MAX);
+
+	if (!error) {
+		mem_goodbye(&device->session);
+		return 0;
+	}
+	mutex_lock(&device->lock);
+	device->gone = false;
 	mutex_unlock(&device->lock);
 	return error;
 }
@@ -463,23 +480,17 @@ int mem_device_detach(unsigned int number, bool force)
 	mutex_lock(&devices_lock);
 	device = idr_find(&devices, number);
 	error = device ? make_gone(device, force) : -ENODEV;
-	if (!error && !force && !mem_session_error(&device->session)) {
-		error = mem_cache_sync(device, 0, LLONG_MAX);
-		if (error) {
-			mutex_lock(&device->lock);
-			device->gone = false;
-			mutex_unlock(&device->lock);
-		} else {
-			mem_goodbye(&device->session);
-		}
-	}
-	if (!error)
-		idr_remove(&devices, number);
 	mutex_unlock(&devices_lock);
+	/* Whoever has made it gone has it for himself. */
+	if (!error && !force && !mem_session_error(&device->session))
+		error = part_well(device);
 	if (error)
 		return error;
 	debugfs_remove(device->debug);
 	cdev_device_del(&device->cdev, &device->dev);
+	mutex_lock(&devices_lock);
+	idr_remove(&devices, number);
+	mutex_unlock(&devices_lock);
 	/* Whoever has it open gets errors from now on. */
 	mem_session_stop(&device->session);
 	put_device(&device->dev);

@@ -13,6 +13,7 @@
  *   memory keep N COMMAND               maps it, and has it open, while COMMAND runs
  *   memory lost N COMMAND               COMMAND ends the peer, with dirty pages mapped
  *   memory notified N                   notifications both ways
+ *   memory asks N TEXT                  a request to examples/device_service.rs, and its answer
  *   memory fails N                      the first read must fail, and everything after it
  *   memory refused N                    reads fail one by one, and it lives
  */
@@ -579,6 +580,28 @@ static void notified(char **word)
 	must(poll(&polled, 1, 10000) == 1 && polled.revents == POLLPRI);
 }
 
+static void asks(char **word)
+{
+	int fd = open_device(atoi(word[0]), O_RDWR);
+	struct pollfd polled = { .fd = fd, .events = POLLPRI };
+	struct netvm_mem_notify tell = { .number = 0 };
+	struct netvm_mem_notified came = { .number = 1 };
+	char line[100] = "";
+	size_t length = snprintf(line, sizeof(line), "%s\n", word[1]), i;
+
+	/* It is in the page cache before the answer comes. */
+	must(pread(fd, line + length, 1, 4096) == 1);
+	must(pwrite(fd, line, length, 0) == (ssize_t)length);
+	must(ioctl(fd, NETVM_MEM_NOTIFY, &tell) == 0);
+	must(poll(&polled, 1, 20000) == 1 && polled.revents & POLLPRI);
+	must(ioctl(fd, NETVM_MEM_NOTIFIED, &came) == 0 && came.count > 0);
+	must(ioctl(fd, NETVM_MEM_INVALIDATE, &(struct netvm_mem_range){ 4096, 4096 }) == 0);
+	must(pread(fd, line, sizeof(line), 4096) == sizeof(line));
+	for (i = 0; i < strlen(word[1]); i++)
+		must(line[i] == word[1][strlen(word[1]) - 1 - i]);
+	printf("%.*s\n", (int)strlen(word[1]), line);
+}
+
 static void failing(char **word)
 {
 	int fd = open_device(atoi(word[0]), O_RDWR);
@@ -622,6 +645,7 @@ int main(int count, char **arguments)
 		{ "edges", edges, 1 },	     { "random", randomly, 3 },	    { "share", share, 1 },
 		{ "pages", pages, 1 },	     { "keep", keep, 2 },	    { "lost", lost, 2 },
 		{ "notified", notified, 1 }, { "fails", failing, 1 },	    { "refused", refused, 1 },
+		{ "asks", asks, 2 },
 	};
 	size_t i;
 

@@ -316,7 +316,8 @@ impl Suite {
         if let Some(Err(error)) = self.busybox.get(kernel.architecture.debian()) {
             return Some(error.lines().next().unwrap_or_default().to_owned());
         }
-        if !script.programs.is_empty() && !kernel.architecture.is_ours() {
+        let ours = script.programs.iter().chain(&script.examples);
+        if ours.count() > 0 && !kernel.architecture.is_ours() {
             return Some("the programs of this machine do not run on that one".to_owned());
         }
         if let Some(program) =
@@ -393,6 +394,9 @@ impl Suite {
                 tools::find(name).unwrap_or_default()
             })?;
         }
+        for name in &script.examples {
+            root.add_program(&self.build(&["-p", "netvm", "--example", name], &format!("examples/{name}"))?)?;
+        }
         Ok(root.finish())
     }
 
@@ -406,14 +410,19 @@ impl Suite {
         Ok(program)
     }
 
-    /// The program as tests build it, without what a debugger needs.
     fn netvm(&self) -> Result<PathBuf> {
-        let place = self.work.join(format!("netvm-{:?}", std::thread::current().id()));
+        self.build(&["-p", "netvm-cli"], "netvm")
+    }
+
+    /// A program as tests build it, without what a debugger needs.
+    fn build(&self, what: &[&str], file: &str) -> Result<PathBuf> {
+        let place = self.work.join(format!("programs-{:?}", std::thread::current().id()));
         tools::make_folder(&place)?;
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        tools::run(Command::new(cargo).args(["build", "--quiet", "--profile", "tested", "-p", "netvm-cli"]))?;
-        let program = place.join("netvm");
-        tools::run(Command::new("strip").arg("-o").arg(&program).arg(self.target.join("tested/netvm")))?;
+        tools::run(Command::new(cargo).args(["build", "--quiet", "--profile", "tested"]).args(what))?;
+        let built = self.target.join("tested").join(file);
+        let program = place.join(tools::name(&built));
+        tools::run(Command::new("strip").arg("-o").arg(&program).arg(built))?;
         Ok(program)
     }
 }

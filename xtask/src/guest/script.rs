@@ -5,6 +5,7 @@
 //! # modules: nbd ext4 ublk_drv?   of the kernel, loaded before the script starts; with a question mark: if the kernel has it
 //! # kmod: netvm_coherency         module of kmod/, put at /test/NAME.ko
 //! # programs: netvm nbd-client    of this machine
+//! # examples: device_service      Rust's of examples/
 //! # compiles: coherency           guest/tests/coherency.c, for the guest, put into /bin
 //! # memory: 256                   MiB; of two guests that are connected they may have their own: 512 256
 //! # limit: 60                     seconds, from the start of the script
@@ -24,6 +25,7 @@ pub struct Script {
     pub modules: Vec<String>,
     pub kmod: Vec<String>,
     pub programs: Vec<String>,
+    pub examples: Vec<String>,
     pub compiles: Vec<String>,
     /// Of the first guest, and of the second one.
     pub memory_mib: [u64; 2],
@@ -64,6 +66,7 @@ impl Script {
             modules: Vec::new(),
             kmod: Vec::new(),
             programs: Vec::new(),
+            examples: Vec::new(),
             compiles: Vec::new(),
             memory_mib: [256; 2],
             limit: Duration::from_secs(120),
@@ -82,6 +85,7 @@ impl Script {
                 "modules" => script.modules = words(),
                 "kmod" => script.kmod = words(),
                 "programs" => script.programs = words(),
+                "examples" => script.examples = words(),
                 "compiles" => script.compiles = words(),
                 "memory" => {
                     let (first, second) = value.trim().split_once(' ').unwrap_or((value, value));
