@@ -44,6 +44,18 @@ impl FileWords {
         Self::map(&file, words)
     }
 
+    /// The first `words` words of such a file.
+    ///
+    /// # Errors
+    /// InvalidData when it is shorter.
+    pub fn open_start(path: &Path, words: usize) -> io::Result<Self> {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        if file.metadata()?.len() < words as u64 * 8 {
+            return Err(io::ErrorKind::InvalidData.into());
+        }
+        Self::map(&file, words)
+    }
+
     fn map(file: &File, words: usize) -> io::Result<Self> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice.

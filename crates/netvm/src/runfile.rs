@@ -4,7 +4,7 @@
 //! that all share, and each process's counters, so that the supervisor can sum them up even when a process was killed.
 //!
 //! ```text
-//! word  0 magic   1 budget (frames)   2 free frames   3 fewest free frames   4.. parameters   LENDERS.. text   MESSAGE.. text
+//! word  0 magic   1 build   2 free frames   3 fewest free frames   4.. parameters   LENDERS.. text   MESSAGE.. text
 //! COMMAND.. text   SLOTS: 1024 x { pid, start time, frames held, starving, counters, detail }
 //! ```
 //! All updates are single atomic operations; a process that dies between two of them leaves at worst a slot for
@@ -22,9 +22,14 @@ use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
 const MAGIC: u64 = u64::from_le_bytes(*b"netvmrn2");
+/// Tells builds apart whose run files mean different things: a sum of the sources that say what is in one.
+const BUILD_OF_THIS: u64 = sum(
+    sum(sum(0xCBF2_9CE4_8422_2325, include_bytes!("runfile.rs")), include_bytes!("stats.rs")),
+    include_bytes!("detail.rs"),
+);
 const PAGE_BYTES: u64 = 4096;
 
-const BUDGET: usize = 1;
+const BUILD: usize = 1;
 const FREE: usize = 2;
 const FREE_MIN: usize = 3;
 const AREA: usize = 4;
@@ -42,7 +47,8 @@ const TIER: usize = 15;
 const SECRET: usize = 16;
 const LOST: usize = 20;
 const REPLICAS: usize = 21;
-const LENDERS: usize = 22;
+const BUDGET: usize = 22;
+const LENDERS: usize = 23;
 const TEXT_WORDS: usize = 512;
 const MESSAGE: usize = LENDERS + TEXT_WORDS;
 const COMMAND: usize = MESSAGE + TEXT_WORDS;
@@ -62,6 +68,16 @@ const SLOT_DETAIL: usize = SLOT_STATS + PagerStats::FIELDS;
 
 /// A slot that is being emptied.
 const RETIRING: u64 = u64::MAX;
+
+/// FNV-1a.
+const fn sum(mut sum: u64, bytes: &[u8]) -> u64 {
+    let mut index = 0;
+    while index < bytes.len() {
+        sum = (sum ^ bytes[index] as u64).wrapping_mul(0x0000_0100_0000_01B3);
+        index += 1;
+    }
+    sum
+}
 
 /// What a run is given.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -106,6 +122,7 @@ impl RunFile {
         let run = Self { words };
         let frames = params.budget_bytes / PAGE_BYTES;
         for (index, value) in [
+            (BUILD, BUILD_OF_THIS),
             (BUDGET, frames),
             (FREE, frames),
             (FREE_MIN, frames),
@@ -140,14 +157,26 @@ impl RunFile {
     /// Opens the file of a run.
     ///
     /// # Errors
-    /// When it cannot be read or is not a run file of this version.
+    /// When it cannot be read, is not a run file, or is one of another build of netvm.
     pub fn open(path: &Path) -> Result<Arc<Self>> {
-        let words = FileWords::open(path, WORDS).map_err(|e| Error::system("open the run file", &e))?;
-        let run = Self { words };
-        if run.word(0).load(Acquire) != MAGIC {
+        let open = |words| FileWords::open(path, words).map_err(|e| Error::system("open the run file", &e));
+        let (magic, build) = {
+            let start = FileWords::open_start(path, BUILD + 1);
+            let start = start.map_err(|e| Error::system("open the run file", &e))?;
+            (start.words()[0].load(Acquire), start.words()[BUILD].load(Relaxed))
+        };
+        let prefix = |magic: u64| magic & 0x00FF_FFFF_FFFF_FFFF;
+        if prefix(magic) != prefix(MAGIC) {
             return Err(Error::Other(format!("{} is not a run file of this netvm", path.display())));
         }
-        Ok(Arc::new(run))
+        if (magic, build) != (MAGIC, BUILD_OF_THIS) {
+            return Err(Error::Other(format!(
+                "{} is of another build of netvm than this; the program netvm and libnetvm_preload.so must be built and installed \
+                 together",
+                path.display()
+            )));
+        }
+        Ok(Arc::new(Self { words: open(WORDS)? }))
     }
 
     /// The run's parameters.
@@ -534,6 +563,15 @@ mod tests {
         let mode = std::os::unix::fs::MetadataExt::mode(&path.metadata().unwrap());
         assert_eq!(mode & 0o777, 0o600);
         assert!(RunFile::create(&path, &params()).is_err());
+        // Of another build, with fields of other meanings, and of an older one, which had fewer.
+        for (magic, build, words) in
+            [(MAGIC, !BUILD_OF_THIS, WORDS), (u64::from_le_bytes(*b"netvmrn1"), 100, 700)]
+        {
+            let words = [magic, build].into_iter().chain(std::iter::repeat_n(0, words - 2));
+            std::fs::write(&path, words.flat_map(u64::to_le_bytes).collect::<Vec<_>>()).unwrap();
+            let said = RunFile::open(&path).unwrap_err().to_string();
+            assert!(said.contains("another build") && said.contains("installed together"), "{said}");
+        }
         std::fs::write(&path, vec![7; WORDS * 8]).unwrap();
         assert!(RunFile::open(&path).unwrap_err().to_string().contains("not a run file"));
         std::fs::write(&path, "short").unwrap();
