@@ -3,10 +3,12 @@
 use netvm::runfile::RunFile;
 use std::fs;
 use std::io::ErrorKind;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 const PREFIX: &str = "netvm-";
 
@@ -95,15 +97,45 @@ impl Folder {
     }
 }
 
-/// Whether nothing of a run is left. Processes that have not used far memory yet are not in the run file: a lender that still
-/// listens is there for them.
+/// Whether nothing of a run is left. Processes that have not used far memory yet are not in the run file: a private lender that still
+/// listens is there for them; without one, their environment tells.
 fn is_over(folder: &Folder) -> bool {
     let Ok(run) = RunFile::open(&folder.run_file()) else { return false };
     run.reap();
-    !run.is_supervised()
-        && run.processes() == 0
-        && folder.socket().exists()
-        && UnixStream::connect(folder.socket()).is_err()
+    if run.is_supervised() || run.processes() > 0 {
+        return false;
+    }
+    if folder.socket().exists() {
+        return UnixStream::connect(folder.socket()).is_err();
+    }
+    let mut entry = b"NETVM_RUN=".to_vec();
+    entry.extend_from_slice(folder.run_file().as_os_str().as_bytes());
+    !processes().any(|pid| has_in_environment(pid, &entry))
+}
+
+fn processes() -> impl Iterator<Item = u32> {
+    let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+    fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(number)
+}
+
+/// How often an empty environment is looked at again, a millisecond apart.
+const LOOKS: usize = 20;
+
+/// Whether a process was started with this entry. Others' processes cannot be in a run of ours.
+fn has_in_environment(pid: u32, entry: &[u8]) -> bool {
+    for _ in 0..LOOKS {
+        let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return false };
+        if !environment.is_empty() {
+            return environment.split(|&byte| byte == 0).any(|word| word == entry);
+        }
+        // It has ended, or is a thread of the kernel.
+        if fs::read_link(format!("/proc/{pid}/exe")).is_err() {
+            return false;
+        }
+        // In the middle of exec(2) a process seems to have none.
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    false
 }
 
 #[cfg(test)]
@@ -124,5 +156,26 @@ mod tests {
         assert!(path.exists() && other.0 != path);
         drop(folder);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn an_environment_is_read_also_in_the_middle_of_exec() {
+        // A process that execs all the time: whenever it is asked, it has the entry.
+        let entry = "NETVM_TEST_ENTRY=in the middle";
+        let script = "n=$1; [ $n -gt 300 ] && exit; exec sh -c \"$0\" \"$0\" $((n + 1))";
+        let mut child = std::process::Command::new("sh")
+            .args(["-c", script, script, "0"])
+            .env("NETVM_TEST_ENTRY", "in the middle")
+            .spawn()
+            .unwrap();
+        let mut looks = 0;
+        while child.try_wait().unwrap().is_none() {
+            let has = || has_in_environment(child.id(), entry.as_bytes());
+            // Only at the end it has none, and never again.
+            assert!(has() || !has(), "after {looks} looks");
+            assert!(!has_in_environment(child.id(), b"NETVM_TEST_ENTRY=another"));
+            looks += 1;
+        }
+        assert!(!has_in_environment(child.id(), entry.as_bytes()) && looks > 0);
     }
 }
