@@ -24,7 +24,7 @@ usage: cargo xtask check        format, lints
                                 (/usr/local); with the environment variable DESTDIR below that folder";
 
 /// Programs that tests run, and the packages that have them.
-const PROGRAMS: [(&str, &str); 17] = [
+const PROGRAMS: [(&str, &str); 21] = [
     ("/usr/bin/redis-server", "redis-server"),
     ("/usr/bin/sqlite3", "sqlite3"),
     ("/usr/bin/python3", "python3"),
@@ -42,6 +42,10 @@ const PROGRAMS: [(&str, &str); 17] = [
     ("/usr/bin/openssl", "openssl"),
     ("/usr/bin/git", "git"),
     ("/sbin/mkfs.ext4", "e2fsprogs"),
+    ("/usr/bin/javac", "default-jdk-headless"),
+    ("/usr/lib/postgresql", "postgresql"),
+    ("/usr/bin/stress-ng", "stress-ng"),
+    ("/usr/bin/gdb", "gdb"),
 ];
 
 fn main() -> ExitCode {

@@ -25,14 +25,16 @@ pub(crate) trait Far: Send + Sync {
     fn relocate(&self, old: usize, new: usize, bytes: usize) -> Result<(), i32>;
     /// mprotect.
     fn protect(&self, address: usize, bytes: usize, protection: i32) -> Result<(), i32>;
+    /// Plain local memory in place of far memory, with its contents, for good.
+    fn make_local(&self, address: usize, bytes: usize, protection: i32) -> Result<(), i32>;
     /// A hint that the range will be used.
     fn will_need(&self, address: usize, bytes: usize);
     /// The thread that is held on a CPU while it faults.
     fn hold(&self) -> Option<&Hold>;
     /// The process is about to end: leave the counters where the supervisor finds them.
     fn finish(&self);
-    /// pthread_atfork, prepare.
-    fn fork_prepare(&self);
+    /// pthread_atfork, prepare, with all signals blocked and about this stack pointer.
+    fn fork_prepare(&self, stack_pointer: usize);
     /// pthread_atfork, parent.
     fn fork_parent(&self);
     /// pthread_atfork, child.
@@ -97,12 +99,16 @@ impl Far for LocalArea {
         unsafe { sys::mprotect(address, bytes, protection) }
     }
 
+    fn make_local(&self, address: usize, bytes: usize, _: i32) -> Result<(), i32> {
+        self.check(address, bytes)
+    }
+
     fn will_need(&self, _: usize, _: usize) {}
     fn hold(&self) -> Option<&Hold> {
         None
     }
     fn finish(&self) {}
-    fn fork_prepare(&self) {}
+    fn fork_prepare(&self, _: usize) {}
     fn fork_parent(&self) {}
     fn fork_child(&self) {}
 }
@@ -144,6 +150,7 @@ fn errno(result: Result<(), Error>) -> Result<(), i32> {
     result.map_err(|error| match error {
         Error::System { errno, .. } => errno.0,
         Error::Pager(PagerError::OutsideFarMemory { .. }) => libc::EINVAL,
+        Error::Pager(PagerError::PagePinned { .. }) => libc::EBUSY,
         _ => libc::ENOMEM,
     })
 }
@@ -173,6 +180,10 @@ impl Far for PagerFar {
         errno(self.pager.protect(address, bytes, protection))
     }
 
+    fn make_local(&self, address: usize, bytes: usize, protection: i32) -> Result<(), i32> {
+        errno(self.pager.make_local(address, bytes, protection))
+    }
+
     fn will_need(&self, address: usize, bytes: usize) {
         self.pager.will_need(address, bytes);
     }
@@ -186,8 +197,8 @@ impl Far for PagerFar {
         self.pager.stats();
     }
 
-    fn fork_prepare(&self) {
-        self.pager.fork_prepare();
+    fn fork_prepare(&self, stack_pointer: usize) {
+        self.pager.fork_prepare(stack_pointer);
     }
 
     fn fork_parent(&self) {

@@ -6,7 +6,9 @@ use crate::small;
 use crate::space::SPACE;
 use crate::sys;
 use crate::tls::Internal;
+use std::cell::UnsafeCell;
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 
 unsafe extern "C" {
     /// What pthread_atfork calls; exported by the C library itself.
@@ -26,23 +28,39 @@ pub(crate) fn set_up() -> Result<(), String> {
     if result == 0 { Ok(()) } else { Err("cannot register fork handlers: out of memory".into()) }
 }
 
+/// The signal mask of the thread that forks, from prepare to the end. Only who holds START touches it.
+struct Mask(UnsafeCell<MaybeUninit<libc::sigset_t>>);
+
+// SAFETY: reached only by the one thread that holds START.
+unsafe impl Sync for Mask {}
+
+static MASK: Mask = Mask(UnsafeCell::new(MaybeUninit::uninit()));
+
 extern "C" fn prepare() {
     let _internal = Internal::enter();
+    // The stack of a handler may be far memory, and nobody serves faults until the fork is over.
+    let mask = block_signals();
     // The order in which they are taken elsewhere.
     START.hold();
+    // SAFETY: START is held.
+    unsafe { (*MASK.0.get()).write(mask) };
     small::hold();
     HEAP.hold();
     SPACE.hold();
     if let Some(far) = run::started() {
-        far.fork_prepare();
+        far.fork_prepare(std::ptr::from_ref(&mask) as usize);
     }
 }
 
-fn let_go() {
+/// Returns the signal mask, which is to be restored at the very end.
+fn let_go() -> libc::sigset_t {
+    // SAFETY: START is held, and `prepare` wrote the mask when it took it.
+    let mask = unsafe { (*MASK.0.get()).assume_init() };
     SPACE.let_go();
     HEAP.let_go();
     small::let_go();
     START.let_go();
+    mask
 }
 
 extern "C" fn parent() {
@@ -51,7 +69,7 @@ extern "C" fn parent() {
     if let Some(far) = run::started() {
         far.fork_parent();
     }
-    let_go();
+    restore_signals(&let_go());
     sys::set_errno(errno);
 }
 
@@ -59,11 +77,9 @@ extern "C" fn child() {
     let _internal = Internal::enter();
     let far = run::started();
     if let Some(far) = far {
-        let signals = block_signals();
         far.fork_child();
-        restore_signals(&signals);
     }
-    let_go();
+    let mask = let_go();
     if let Some(far) = far
         && let Err(errno) = SPACE.with(|space| space.after_fork(far))
     {
@@ -72,6 +88,7 @@ extern "C" fn child() {
             "a forked child cannot drop memory that it must not have (MADV_DONTFORK, MADV_WIPEONFORK): {error}"
         ));
     }
+    restore_signals(&mask);
 }
 
 /// Blocks all signals, so that a thread started meanwhile never runs a handler of the program.

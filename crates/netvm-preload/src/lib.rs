@@ -11,9 +11,11 @@
 mod backend;
 mod fork;
 mod heap;
+mod kept;
 mod malloc;
 mod maps;
 mod range;
+mod refuse;
 mod run;
 mod small;
 mod space;

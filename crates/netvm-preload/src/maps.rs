@@ -259,11 +259,16 @@ pub unsafe extern "C" fn mremap(
         if !ends_far(old, old_whole) {
             return Err(libc::EFAULT);
         }
-        if fixed && !ends_far(new, new_whole) {
-            // Out of the area: far memory cannot live there.
-            return Err(libc::ENOMEM);
-        }
-        SPACE.with(|space| space.remap(far, call))
+        SPACE.with(|space| {
+            if fixed && !ends_far(new, new_whole) {
+                if to_far {
+                    return Err(libc::ENOMEM);
+                }
+                // Out of the area, where far memory cannot live.
+                space.make_local(far, old, old_whole)?;
+            }
+            space.remap(far, call)
+        })
     }))
 }
 

@@ -3,6 +3,7 @@
 use crate::backend::{Far, LocalArea, PagerFar};
 use crate::fork;
 use crate::heap;
+use crate::refuse;
 use crate::small;
 use crate::space::SPACE;
 use crate::spawn;
@@ -147,6 +148,9 @@ extern "C" fn begin() {
         Ok(None) => return,
         Err(message) => sys::give_up(&message),
     };
+    if let Some(reason) = refuse::reason() {
+        sys::give_up(&reason);
+    }
     AREA_BYTES.store(params.area_bytes & !(sys::PAGE_BYTES - 1), Ordering::Relaxed);
     SMALL_LOCAL_BYTES.store(params.small_local_bytes, Ordering::Relaxed);
     FAR_THRESHOLD_BYTES.store(params.far_threshold_bytes.max(heap::THRESHOLD_BYTES_MIN), Ordering::Relaxed);

@@ -4,6 +4,7 @@ use crate::backend::Far;
 use crate::range::{Piece, RangeMap};
 use crate::sys::{self, Locked, PAGE_BYTES};
 use netvm_core::ranges::FreeRanges;
+use netvm_sys::thread::without_signals;
 use std::ops::Range;
 
 /// What madvise(2) said about forks.
@@ -35,8 +36,27 @@ pub(crate) struct Space {
 }
 
 /// Taken after the heap's lock, before the pager's.
-pub(crate) static SPACE: Locked<Space> =
-    Locked::new(Space { free: FreeRanges::new(), owned: RangeMap::new() });
+pub(crate) static SPACE: SpaceLock =
+    SpaceLock(Locked::new(Space { free: FreeRanges::new(), owned: RangeMap::new() }));
+
+/// The lock of the space. Whoever has it gets no signals: programs stop their threads by signals, and map memory meanwhile.
+pub(crate) struct SpaceLock(Locked<Space>);
+
+impl SpaceLock {
+    pub(crate) fn with<R>(&self, work: impl FnOnce(&mut Space) -> R) -> R {
+        without_signals(|| self.0.with(work))
+    }
+
+    /// Before a fork, with signals blocked.
+    pub(crate) fn hold(&self) {
+        self.0.hold();
+    }
+
+    /// After a fork, on both sides.
+    pub(crate) fn let_go(&self) {
+        self.0.let_go();
+    }
+}
 
 /// Raw mremap of something that is not far memory.
 pub(crate) struct Move {
@@ -215,6 +235,26 @@ impl Space {
         };
         if let Kind::Far { protection, .. } = piece.kind {
             self.owned.set(piece.start, piece.end, Kind::Far { protection, fork });
+        }
+        Ok(())
+    }
+
+    /// Makes the far memory of a range local, for good: the kernel or another pager of the program's will keep its pages.
+    pub(crate) fn make_local(&mut self, far: &dyn Far, address: usize, bytes: usize) -> Result<(), i32> {
+        if self.has_heap(address, bytes) {
+            return Err(libc::EINVAL);
+        }
+        for piece in self.owned.pieces(address, address + bytes) {
+            let Kind::Far { protection, fork } = piece.kind else { continue };
+            far.make_local(piece.start, piece.bytes(), protection)?;
+            self.owned.set(piece.start, piece.end, Kind::Foreign);
+            let advice = match fork {
+                ForkAs::Copy => continue,
+                ForkAs::Nothing => libc::MADV_DONTFORK,
+                ForkAs::Zero => libc::MADV_WIPEONFORK,
+            };
+            // SAFETY: a mapping of the program's, which asked for this before.
+            unsafe { sys::madvise(piece.start, piece.bytes(), advice) }?;
         }
         Ok(())
     }

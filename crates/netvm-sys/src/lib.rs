@@ -9,6 +9,7 @@ pub mod fdpass;
 pub mod filemap;
 pub mod fuse;
 pub mod guarded;
+pub mod local;
 pub mod mapping;
 pub mod membarrier;
 pub mod memfd;

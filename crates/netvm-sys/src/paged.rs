@@ -9,6 +9,7 @@
 //! Only the pager's thread touches frames, and only full ones: touching an empty frame would be a fault that nobody serves.
 //! The caller keeps track of which are full; the methods check ranges, not that.
 
+use crate::local::LocalCopy;
 use crate::raw;
 use crate::shared::SharedSlice;
 use crate::uffd::{
@@ -251,6 +252,27 @@ impl PagedArea {
             map(address, bytes, libc::PROT_NONE, libc::MAP_FIXED)?;
             raw::madvise(address, bytes, libc::MADV_DONTFORK)
         }
+    }
+
+    /// Puts plain local memory in place of a range of the area, whose pages are all missing. Who waits for one finds it there.
+    ///
+    /// # Errors
+    /// EINVAL outside the area; as mremap(2), and then nothing has changed.
+    pub fn replace_range(&self, address: usize, copy: LocalCopy, protection: i32) -> io::Result<()> {
+        let bytes = copy.bytes();
+        self.area.check(address, bytes)?;
+        // SAFETY: the range is inside our area (checked); whoever asked gives up what was there.
+        unsafe { copy.take_the_place_of(address, protection) }?;
+        self.wake(address, bytes)
+    }
+
+    /// Wakes who waits for pages of a range: what they wait for may not come any more. They look again.
+    ///
+    /// # Errors
+    /// EINVAL outside the area.
+    pub fn wake(&self, address: usize, bytes: usize) -> io::Result<()> {
+        self.area.check(address, bytes)?;
+        self.uffd.wake(address, bytes)
     }
 
     /// mprotect on a range of the area.

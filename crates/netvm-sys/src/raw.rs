@@ -67,6 +67,16 @@ pub unsafe fn mprotect(address: usize, bytes: usize, protection: i32) -> io::Res
     check(unsafe { libc::syscall(libc::SYS_mprotect, address, bytes, protection as isize) }).map(drop)
 }
 
+/// mremap(2) to a place that is given.
+///
+/// # Safety
+/// The caller owns both ranges, and gives up what is at `to`.
+pub unsafe fn move_to(from: usize, bytes: usize, to: usize) -> io::Result<()> {
+    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as isize;
+    // SAFETY: forwarded from the caller.
+    check(unsafe { libc::syscall(libc::SYS_mremap, from, bytes, bytes, flags, to) }).map(drop)
+}
+
 fn check(result: libc::c_long) -> io::Result<usize> {
     if result == -1 { Err(io::Error::last_os_error()) } else { Ok(result as usize) }
 }

@@ -134,7 +134,7 @@ fn userfaultfd() -> Vec<Finding> {
             uffd::FEATURE_MOVE,
             "  move pages",
             "pages travel without a copy",
-            "needs Linux 6.8; pages are copied instead",
+            "needs Linux 6.8; pages are copied instead, and O_DIRECT reads into far memory may be lost",
         ),
         feature(uffd::FEATURE_POISON, "  poison pages", "available", "needs Linux 6.6"),
         feature(

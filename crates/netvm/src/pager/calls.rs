@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::lender::ForkTicket;
 use crate::stats::PagerStats;
 use netvm_sys::paged::Bell;
-use netvm_sys::thread::{Gate, Turn};
+use netvm_sys::thread::{Gate, Turn, without_signals};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What the pager's thread can be asked to do. Ranges are bytes at addresses.
@@ -38,9 +38,16 @@ pub(super) enum Call {
         address: usize,
         bytes: usize,
     },
+    MakeLocal {
+        address: usize,
+        bytes: usize,
+        protection: i32,
+    },
     Publish,
-    /// Finish all I/O, hand the engine over and stand still.
-    Park,
+    /// Finish all I/O, hand the engine over and stand still. If the stack of who asks is far memory, what it needs of it stays here.
+    Park {
+        stack_pointer: usize,
+    },
 }
 
 #[derive(Debug, Default)]
@@ -78,12 +85,15 @@ impl Doorbell {
         }
     }
 
-    /// From a thread of the program: have `call` carried out.
+    /// From a thread of the program: have `call` carried out. Without signals meanwhile: programs stop their threads by signals, and
+    /// call this while the others stand still; a handler may call it too.
     pub(super) fn call(&self, call: Call) -> Result<()> {
-        self.turn.take();
-        let result = self.call_in_turn(call);
-        self.turn.give_back();
-        result
+        without_signals(|| {
+            self.turn.take();
+            let result = self.call_in_turn(call);
+            self.turn.give_back();
+            result
+        })
     }
 
     /// The caller holds the turn.
@@ -100,12 +110,14 @@ impl Doorbell {
 
     /// The counters as of now.
     pub(super) fn latest_stats(&self) -> PagerStats {
-        self.turn.take();
-        let published = self.call_in_turn(Call::Publish);
-        let stats = *lock(&self.stats);
-        self.turn.give_back();
-        debug_assert!(published.is_ok());
-        stats
+        without_signals(|| {
+            self.turn.take();
+            let published = self.call_in_turn(Call::Publish);
+            let stats = *lock(&self.stats);
+            self.turn.give_back();
+            debug_assert!(published.is_ok());
+            stats
+        })
     }
 
     /// From the pager's thread: the call that waits.

@@ -227,16 +227,19 @@ impl Engine {
             if count > 0 {
                 self.tier.note_fault(&mut self.stats);
             }
-            for &fault in &faults[..count] {
+            for (index, &fault) in faults[..count].iter().enumerate() {
                 if !bell.is_at(fault.address) {
                     self.placement.note(fault, &pager.hold, || self.budget.is_alone());
                     self.fault(fault)?;
                     continue;
                 }
                 if let Some(call) = pager.doorbell.take_call() {
-                    if matches!(call, Call::Park) {
+                    if let Call::Park { stack_pointer } = call {
                         self.placement.let_go(&pager.hold);
+                        // The kernel will not tell of them again.
+                        faults[index + 1..count].iter().try_for_each(|&fault| self.fault(fault))?;
                         self.copy_pool_to_lenders()?;
+                        self.bring_stack_in(stack_pointer)?;
                         self.finish_all()?;
                         // After the writes on the same connections, so the copies of the leases have them.
                         *pager.doorbell.tickets() = self.backing.fork_tickets()?;
@@ -441,18 +444,20 @@ impl Engine {
                 self.remove_range(address, bytes);
                 self.paged.map_range(address, bytes, protection).map_err(|e| system("map far memory", e))?;
                 self.ranges.insert(address, bytes);
-                Ok(())
+                self.wake(address, bytes)
             }
             Call::Unmap { address, bytes } => {
                 let pages = self.pages(address, bytes)?;
                 self.forget(pages)?;
                 self.remove_range(address, bytes);
-                self.paged.unmap_range(address, bytes).map_err(|e| system("unmap far memory", e))
+                self.paged.unmap_range(address, bytes).map_err(|e| system("unmap far memory", e))?;
+                self.wake(address, bytes)
             }
             Call::Discard { address, bytes } => {
                 let pages = self.pages(address, bytes)?;
                 self.forget(pages)?;
-                self.paged.drop_pages(address, bytes).map_err(|e| system("discard far memory", e))
+                self.paged.drop_pages(address, bytes).map_err(|e| system("discard far memory", e))?;
+                self.wake(address, bytes)
             }
             Call::Relocate { old, new, bytes } => {
                 self.relocate(self.pages(old, bytes)?, self.pages(new, bytes)?)
@@ -461,16 +466,22 @@ impl Engine {
                 self.pages(address, bytes)?;
                 self.paged.protect_range(address, bytes, protection).map_err(|e| system("mprotect", e))
             }
+            Call::MakeLocal { address, bytes, protection } => self.make_local(address, bytes, protection),
             Call::WillNeed { address, bytes } => self.will_need(self.pages(address, bytes)?),
             Call::Publish => {
                 self.publish(pager);
                 Ok(())
             }
-            Call::Park => Ok(()),
+            Call::Park { .. } => Ok(()),
         }
     }
 
-    fn pages(&self, address: usize, bytes: usize) -> Result<Range<u32>> {
+    /// Whoever waits for a page that is no longer on its way looks again.
+    fn wake(&self, address: usize, bytes: usize) -> Result<()> {
+        self.paged.wake(address, bytes).map_err(|e| system("wake who waits for dropped pages", e))
+    }
+
+    pub(super) fn pages(&self, address: usize, bytes: usize) -> Result<Range<u32>> {
         let end = address.checked_add(bytes);
         match end {
             Some(end)
@@ -495,7 +506,7 @@ impl Engine {
     }
 
     /// Keeps the list of mapped ranges (needed after a fork) free of `address..address + bytes`.
-    fn remove_range(&mut self, address: usize, bytes: usize) {
+    pub(super) fn remove_range(&mut self, address: usize, bytes: usize) {
         let end = address + bytes;
         let overlapping: Vec<(usize, usize)> = self
             .ranges

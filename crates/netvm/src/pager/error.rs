@@ -150,7 +150,7 @@ impl fmt::Display for PagerError {
                 "all {pages} local pages are pinned for I/O and none can be evicted; give a larger local budget"
             ),
             Self::PagePinned { address } => {
-                write!(f, "the page at {address:#x} is pinned for I/O and cannot be moved (mremap)")
+                write!(f, "the page at {address:#x} is pinned for I/O and cannot be moved")
             }
         }
     }

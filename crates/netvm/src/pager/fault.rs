@@ -30,6 +30,10 @@ impl Engine {
                 self.table.set(page, entry.with_wanted(true));
                 Ok(())
             }
+            PageState::Untouched if !self.is_mapped(fault.address) => {
+                // Unmapped, or made local, while the fault was on its way: the thread will see that by itself.
+                self.paged.wake(fault.address, PAGE_BYTES).map_err(|e| system("wake a thread", e))
+            }
             PageState::Untouched => {
                 let ahead = self.streams.fault(page);
                 self.zero_fill(page, ahead.map, fault)
@@ -52,7 +56,7 @@ impl Engine {
 
     /// Brings `pages` pages from `page` on into the program's address space, whatever they are now. False when there is no
     /// frame even for the first.
-    fn bring_in(&mut self, first: u32, pages: u32) -> Result<bool> {
+    pub(super) fn bring_in(&mut self, first: u32, pages: u32) -> Result<bool> {
         let end = first.saturating_add(pages).min(self.page_count());
         let mut page = first;
         while page < end {
@@ -156,12 +160,16 @@ impl Engine {
         }
     }
 
+    fn is_mapped(&self, address: usize) -> bool {
+        self.ranges.range(..=address).next_back().is_some_and(|(&start, &bytes)| address < start + bytes)
+    }
+
     fn page_count(&self) -> u32 {
         (self.area().len() / PAGE_BYTES) as u32
     }
 
     /// Zero pages for a first touch, and for those after it in a sequential stream.
-    fn zero_fill(&mut self, page: u32, ahead: u32, fault: Fault) -> Result<()> {
+    pub(super) fn zero_fill(&mut self, page: u32, ahead: u32, fault: Fault) -> Result<()> {
         let end_of_range = self
             .ranges
             .range(..=fault.address)

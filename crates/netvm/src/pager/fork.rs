@@ -20,16 +20,18 @@ pub(super) struct ForkState {
 }
 
 impl Pager {
-    /// For pthread_atfork: makes the pager ready for a fork. The caller's threads wait at their next fault until it is over.
-    pub fn fork_prepare(&self) {
+    /// For pthread_atfork: makes the pager ready for a fork. The caller's threads wait at their next fault until it is over; the caller
+    /// itself must have all signals blocked, since their handlers could fault, and `stack_pointer` is about where its stack is: if that
+    /// is far memory, 96 KiB below stay in this machine.
+    pub fn fork_prepare(&self, stack_pointer: usize) {
         self.doorbell.turn().take();
-        if let Err(error) = self.try_prepare() {
+        if let Err(error) = self.try_prepare(stack_pointer) {
             netvm_sys::thread::die(&format!("cannot fork: {error}"));
         }
     }
 
-    fn try_prepare(&self) -> Result<()> {
-        self.doorbell.call_in_turn(Call::Park)?;
+    fn try_prepare(&self, stack_pointer: usize) -> Result<()> {
+        self.doorbell.call_in_turn(Call::Park { stack_pointer })?;
         let mut parked = self.doorbell.parked();
         let Some(engine) = parked.as_mut() else {
             return Err(system("park the pager", std::io::ErrorKind::InvalidData.into()));
@@ -86,6 +88,8 @@ impl Engine {
             .adopt_after_fork(ranges.into_iter())
             .map_err(|source| PagerError::Userfaultfd((&source).into()))?;
         // The pool stayed with the parent: cached pages are on their lender, nothing was on its way.
+        // Those threads stayed with the parent, too.
+        self.deferred.clear();
         self.local_frames -= self.free.len() + self.cached.len() + self.tier.frames();
         let stamp = self.tier.stamp();
         let packed = self.tier.pool.pieces().map(|(_, piece)| piece.page);

@@ -12,6 +12,7 @@ mod error;
 mod evict;
 mod fault;
 mod fork;
+mod local;
 mod placement;
 mod range;
 mod side;
@@ -223,6 +224,15 @@ impl Pager {
     /// As mprotect(2).
     pub fn protect(&self, address: usize, bytes: usize, protection: i32) -> Result<()> {
         self.call(Call::Protect { address, bytes, protection })
+    }
+
+    /// Makes a mapped range plain local memory with the same contents, outside the budget and the pager's care for good: for memory whose
+    /// pages something else must be able to find or keep. `protection` is PROT_* of mmap(2).
+    ///
+    /// # Errors
+    /// EINVAL outside the area or off page boundaries; ENOMEM; [`PagerError::PagePinned`] when the kernel does not let go of a page.
+    pub fn make_local(&self, address: usize, bytes: usize, protection: i32) -> Result<()> {
+        self.call(Call::MakeLocal { address, bytes, protection })
     }
 
     /// Starts to bring a range in (madvise(MADV_WILLNEED)); a hint.

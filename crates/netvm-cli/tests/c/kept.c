@@ -1,0 +1,225 @@
+/* Calls by which the kernel keeps pages of a program, or reads and writes them by itself. All on memory that is mostly elsewhere. */
+#include "../../../netvm-preload/tests/c/check.h"
+#include <arpa/inet.h>
+#include <linux/io_uring.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+
+#define BYTES (16 * MIB)
+
+/* Uses as much memory as there is local memory, so that everything else leaves. */
+static void push_out(void) {
+    static char *other;
+    if (!other) other = anonymous(BYTES);
+    fill(other, BYTES, 77);
+    CHECK(holds(other, BYTES, 77));
+}
+
+/* What a pipe refers to stays as it was when it was given away, whatever happens to the pages. */
+static void splices(void) {
+    char *p = anonymous(BYTES);
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    static char out[64 * 1024];
+    for (int round = 0; round < 3; round++) {
+        fill(p, BYTES, round);
+        push_out();
+        for (size_t at = 0; at < BYTES; at += 5 * MIB) {
+            /* More than there is room for: as much as fits, without waiting for the rest. */
+            struct iovec parts[2] = {{p + at + 100, 10000}, {p + at + 5 * PAGE, MIB}};
+            ssize_t given = vmsplice(ends[1], parts, 2, round == 2 ? SPLICE_F_GIFT : 0);
+            CHECK(given > 10000 && given <= 65536);
+            CHECK(vmsplice(ends[1], parts, 2, SPLICE_F_NONBLOCK) == -1 && errno == EAGAIN);
+            push_out();
+            for (ssize_t got = 0; got < given;) {
+                ssize_t some = read(ends[0], out + got, given - got);
+                CHECK(some > 0);
+                got += some;
+            }
+            CHECK(memcmp(out, p + at + 100, 10000) == 0);
+            CHECK(memcmp(out + 10000, p + at + 5 * PAGE, given - 10000) == 0);
+        }
+        CHECK(holds(p, BYTES, round));
+    }
+    /* Out of a pipe into memory, and the errors. */
+    CHECK(write(ends[1], p, 5000) == 5000);
+    push_out();
+    struct iovec in = {p + 3 * MIB + 7, 5000};
+    CHECK(vmsplice(ends[0], &in, 1, 0) == 5000 && memcmp(p + 3 * MIB + 7, p, 5000) == 0);
+    CHECK(vmsplice(99, &in, 1, 0) == -1 && errno == EBADF);
+    int null = open("/dev/null", O_WRONLY);
+    CHECK(vmsplice(null, &in, 1, 0) == -1 && errno == EBADF);
+    close(null);
+    signal(SIGPIPE, SIG_IGN);
+    close(ends[0]);
+    CHECK(vmsplice(ends[1], &in, 1, 0) == -1 && errno == EPIPE);
+    close(ends[1]);
+    CHECK(munmap(p, BYTES) == 0);
+}
+
+/* A file read and written around the page cache: pages are pinned while it lasts. */
+static void direct(const char *folder) {
+    char name[4096];
+    snprintf(name, sizeof name, "%s/direct", folder);
+    int fd = open(name, O_RDWR | O_CREAT | O_TRUNC | O_DIRECT, 0600);
+    if (fd < 0) {
+        CHECK(errno == EINVAL);
+        puts("no O_DIRECT here");
+        return;
+    }
+    char *p = anonymous(BYTES);
+    fill(p, BYTES, 3);
+    push_out();
+    for (size_t at = 0; at < BYTES; at += 4 * MIB) CHECK(pwrite(fd, p + at, 4 * MIB, at) == (ssize_t)(4 * MIB));
+    CHECK(holds(p, BYTES, 3));
+    CHECK(madvise(p, BYTES, MADV_DONTNEED) == 0);
+    push_out();
+    for (size_t at = 0; at < BYTES; at += 4 * MIB) CHECK(pread(fd, p + at, 4 * MIB, at) == (ssize_t)(4 * MIB));
+    push_out();
+    CHECK(holds(p, BYTES, 3));
+    CHECK(munmap(p, BYTES) == 0 && close(fd) == 0 && unlink(name) == 0);
+}
+
+/* Another process reads and writes this one's memory. */
+static void others(void) {
+    char *p = anonymous(BYTES), *q = anonymous(BYTES);
+    fill(p, BYTES, 4);
+    push_out();
+    pid_t parent = getpid();
+    pid_t pid = fork();
+    if (pid == 0) {
+        struct iovec here = {q, BYTES}, there = {p, BYTES};
+        ssize_t got = process_vm_readv(parent, &here, 1, &there, 1, 0);
+        if (got < 0 && errno == EPERM) _exit(2);
+        CHECK(got == (ssize_t)BYTES && holds(q, BYTES, 4));
+        fill(q, BYTES, 5);
+        CHECK(process_vm_writev(parent, &here, 1, &there, 1, 0) == (ssize_t)BYTES);
+        _exit(0);
+    }
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status));
+    if (WEXITSTATUS(status) == 2) puts("no process_vm_readv here");
+    else CHECK(WEXITSTATUS(status) == 0 && holds(p, BYTES, 5));
+    CHECK(munmap(p, BYTES) == 0 && munmap(q, BYTES) == 0);
+}
+
+struct ring {
+    int fd;
+    unsigned *sq_tail, *sq_mask, *sq_array, *cq_head, *cq_tail, *cq_mask;
+    struct io_uring_sqe *sqes;
+    struct io_uring_cqe *cqes;
+};
+
+static int one(struct ring *ring, struct io_uring_sqe sqe) {
+    unsigned tail = *ring->sq_tail, at = tail & *ring->sq_mask;
+    ring->sqes[at] = sqe;
+    ring->sq_array[at] = at;
+    __atomic_store_n(ring->sq_tail, tail + 1, __ATOMIC_RELEASE);
+    while (syscall(SYS_io_uring_enter, ring->fd, 1, 1, IORING_ENTER_GETEVENTS, NULL, 0) < 0) CHECK(errno == EINTR);
+    CHECK(__atomic_load_n(ring->cq_tail, __ATOMIC_ACQUIRE) != *ring->cq_head);
+    int result = ring->cqes[*ring->cq_head & *ring->cq_mask].res;
+    __atomic_store_n(ring->cq_head, *ring->cq_head + 1, __ATOMIC_RELEASE);
+    return result;
+}
+
+/* io_uring, with plain buffers and with registered ones, which stay pinned. */
+static void rings(const char *folder) {
+    struct io_uring_params params = {0};
+    struct ring ring = {.fd = (int)syscall(SYS_io_uring_setup, 4, &params)};
+    if (ring.fd < 0) {
+        puts("no io_uring here");
+        return;
+    }
+    char *sq = mmap(NULL, params.sq_off.array + params.sq_entries * 4, PROT_READ | PROT_WRITE, MAP_SHARED, ring.fd, IORING_OFF_SQ_RING);
+    char *cq = mmap(NULL, params.cq_off.cqes + params.cq_entries * sizeof *ring.cqes, PROT_READ | PROT_WRITE, MAP_SHARED, ring.fd,
+                    IORING_OFF_CQ_RING);
+    ring.sqes = mmap(NULL, params.sq_entries * sizeof *ring.sqes, PROT_READ | PROT_WRITE, MAP_SHARED, ring.fd, IORING_OFF_SQES);
+    CHECK(sq != MAP_FAILED && cq != MAP_FAILED && ring.sqes != MAP_FAILED);
+    ring.sq_tail = (unsigned *)(sq + params.sq_off.tail), ring.sq_mask = (unsigned *)(sq + params.sq_off.ring_mask);
+    ring.sq_array = (unsigned *)(sq + params.sq_off.array);
+    ring.cq_head = (unsigned *)(cq + params.cq_off.head), ring.cq_tail = (unsigned *)(cq + params.cq_off.tail);
+    ring.cq_mask = (unsigned *)(cq + params.cq_off.ring_mask), ring.cqes = (struct io_uring_cqe *)(cq + params.cq_off.cqes);
+    char name[4096];
+    snprintf(name, sizeof name, "%s/ring", folder);
+    int fd = open(name, O_RDWR | O_CREAT | O_TRUNC, 0600);
+    char *p = anonymous(BYTES);
+    fill(p, BYTES, 6);
+    push_out();
+    struct io_uring_sqe sqe = {.opcode = IORING_OP_WRITE, .fd = fd, .len = BYTES, .addr = (uintptr_t)p};
+    CHECK(one(&ring, sqe) == (int)BYTES);
+    CHECK(madvise(p, BYTES, MADV_DONTNEED) == 0);
+    push_out();
+    sqe.opcode = IORING_OP_READ;
+    CHECK(one(&ring, sqe) == (int)BYTES);
+    push_out();
+    CHECK(holds(p, BYTES, 6));
+    /* Pinned as long as they are registered: the pager leaves these pages, and what the ring writes is seen. */
+    struct iovec buffer = {p + MIB, 2 * MIB};
+    if (syscall(SYS_io_uring_register, ring.fd, IORING_REGISTER_BUFFERS, &buffer, 1) == 0) {
+        fill(p, BYTES, 7);
+        push_out();
+        struct io_uring_sqe fixed = {.opcode = IORING_OP_WRITE_FIXED, .fd = fd, .len = 2 * MIB, .addr = (uintptr_t)p + MIB};
+        CHECK(one(&ring, fixed) == (int)(2 * MIB) && holds(p, BYTES, 7));
+        memset(p + MIB, 0, 2 * MIB);
+        push_out();
+        fixed.opcode = IORING_OP_READ_FIXED;
+        CHECK(one(&ring, fixed) == (int)(2 * MIB));
+        push_out();
+        CHECK(holds(p, BYTES, 7));
+        CHECK(syscall(SYS_io_uring_register, ring.fd, IORING_UNREGISTER_BUFFERS, NULL, 0) == 0);
+    } else {
+        puts("no registered buffers here");
+    }
+    push_out();
+    CHECK(holds(p + 3 * MIB, MIB, 7) == 0 && munmap(p, BYTES) == 0);
+    close(ring.fd);
+    close(fd);
+    unlink(name);
+}
+
+/* What is asked to be sent without a copy is refused, and sent with one. */
+static void sockets(void) {
+    int one = 1, listener = socket(AF_INET, SOCK_STREAM, 0);
+    struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof here;
+    CHECK(bind(listener, (struct sockaddr *)&here, sizeof here) == 0 && listen(listener, 1) == 0);
+    CHECK(getsockname(listener, (struct sockaddr *)&here, &length) == 0);
+    int to = socket(AF_INET, SOCK_STREAM, 0);
+    CHECK(connect(to, (struct sockaddr *)&here, sizeof here) == 0);
+    int from = accept(listener, NULL, NULL);
+    CHECK(setsockopt(to, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one) == 0);
+    int refused = setsockopt(to, SOL_SOCKET, SO_ZEROCOPY, &one, sizeof one);
+    CHECK(getenv("NETVM_RUN") ? refused == -1 && errno == EOPNOTSUPP : refused == 0);
+    char *p = anonymous(BYTES), *q = anonymous(BYTES);
+    fill(p, BYTES, 8);
+    push_out();
+    /* The flag without the option has no effect. */
+    int zerocopy = getenv("NETVM_RUN") ? 0x4000000 : 0;
+    for (size_t sent = 0, got = 0; got < BYTES;) {
+        if (sent < BYTES) {
+            ssize_t some = send(to, p + sent, BYTES - sent, zerocopy | MSG_DONTWAIT);
+            CHECK(some > 0 || errno == EAGAIN);
+            if (some > 0) sent += some;
+        }
+        ssize_t some = recv(from, q + got, BYTES - got, sent > got ? 0 : MSG_DONTWAIT);
+        CHECK(some > 0 || errno == EAGAIN);
+        if (some > 0) got += some;
+    }
+    push_out();
+    CHECK(holds(q, BYTES, 8));
+    CHECK(munmap(p, BYTES) == 0 && munmap(q, BYTES) == 0);
+    close(to), close(from), close(listener);
+}
+
+int main(int argc, char **argv) {
+    CHECK(argc == 2);
+    splices();
+    direct(argv[1]);
+    others();
+    rings(argv[1]);
+    sockets();
+    puts("ok");
+    return 0;
+}

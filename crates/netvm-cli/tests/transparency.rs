@@ -1,0 +1,280 @@
+//! What unmodified programs may do with their memory: each line of docs/transparency.md that names a test.
+
+mod common;
+
+use common::{Done, Folder, Guard, TIERS, can_run, finish, has, netvm, run_on, run_on_tier, until};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+fn source(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name)
+}
+
+fn compile(folder: &Folder, name: &str) -> PathBuf {
+    let program = folder.path(name);
+    let options = ["-O1", "-g", "-Wall", "-Wno-unused-function", "-fno-builtin-malloc", "-pthread", "-o"];
+    let source = source(&format!("c/{name}.c"));
+    finish(Command::new("cc").args(options).arg(&program).arg(source)).must_succeed();
+    program
+}
+
+#[track_caller]
+fn must_have_used_far_memory(done: &Done) {
+    let summary = done.summary();
+    let number = |name: &str| summary[name].as_u64().unwrap();
+    assert!(number("local_bytes_peak") <= number("local_bytes"), "{summary}");
+    assert!(number("remote_reads") + number("unpacked") > 0, "{summary}");
+}
+
+/// A C program that checks all by itself, first without netvm.
+#[track_caller]
+fn c_program(name: &str, tiers: &[&str], links: &[&str]) {
+    let folder = Folder::new(name);
+    if !can_run(name, &["/usr/bin/gcc"]) {
+        return;
+    }
+    let program = compile(&folder, name);
+    let plain = finish(Command::new(&program).arg(folder.path(""))).must_succeed();
+    assert!(plain.out().ends_with("ok\n"), "{}", plain.out());
+    for tier in tiers {
+        for link in links {
+            let mut far = run_on_tier("8M", tier, &program);
+            let done = finish(far.arg(folder.path("")).env("NETVM_LINK", link)).must_succeed();
+            assert!(done.out().ends_with("ok\n"), "{}", done.out());
+            must_have_used_far_memory(&done);
+        }
+    }
+}
+
+#[test]
+fn kept_pages() {
+    c_program("kept", &TIERS[..1], &["auto"]);
+}
+
+#[test]
+fn signals_and_stacks() {
+    c_program("signals", &TIERS, &["auto"]);
+}
+
+#[test]
+fn paging_moving_advising() {
+    c_program("paging", &TIERS[..1], &["auto", "socket"]);
+}
+
+#[test]
+fn java() {
+    if !can_run("java", &["/usr/bin/javac", "/usr/bin/java"]) {
+        return;
+    }
+    let folder = Folder::new("java");
+    finish(Command::new("javac").arg("-d").arg(folder.path("")).arg(source("programs/Heap.java")))
+        .must_succeed();
+    let arguments = |collector: &str| {
+        let classes = folder.path("").display().to_string();
+        [collector.to_owned(), "-Xmx96m".to_owned(), "-cp".to_owned(), classes, "Heap".to_owned()]
+    };
+    let plain = finish(Command::new("java").args(arguments("-XX:+UseSerialGC"))).must_succeed();
+    for collector in ["-XX:+UseSerialGC", "-XX:+UseParallelGC", "-XX:+UseG1GC"] {
+        let done = finish(run_on("24M", "java").args(arguments(collector))).must_succeed();
+        assert_eq!(done.out(), plain.out(), "{collector}");
+        must_have_used_far_memory(&done);
+    }
+    // Its heap would be local.
+    let done = finish(run_on("24M", "java").args(arguments("-XX:+UseZGC")));
+    assert_eq!(done.status.code(), Some(125), "{}", done.err);
+    assert!(done.err.contains("ZGC") && done.err.contains("-XX:+UseG1GC"), "{}", done.err);
+}
+
+#[test]
+fn python_processes() {
+    if !can_run("python_processes", &["/usr/bin/python3"]) {
+        return;
+    }
+    let script = source("programs/processes.py");
+    let plain = finish(Command::new("/usr/bin/python3").arg(&script)).must_succeed();
+    let done = finish(run_on("12M", "/usr/bin/python3").arg(&script)).must_succeed();
+    assert_eq!(done.out(), plain.out());
+    must_have_used_far_memory(&done);
+}
+
+#[test]
+fn stress_ng() {
+    if !can_run("stress_ng", &["/usr/bin/stress-ng"]) {
+        return;
+    }
+    let folder = Folder::new("stress");
+    let stressors = "--vm 1 --vm-bytes 32M --vm-method all --vm-ops 1500 --mmap 1 --mmap-bytes 24M --mmap-ops 20 --mremap 1 \
+        --mremap-bytes 16M --mremap-ops 20 --malloc 1 --malloc-bytes 16M --malloc-ops 1500 --bigheap 1 --bigheap-ops 30 --stack 1 \
+        --stack-ops 20 --sigsegv 1 --sigsegv-ops 200 --userfaultfd 1 --userfaultfd-ops 500 --vm-splice 1 --vm-splice-ops 1000 \
+        --fork 1 --fork-ops 15 --madvise 1 --madvise-ops 15 --mlock 1 --mlock-ops 50 --timeout 6 --verify";
+    let mut far = run_on("12M", "stress-ng");
+    // It leaves files where it is started.
+    let done = finish(far.args(stressors.split_whitespace()).current_dir(folder.path(""))).must_succeed();
+    let said = done.out() + &done.err;
+    assert!(said.contains("successful run completed") && !said.contains("fail:"), "{said}");
+    must_have_used_far_memory(&done);
+}
+
+#[test]
+fn gdb() {
+    if !can_run("gdb", &["/usr/bin/gdb", "/usr/bin/gcc"]) {
+        return;
+    }
+    let folder = Folder::new("gdb");
+    let program = compile(&folder, "debugged");
+    let mut far = run_on("8M", "gdb");
+    far.args(["-batch", "-ex", "break stop_here", "-ex", "run", "-ex", "backtrace"]);
+    // Of the first page long ago, of the last just now; then a change, and on.
+    far.args([
+        "-ex",
+        "print numbers[5]",
+        "-ex",
+        "print numbers[4194303]",
+        "-ex",
+        "set var numbers[4194303] = 1",
+    ]);
+    far.args(["-ex", "call (long)netvm_touch((char *)&numbers[5], 8)", "-ex", "print numbers[5]"]);
+    let done = finish(far.args(["-ex", "continue"]).arg(&program)).must_succeed();
+    let (out, err) = (done.out(), &done.err);
+    assert!(out.contains("stop_here ()") && out.contains("in main ()"), "{out}\n{err}");
+    assert!(out.contains("= 29360122"), "{out}\n{err}");
+    // What is not here cannot be read, and is never wrong.
+    assert!(out.contains("= 36") || err.contains("Cannot access memory"), "{out}\n{err}");
+    let count = 4_i64 << 20;
+    let sum = |numbers: std::ops::Range<i64>| numbers.map(|number| number * 7 + 1).sum::<i64>();
+    let expected = sum(0..count) - (count - 1) * 7 + sum(count - 1000..count);
+    assert!(out.contains(&format!("sum {expected}\n")), "{out}\n{err}");
+    must_have_used_far_memory(&done);
+}
+
+#[test]
+fn a_library_of_another_build_says_so() {
+    if !can_run("a_library_of_another_build_says_so", &["/usr/bin/dd"]) {
+        return;
+    }
+    // The second word of a run file tells builds apart.
+    let script = "printf another. | dd of=\"$NETVM_RUN\" bs=8 seek=1 conv=notrunc status=none; exec sort --buffer-size=64M /dev/null";
+    let done = finish(run_on("8M", "sh").args(["-c", script]));
+    assert_eq!(done.status.code(), Some(125), "{}", done.err);
+    assert!(
+        done.err.contains("another build of netvm") && done.err.contains("libnetvm_preload.so"),
+        "{}",
+        done.err
+    );
+}
+
+/// A PostgreSQL server of its own; its clients are other processes, without netvm.
+struct Postgres {
+    folder: Folder,
+    programs: PathBuf,
+    server: Option<Guard>,
+}
+
+impl Postgres {
+    /// It does not run as root; the pager needs userfaultfd.
+    fn as_its_user(program: impl AsRef<std::ffi::OsStr>) -> Command {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=postgres", "--regid=postgres", "--clear-groups"]);
+        command.args(["--inh-caps=+sys_ptrace", "--ambient-caps=+sys_ptrace"]).arg(program);
+        command
+    }
+
+    fn new(programs: &Path) -> Self {
+        let folder = Folder::new("postgres");
+        finish(Command::new("chown").arg("postgres").arg(folder.path(""))).must_succeed();
+        let mut initdb = Self::as_its_user(programs.join("initdb"));
+        let initdb = initdb.args(["--data-checksums", "--no-sync", "--auth=trust", "--locale=C", "-D"]);
+        finish(initdb.arg(folder.path("data"))).must_succeed();
+        Self { folder, programs: programs.to_owned(), server: None }
+    }
+
+    fn start(&mut self, before: &[&str]) {
+        let postgres = self.programs.join("postgres").display().to_string();
+        let words: Vec<&str> = before.iter().copied().chain([&*postgres]).collect();
+        let err = std::fs::File::create(self.folder.path("err")).unwrap();
+        let mut command = Self::as_its_user(words[0]);
+        command.args(&words[1..]).arg("-D").arg(self.folder.path("data")).arg("-k").arg(self.folder.path(""));
+        for setting in ["listen_addresses=", "shared_buffers=8MB", "work_mem=64MB", "fsync=off"] {
+            command.args(["-c", setting]);
+        }
+        self.server =
+            Some(Guard(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(err).spawn().unwrap()));
+        until("PostgreSQL answers", || finish(self.client("psql").args(["-c", "select 1"])).status.success());
+    }
+
+    fn client(&self, program: &str) -> Command {
+        let mut command = Self::as_its_user(self.programs.join(program));
+        command.env("PGHOST", self.folder.path("")).env("PGDATABASE", "postgres").env("PGUSER", "postgres");
+        command.current_dir(self.folder.path(""));
+        command
+    }
+
+    #[track_caller]
+    fn ask(&self, what: &str) -> String {
+        finish(self.client("psql").args(["-Atq", "-v", "ON_ERROR_STOP=1", "-c", what])).must_succeed().out()
+    }
+
+    #[track_caller]
+    fn stop(&mut self) -> String {
+        let pid = std::fs::read_to_string(self.folder.path("data/postmaster.pid")).unwrap();
+        common::signal(pid.lines().next().unwrap().parse().unwrap(), "INT");
+        let mut server = self.server.take().unwrap();
+        let status = common::wait(&mut server.0, common::PATIENCE).expect("PostgreSQL does not end");
+        let err = std::fs::read_to_string(self.folder.path("err")).unwrap();
+        assert!(status.success(), "{status}\n{err}");
+        err
+    }
+}
+
+/// Sorts, joins and aggregates in private memory; tables in shared memory; a fork for each connection.
+const QUERIES: [&str; 5] = [
+    "create table t as select i as id, md5(i::text) as v, (i::bigint * 2654435761) % 1000003 as k from generate_series(1, 100000) i",
+    "select md5(string_agg(v, '' order by k, id)) from t",
+    "select count(*), md5(string_agg(a.v || b.v, '' order by a.id)) from t a join t b on a.k = b.id",
+    "create index on t (v)",
+    "select md5(string_agg(id::text, ',')) from (select id from t where v like 'ab%' order by v) s",
+];
+
+#[test]
+fn postgresql() {
+    const TEST: &str = "postgresql";
+    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let programs = versions.map(|entry| entry.path().join("bin")).find(|path| path.join("postgres").exists());
+    let Some(programs) = programs else {
+        has(TEST, &["/usr/lib/postgresql"]);
+        return;
+    };
+    if !can_run(TEST, &["/usr/bin/setpriv"]) {
+        return;
+    }
+    // As root only: it must become another user that may use userfaultfd, and can read where this was built.
+    let reachable = Postgres::as_its_user(netvm().get_program()).arg("doctor").output();
+    if !reachable.is_ok_and(|output| output.status.success()) {
+        let _ = std::io::Write::write_all(
+            &mut std::io::stderr(),
+            b"postgresql: skipped (no other user can run netvm here)\n",
+        );
+        return;
+    }
+    let mut postgres = Postgres::new(&programs);
+    postgres.start(&["env"]);
+    let plain = QUERIES.map(|query| postgres.ask(query));
+    postgres.ask("drop table t");
+    postgres.stop();
+    let netvm = netvm().get_program().to_str().unwrap().to_owned();
+    postgres.start(&[&netvm, "run", "--local", "12M", "--lend-size", "1G", "--json", "--"]);
+    assert_eq!(QUERIES.map(|query| postgres.ask(query)), plain);
+    finish(postgres.client("pgbench").args(["-i", "-q", "-s", "1"])).must_succeed();
+    let done =
+        finish(postgres.client("pgbench").args(["-n", "-c", "4", "-j", "2", "-t", "100"])).must_succeed();
+    assert!(done.out().contains("actually processed: 400/400"), "{}", done.out());
+    let same = "select (select sum(abalance) from pgbench_accounts) = (select sum(delta) from pgbench_history), \
+        (select sum(tbalance) from pgbench_tellers) = (select sum(bbalance) from pgbench_branches)";
+    assert_eq!(postgres.ask(same), "t|t\n");
+    let err = postgres.stop();
+    let done = Done { status: Default::default(), out: Vec::new(), err, elapsed: Default::default() };
+    must_have_used_far_memory(&done);
+    let mut check = postgres.client("pg_checksums");
+    let checked = finish(check.arg("--check").arg("-D").arg(postgres.folder.path("data"))).must_succeed();
+    assert!(checked.out().contains("Bad checksums:  0"), "{}", checked.out());
+}

@@ -1,0 +1,102 @@
+//! Plain local memory that will take the place of far memory.
+
+use crate::raw;
+use std::io;
+
+/// New private memory, all zero and without pages until it is written.
+#[derive(Debug)]
+pub struct LocalCopy {
+    start: usize,
+    bytes: usize,
+}
+
+impl LocalCopy {
+    /// `bytes` are whole pages.
+    ///
+    /// # Errors
+    /// ENOMEM.
+    pub fn new(bytes: usize) -> io::Result<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
+        let start = unsafe { raw::mmap(0, bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1) }?;
+        Ok(Self { start, bytes })
+    }
+
+    fn check(&self, offset: usize, bytes: usize) {
+        let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
+        assert!(inside, "{offset:#x}+{bytes:#x} is not in {:#x} bytes", self.bytes);
+    }
+
+    /// Writes to it.
+    ///
+    /// # Panics
+    /// When the range is not inside.
+    pub fn set(&mut self, offset: usize, contents: &[u8]) {
+        self.check(offset, contents.len());
+        // SAFETY: inside our mapping (checked), which `&mut self` has alone.
+        unsafe {
+            std::ptr::copy_nonoverlapping(contents.as_ptr(), (self.start + offset) as *mut u8, contents.len())
+        };
+    }
+
+    /// Reads from it.
+    ///
+    /// # Panics
+    /// When the range is not inside.
+    pub fn get(&self, offset: usize, out: &mut [u8]) {
+        self.check(offset, out.len());
+        // SAFETY: inside our mapping (checked), which nobody writes while `&self` is alive.
+        unsafe {
+            std::ptr::copy_nonoverlapping((self.start + offset) as *const u8, out.as_mut_ptr(), out.len())
+        };
+    }
+
+    /// Takes the place of what is mapped at `to`.
+    ///
+    /// # Safety
+    /// The caller owns `to` for as many bytes as this has, and gives up what is there.
+    pub unsafe fn take_the_place_of(self, to: usize, protection: i32) -> io::Result<()> {
+        // SAFETY: our own mapping, to which no reference exists; the caller owns `to`.
+        unsafe {
+            raw::mprotect(self.start, self.bytes, protection)?;
+            raw::move_to(self.start, self.bytes, to)?;
+        }
+        std::mem::forget(self);
+        Ok(())
+    }
+
+    /// Bytes in all.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+impl Drop for LocalCopy {
+    fn drop(&mut self) {
+        // SAFETY: our own mapping; whoever drops it has no use for its contents.
+        let _ = unsafe { raw::munmap(self.start, self.bytes) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_takes_the_place_of_another_mapping() {
+        let place = LocalCopy::new(2 * 4096).unwrap();
+        let mut copy = LocalCopy::new(2 * 4096).unwrap();
+        copy.set(4090, &[7; 10]);
+        // SAFETY: the place is this test's own.
+        unsafe { copy.take_the_place_of(place.start, libc::PROT_READ) }.unwrap();
+        let mut out = [0; 12];
+        place.get(4089, &mut out);
+        assert_eq!(out, [0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 0]);
+    }
+
+    #[test]
+    #[should_panic(expected = "is not in")]
+    fn nothing_is_written_outside() {
+        LocalCopy::new(4096).unwrap().set(4090, &[0; 10]);
+    }
+}

@@ -1,0 +1,184 @@
+//! Far memory that must be in this machine: for good, because the kernel will keep its pages, or while the pager stands still.
+
+use super::engine::{EVICT_PAGES, Engine};
+use super::error::{PagerError, system};
+use crate::error::Result;
+use netvm_core::residency::{Entry, PageState};
+use netvm_sys::local::LocalCopy;
+use netvm_sys::paged::ExtractError;
+use netvm_sys::uffd::{Fault, PAGE_BYTES};
+use std::ops::Range;
+
+/// Below and above the stack pointer of a thread that forks, what the fork may need of its stack.
+const STACK_BELOW: usize = 96 << 10;
+const STACK_ABOVE: usize = 8 << 10;
+/// How often the pages of a stack are asked for until they are all there.
+const STACK_ATTEMPTS: usize = 64;
+/// How often a page that is pinned for I/O is tried again, a millisecond apart.
+const PINNED_ATTEMPTS: usize = 1000;
+
+impl Engine {
+    /// Makes a range plain local memory, outside the budget, that the pager has nothing to do with any more. Pages without contents stay
+    /// untouched. Threads that use it meanwhile wait, and find their pages.
+    pub(super) fn make_local(&mut self, address: usize, bytes: usize, protection: i32) -> Result<()> {
+        let pages = self.pages(address, bytes)?;
+        let mut copy =
+            LocalCopy::new(bytes).map_err(|e| system("get local memory for pages that stay", e))?;
+        let done = self.take_out(pages.clone(), &mut copy).and_then(|()| {
+            // Nothing of the range is left; transfers on their way find that out.
+            self.forget(pages.clone())?;
+            self.remove_range(address, bytes);
+            Ok(())
+        });
+        match done {
+            Ok(()) => {
+                let replaced = self.paged.replace_range(address, copy, protection);
+                replaced.map_err(|e| system("put local memory in place of far memory", e))
+            }
+            Err(error) => {
+                self.put_back(pages, &copy)?;
+                Err(error)
+            }
+        }
+    }
+
+    /// Moves the contents of all pages to `copy`; they are untouched afterwards.
+    fn take_out(&mut self, pages: Range<u32>, copy: &mut LocalCopy) -> Result<()> {
+        let mut from = pages.start;
+        while let Some(first) = self.table.next_touched(from..pages.end) {
+            let end = pages.end.min(first + EVICT_PAGES as u32);
+            self.bring_home(first..end)?;
+            for page in first..end {
+                let offset = (page - pages.start) as usize * PAGE_BYTES;
+                self.take_one_out(page, offset, copy)?;
+            }
+            from = end;
+        }
+        Ok(())
+    }
+
+    /// Brings pages into frames or into the program's address space.
+    fn bring_home(&mut self, pages: Range<u32>) -> Result<()> {
+        loop {
+            let mut all = true;
+            for page in pages.clone() {
+                match self.table.get(page).state() {
+                    PageState::Untouched | PageState::Mapped | PageState::Cached => {}
+                    PageState::Writing | PageState::Fetching => all = false,
+                    PageState::Remote | PageState::Packed | PageState::Filled => {
+                        // Without a frame now there will be one when what is under way has finished.
+                        self.bring_in(page, 1)?;
+                        all = false;
+                    }
+                }
+            }
+            if all {
+                return Ok(());
+            }
+            self.finish_all()?;
+        }
+    }
+
+    fn take_one_out(&mut self, page: u32, offset: usize, copy: &mut LocalCopy) -> Result<()> {
+        let entry = self.table.get(page);
+        let frame = match entry.state() {
+            PageState::Cached => {
+                self.cached.remove(entry.frame());
+                entry.frame()
+            }
+            PageState::Mapped => match self.extract_patiently(page)? {
+                Some(frame) => frame,
+                None => return self.lost_by_program(page),
+            },
+            _ => return Ok(()),
+        };
+        copy.set(offset, self.paged.frame_bytes(frame as usize));
+        self.free.put(frame as usize, 1);
+        self.backing.release_slot(entry.slot())?;
+        self.table.set(page, Entry::default().with_queued(entry.queued()));
+        Ok(())
+    }
+
+    /// A mapped page into a frame; `None` when the program dropped it.
+    fn extract_patiently(&mut self, page: u32) -> Result<Option<u32>> {
+        let Some((frame, _)) = self.empty.take_run(1) else {
+            return Err(system("find an empty frame", std::io::ErrorKind::OutOfMemory.into()));
+        };
+        let address = self.address_of(page);
+        for _ in 0..PINNED_ATTEMPTS {
+            match self.paged.extract(address, frame, 1) {
+                (1, _) => return Ok(Some(frame as u32)),
+                (_, Err(ExtractError::Missing)) => {
+                    self.empty.put(frame, 1);
+                    return Ok(None);
+                }
+                (_, Err(ExtractError::Os(source))) => {
+                    self.empty.put(frame, 1);
+                    return Err(system("take a page out", source));
+                }
+                _ => std::thread::sleep(std::time::Duration::from_millis(1)),
+            }
+        }
+        self.empty.put(frame, 1);
+        Err(PagerError::PagePinned { address }.into())
+    }
+
+    /// What was taken out becomes far memory again.
+    fn put_back(&mut self, pages: Range<u32>, copy: &LocalCopy) -> Result<()> {
+        let mut contents = [0; PAGE_BYTES];
+        for page in pages.clone() {
+            copy.get((page - pages.start) as usize * PAGE_BYTES, &mut contents);
+            if self.table.get(page).state() != PageState::Untouched || contents == [0; PAGE_BYTES] {
+                continue;
+            }
+            let frame = loop {
+                match self.take_frames(1)? {
+                    Some((frame, _)) => break frame,
+                    None => self.finish_all()?,
+                }
+            };
+            self.paged.frame_bytes_mut(frame as usize).copy_from_slice(&contents);
+            self.install(page, frame, 1)?;
+        }
+        Ok(())
+    }
+
+    /// Installs the part of a far stack that its thread needs while no fault is served.
+    pub(super) fn bring_stack_in(&mut self, pointer: usize) -> Result<()> {
+        if !self.area().contains(&pointer) {
+            return Ok(());
+        }
+        let pages = self.stack_around(pointer);
+        for _ in 0..STACK_ATTEMPTS {
+            let mut all = true;
+            for page in pages.clone() {
+                let entry = self.table.get(page);
+                match entry.state() {
+                    PageState::Mapped => continue,
+                    PageState::Writing => self.table.set(page, entry.with_wanted(true)),
+                    PageState::Untouched => {
+                        let fault = Fault { address: self.address_of(page), ..Fault::default() };
+                        self.zero_fill(page, 1, fault)?;
+                    }
+                    _ => drop(self.bring_in(page, 1)?),
+                }
+                all = false;
+            }
+            if all {
+                break;
+            }
+            self.finish_all()?;
+        }
+        Ok(())
+    }
+
+    fn stack_around(&self, pointer: usize) -> Range<u32> {
+        let (start, end) = match self.ranges.range(..=pointer).next_back() {
+            Some((&start, &bytes)) if pointer < start + bytes => (start, start + bytes),
+            _ => return 0..0,
+        };
+        let low = pointer.saturating_sub(STACK_BELOW).max(start);
+        let high = (pointer + STACK_ABOVE).min(end);
+        self.page_of(low)..self.page_of(high - 1) + 1
+    }
+}
