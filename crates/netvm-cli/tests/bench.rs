@@ -378,3 +378,30 @@ fn transfers_have_a_row_for_each_method_and_size() {
     assert!(std::fs::read_to_string(&svg).unwrap().contains("onesided, same machine"));
     std::fs::remove_file(svg).unwrap();
 }
+
+#[test]
+fn bench_apps_compares_with_ram() {
+    let svg = std::env::temp_dir().join(format!("netvm-bench-apps-{}.svg", std::process::id()));
+    let arguments =
+        ["apps", "--quick", "--json", "--app", "pagerank", "--app", "redis", "--local-percent", "50"];
+    let arguments = [&arguments[..], &["--svg", svg.to_str().unwrap()]].concat();
+    let Some(rows) = bench(&arguments) else { return };
+    let cases: Vec<_> = rows.iter().map(|row| row["case"].as_str().unwrap()).collect();
+    assert_eq!(cases, ["pagerank-50", "redis-50"]);
+    let mut drawn = false;
+    for row in &rows {
+        if number(row, "n") == 0.0 {
+            let _ = writeln!(std::io::stderr(), "bench apps: skipped ({})", row["case"]);
+            continue;
+        }
+        drawn = true;
+        assert!(
+            number(row, "ratio") > 0.0 && number(row, "floor") > 0.0 && number(row, "size_bytes") > 1e6,
+            "{row}"
+        );
+        assert_eq!(row["per_s"].is_null(), row["case"] != "redis-50", "{row}");
+    }
+    let picture = std::fs::read_to_string(&svg).unwrap();
+    assert!(!drawn || picture.contains("-50"), "{picture}");
+    std::fs::remove_file(svg).unwrap();
+}

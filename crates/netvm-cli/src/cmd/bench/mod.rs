@@ -5,6 +5,7 @@ use std::io::Write;
 
 use clap::{Args, Subcommand};
 
+mod apps;
 mod block;
 mod child;
 mod fault;
@@ -56,6 +57,10 @@ enum Which {
     File(file::FileArgs),
     /// Measure file transfer by every method, next to a bare TCP stream, socat and rsync
     Transfer(transfer::TransferArgs),
+    /// Measure programs that people use with a part of their memory local, next to all of it in RAM
+    Apps(apps::AppsArgs),
+    #[command(hide = true)]
+    AppsKeeper(apps::KeeperArgs),
     #[command(hide = true)]
     RmaPartner(rma::PartnerArgs),
     #[command(hide = true)]
@@ -79,6 +84,8 @@ pub fn run(args: BenchArgs) -> Result<(), Box<dyn Error>> {
         Which::Block(args) => print(&block::run(&args)?, args.json()),
         Which::File(args) => print(&file::run(&args)?, args.json()),
         Which::Transfer(args) => print(&transfer::run(&args)?, args.json()),
+        Which::Apps(args) => print(&apps::run(&args)?, args.json()),
+        Which::AppsKeeper(args) => apps::keep(&args),
         Which::RmaPartner(args) => rma::run_partner(&args),
         Which::Echo(args) => floors::serve(&args),
         Which::Worker(args) => worker::run(&args),

@@ -145,18 +145,27 @@ fn text(path: &Path) -> &str {
     path.to_str().unwrap_or_default()
 }
 
+/// What is behind a swap device.
+#[derive(Debug)]
+enum Behind {
+    File,
+    Zram(u32),
+    /// A network block device; its server, and the socket.
+    Nbd(std::process::Child, PathBuf),
+}
+
 /// A swap device in use, taken out of use and removed when dropped.
 #[derive(Debug)]
-struct Swap {
+pub(super) struct Swap {
     device: PathBuf,
-    zram: Option<u32>,
+    behind: Behind,
     on: bool,
 }
 
 impl Swap {
-    fn file(bytes: u64) -> Result<Self, Box<dyn Error>> {
+    pub(super) fn file(bytes: u64) -> Result<Self, Box<dyn Error>> {
         let device = PathBuf::from(format!("/var/tmp/netvm-bench-swap-{}", std::process::id()));
-        let mut swap = Self { device, zram: None, on: false };
+        let mut swap = Self { device, behind: Behind::File, on: false };
         let mut options = fs::OpenOptions::new();
         std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
         let mut file = options.write(true).create_new(true).open(&swap.device)?;
@@ -169,7 +178,7 @@ impl Swap {
         Ok(swap)
     }
 
-    fn zram(bytes: u64) -> Result<Self, Box<dyn Error>> {
+    pub(super) fn zram(bytes: u64) -> Result<Self, Box<dyn Error>> {
         let control = Path::new("/sys/class/zram-control");
         if !control.exists() {
             // Fails where the module is not there, which the next line then says.
@@ -178,15 +187,47 @@ impl Swap {
         let number = fs::read_to_string(control.join("hot_add"))
             .map_err(|error| format!("no zram in this kernel (modprobe zram): {error}"))?;
         let number: u32 = number.trim().parse()?;
-        let mut swap = Self { device: format!("/dev/zram{number}").into(), zram: Some(number), on: false };
+        let device = format!("/dev/zram{number}").into();
+        let mut swap = Self { device, behind: Behind::Zram(number), on: false };
         fs::write(format!("/sys/block/zram{number}/disksize"), bytes.to_string())?;
+        swap.switch_on()?;
+        Ok(swap)
+    }
+
+    /// A network block device in the memory of nbdkit, which locks it.
+    pub(super) fn nbdkit(bytes: u64) -> Result<Self, Box<dyn Error>> {
+        let device = PathBuf::from("/dev/nbd0");
+        if !device.exists() {
+            // Fails where the module is not there, which the next lines then say.
+            let _ = tool("modprobe", &["nbd"]);
+        }
+        if !device.exists() {
+            return Err("no /dev/nbd0 in this kernel (modprobe nbd)".into());
+        }
+        if Path::new("/sys/block/nbd0/pid").exists() {
+            return Err("/dev/nbd0 is in use".into());
+        }
+        let socket = std::env::temp_dir().join(format!("netvm-bench-nbdkit-{}", std::process::id()));
+        let server = Command::new("nbdkit")
+            .args(["--foreground", "--swap", "--unix", text(&socket), "memory", &bytes.to_string()])
+            .stdin(std::process::Stdio::null())
+            .spawn()
+            .map_err(|error| format!("nbdkit: {error}"))?;
+        let mut swap = Self { device, behind: Behind::Nbd(server, socket.clone()), on: false };
+        for _ in 0..100 {
+            if socket.exists() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        tool("nbd-client", &["-unix", text(&socket), text(&swap.device), "-swap"])?;
         swap.switch_on()?;
         Ok(swap)
     }
 
     /// Memory that the device itself takes, in bytes.
     fn pool_bytes(&self) -> u64 {
-        let Some(number) = self.zram else { return 0 };
+        let Behind::Zram(number) = self.behind else { return 0 };
         let stat = fs::read_to_string(format!("/sys/block/zram{number}/mm_stat")).unwrap_or_default();
         stat.split_whitespace().nth(2).and_then(|used| used.parse().ok()).unwrap_or(0)
     }
@@ -208,9 +249,16 @@ impl Drop for Swap {
             eprintln!("netvm bench: {} is still in use as swap: {error}", self.device.display());
             return;
         }
-        let removed = match self.zram {
-            None => fs::remove_file(&self.device),
-            Some(number) => fs::write(format!("/sys/block/zram{number}/reset"), "1")
+        let removed = match &mut self.behind {
+            Behind::File => fs::remove_file(&self.device),
+            Behind::Nbd(server, socket) => {
+                let disconnected = tool("nbd-client", &["-d", text(&self.device)]);
+                let _ = server.kill();
+                let _ = server.wait();
+                let _ = fs::remove_file(socket);
+                disconnected.map_err(|error| std::io::Error::other(error.to_string()))
+            }
+            Behind::Zram(number) => fs::write(format!("/sys/block/zram{number}/reset"), "1")
                 .and_then(|()| fs::write("/sys/class/zram-control/hot_remove", number.to_string())),
         };
         if let Err(error) = removed {
@@ -221,14 +269,14 @@ impl Drop for Swap {
 
 /// A memory cgroup with a limit, removed when dropped.
 #[derive(Debug)]
-struct Cgroup {
+pub(super) struct Cgroup {
     directory: PathBuf,
     /// Where the hierarchy was mounted for this bench only.
     mounted: Option<PathBuf>,
 }
 
 impl Cgroup {
-    fn new(limit_bytes: u64) -> Result<Self, Box<dyn Error>> {
+    pub(super) fn new(limit_bytes: u64) -> Result<Self, Box<dyn Error>> {
         let name = format!("netvm-bench-{}", std::process::id());
         let mounts = fs::read_to_string("/proc/mounts")?;
         let mount_of = |kind: &str, option: &str| {
@@ -268,8 +316,13 @@ impl Cgroup {
         Ok(cgroup)
     }
 
+    /// The file that takes processes into the group, by their numbers.
+    pub(super) fn entrance(&self) -> PathBuf {
+        self.directory.join("cgroup.procs")
+    }
+
     fn add(&self, pid: u32) -> Result<(), Box<dyn Error>> {
-        Ok(fs::write(self.directory.join("cgroup.procs"), pid.to_string())?)
+        Ok(fs::write(self.entrance(), pid.to_string())?)
     }
 }
 
@@ -345,7 +398,7 @@ fn relay(command: &[String], repetitions: usize, cases: &[Case]) -> Result<Outco
 }
 
 /// Memory that is available without swapping, in bytes.
-fn available_bytes() -> Option<u64> {
+pub(super) fn available_bytes() -> Option<u64> {
     let info = fs::read_to_string("/proc/meminfo").ok()?;
     let line = info.lines().find(|line| line.starts_with("MemAvailable:"))?;
     Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)

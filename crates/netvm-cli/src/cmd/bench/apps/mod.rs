@@ -1,0 +1,224 @@
+//! `netvm bench apps`: what programs that people use take with a part of their memory local, next to all of it in RAM.
+//! See docs/design/apps.md.
+
+mod measure;
+mod plot;
+mod programs;
+mod redis;
+mod swapped;
+
+use std::error::Error;
+use std::path::PathBuf;
+
+use clap::{Args, ValueEnum};
+
+use super::report::{self, Row};
+use measure::{Work, in_ram, on_netvm};
+use programs::App;
+pub use swapped::{KeeperArgs, keep};
+
+/// Arguments of `netvm bench apps`.
+#[derive(Args, Debug)]
+#[command(after_help = "\
+Each program runs in RAM first, then on memory of which only a part is local; what it writes must be the same. The rest is on a
+private lender of this machine. A program that is not installed is left out with a remark.
+
+Examples:
+  netvm bench apps --quick                         a few minutes on little data
+  netvm bench apps --app redis --app pagerank --local-percent 50,25
+  netvm bench apps --json --svg apps.svg
+  netvm bench apps --swap zram --swap disk         as root: the same in a memory cgroup on swap")]
+pub struct AppsArgs {
+    /// Only these programs
+    #[arg(long, value_enum, value_name = "APP")]
+    app: Vec<App>,
+    /// How much of a program's memory is local, in percent
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',', default_values_t = [75, 50, 25, 10],
+          value_parser = clap::value_parser!(u64).range(1..=100))]
+    local_percent: Vec<u64>,
+    /// Runs of each
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
+    repetitions: u32,
+    /// Measure this kind of swap too, as root
+    #[arg(long, value_enum, value_name = "KIND")]
+    swap: Vec<swapped::Kind>,
+    /// Little data, one run of each
+    #[arg(long)]
+    quick: bool,
+    /// Print one JSON object per line
+    #[arg(long)]
+    json: bool,
+    /// Write a bar plot of the ratios to this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+}
+
+impl AppsArgs {
+    /// Whether JSON is wanted.
+    pub fn json(&self) -> bool {
+        self.json
+    }
+}
+
+/// A folder for what is compiled, read and written; removed on drop.
+#[derive(Debug)]
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> std::io::Result<Self> {
+        let path = std::env::temp_dir().join(format!("netvm-bench-apps-{}", std::process::id()));
+        std::fs::create_dir(&path)?;
+        Ok(Self(path))
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        // A few files are left behind at worst.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Measures all that is asked for.
+///
+/// # Errors
+/// When a program writes something else than in RAM, or netvm cannot run it.
+pub fn run(args: &AppsArgs) -> Result<Vec<Row>, Box<dyn Error>> {
+    let folder = Folder::new()?;
+    let apps = if args.app.is_empty() { App::value_variants().to_vec() } else { args.app.clone() };
+    let mut rows = Vec::new();
+    for app in apps {
+        match app.prepare(&folder.0, args.quick) {
+            Ok(work) => measure_app(args, app, &work, &mut rows)?,
+            Err(reason) => {
+                rows.extend(args.local_percent.iter().map(|percent| skipped(app, *percent, &reason)));
+            }
+        }
+    }
+    if let Some(path) = &args.svg {
+        plot::write(&rows, path)?;
+    }
+    Ok(rows)
+}
+
+fn skipped(app: App, percent: u64, reason: &str) -> Row {
+    let mut row = Row::new("apps", format!("{}-{percent}", app.name()), app.unit());
+    row.note = format!("skipped: {reason}");
+    row
+}
+
+fn measure_app(args: &AppsArgs, app: App, work: &Work, rows: &mut Vec<Row>) -> Result<(), Box<dyn Error>> {
+    let repetitions = if args.quick { 1 } else { args.repetitions };
+    let mut ram = Vec::new();
+    for _ in 0..repetitions {
+        match in_ram(work) {
+            Ok(outcome) => ram.push(outcome),
+            Err(error) => {
+                let reason = format!("it fails in RAM: {error}");
+                rows.extend(args.local_percent.iter().map(|percent| skipped(app, *percent, &reason)));
+                return Ok(());
+            }
+        }
+    }
+    let expected = ram[0].result.clone();
+    if ram.iter().any(|outcome| outcome.result != expected) {
+        return Err(format!("{} does not write the same each time it runs in RAM", app.name()).into());
+    }
+    let floor = Summary::of(&ram);
+    // All of it local: how much that is.
+    let whole = on_netvm(work, measure::ALL_LOCAL)?;
+    same(app, 100, "netvm", &expected, &whole.result)?;
+    let bytes = whole.local_bytes_peak;
+    for &percent in &args.local_percent {
+        let local = measure::part(bytes, percent);
+        let mut outcomes = Vec::new();
+        for _ in 0..repetitions {
+            let outcome = on_netvm(work, local)?;
+            same(app, percent, "netvm", &expected, &outcome.result)?;
+            outcomes.push(outcome);
+        }
+        let mut row = row(app, percent, &Summary::of(&outcomes), &floor, repetitions);
+        row.size_bytes = Some(bytes);
+        row.note = outcomes[0].note();
+        rows.push(row);
+        for &kind in &args.swap {
+            rows.push(swap_row(args, app, work, (percent, bytes), kind, (&expected, &floor))?);
+        }
+    }
+    Ok(())
+}
+
+fn swap_row(
+    args: &AppsArgs,
+    app: App,
+    work: &Work,
+    (percent, bytes): (u64, u64),
+    kind: swapped::Kind,
+    (expected, floor): (&str, &Summary),
+) -> Result<Row, Box<dyn Error>> {
+    let repetitions = if args.quick { 1 } else { args.repetitions };
+    let outcomes = swapped::measure(work, kind, measure::part(bytes, percent), bytes, repetitions);
+    Ok(match outcomes {
+        Ok(outcomes) => {
+            for outcome in &outcomes {
+                same(app, percent, kind.peer(), expected, &outcome.result)?;
+            }
+            let mut row = row(app, percent, &Summary::of(&outcomes), floor, repetitions);
+            (row.peer, row.size_bytes) = (Some(kind.peer()), Some(bytes));
+            row
+        }
+        Err(error) => {
+            let mut row = skipped(app, percent, &error.to_string());
+            row.peer = Some(kind.peer());
+            row
+        }
+    })
+}
+
+/// A wrong result is no measurement.
+fn same(app: App, percent: u64, on: &str, expected: &str, found: &str) -> Result<(), Box<dyn Error>> {
+    if expected == found {
+        return Ok(());
+    }
+    Err(format!(
+        "{} wrote something else on {on} with {percent} % local than in RAM: {found:?}, not {expected:?}",
+        app.name()
+    )
+    .into())
+}
+
+/// What repetitions came to.
+struct Summary {
+    /// Seconds, or microseconds of a request.
+    median: f64,
+    spread: (f64, f64),
+    p99: Option<f64>,
+    per_s: Option<f64>,
+}
+
+impl Summary {
+    fn of(outcomes: &[measure::Outcome]) -> Self {
+        let of = |get: fn(&measure::Outcome) -> Option<f64>| {
+            let values: Vec<f64> = outcomes.iter().filter_map(get).collect();
+            report::median_and_spread(&values)
+        };
+        let (median, spread) = of(|outcome| Some(outcome.value)).unwrap_or_default();
+        let middle = |get| of(get).map(|(median, _)| median);
+        let (p99, per_s) = (middle(|outcome| outcome.p99), middle(|outcome| outcome.per_s));
+        Self { median, spread, p99, per_s }
+    }
+}
+
+fn row(app: App, percent: u64, found: &Summary, ram: &Summary, repetitions: u32) -> Row {
+    let mut row = Row::new("apps", format!("{}-{percent}", app.name()), app.unit());
+    (row.median, row.spread, row.p99, row.per_s) =
+        (Some(found.median), Some(found.spread), found.p99, found.per_s);
+    row.floor = Some(ram.median);
+    // Of a server, how many requests it serves counts.
+    row.ratio = Some(match (found.per_s, ram.per_s) {
+        (Some(found), Some(ram)) => ram / found,
+        _ => found.median / ram.median,
+    });
+    row.n = repetitions.into();
+    row
+}
