@@ -12,6 +12,7 @@ pub mod endpoint;
 pub mod epoch;
 pub mod files;
 pub mod gate;
+pub mod heap;
 pub mod key;
 pub mod limits;
 pub mod notify;

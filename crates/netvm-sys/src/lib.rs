@@ -1,6 +1,7 @@
 //! The audited unsafe code of netvm: memory that others may change, mappings, userfaultfd, descriptors, threads.
 #![warn(missing_docs)]
 
+pub mod allocator;
 pub mod bench_floor;
 pub mod cpu;
 pub mod device;

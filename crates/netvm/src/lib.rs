@@ -1,7 +1,8 @@
 //! Network virtual memory for Linux: use another machine's memory as if it were your own.
 //!
 //! - [`lender`]: a lender serves slabs of its memory; a borrower reads and writes them one-sidedly.
-//! - [`pager`]: far memory: addresses whose pages live on lenders, within an exact local budget.
+//! - [`far`]: far memory for collections: more than this machine has, within an exact local budget.
+//! - [`pager`]: far memory: addresses whose pages live on lenders.
 //! - [`view`]: volumes as block devices.
 //! - [`volume`]: a range of bytes on lenders, with replicas, for block devices and files.
 //! - [`node`], [`region`], [`atomic`], [`notify`]: one-sided memory between processes: export, import, read, write, change words,
@@ -27,6 +28,7 @@ pub mod copy;
 pub mod detail;
 pub mod device;
 pub mod error;
+pub mod far;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod fuzzing;

@@ -75,6 +75,20 @@ fn run(name: &str, more: &[&str], others: usize, secret: Option<&Path>) -> (Stri
 }
 
 #[test]
+fn far_join() {
+    if let Err(error) = netvm_sys::uffd::probe() {
+        eprintln!("far_join: skipped (userfaultfd: {error})");
+        return;
+    }
+    let config = netvm::lender::LenderConfig { size_bytes: 256 << 20, ..Default::default() };
+    let mut lender = netvm::lender::Lender::bind(config).unwrap();
+    let address = lender.addresses().remove(0);
+    std::thread::spawn(move || lender.run(&netvm::lender::StopFlag::new().unwrap()).unwrap());
+    let output = end("far_join", start("far_join", &[&address, "300000", "8"], None));
+    assert!(output.starts_with("300000 orders of "), "{output}");
+}
+
+#[test]
 fn ping_pong() {
     let (_, others) = run("ping_pong", &[], 1, None);
     assert!(others[0].starts_with("1000 round trips"), "{others:?}");

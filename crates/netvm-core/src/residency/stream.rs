@@ -54,11 +54,29 @@ impl Streams {
             *stream = Stream { next: page.saturating_add(map), window: map, used: clock };
             return Ahead { map, fetch: if map >= 4 { map } else { 0 } };
         }
-        let Some(oldest) = self.streams.iter_mut().min_by_key(|stream| stream.used) else {
-            return ALONE;
-        };
-        *oldest = Stream { next: page.saturating_add(1), window: 1, used: clock };
+        self.begin(page, 1);
         ALONE
+    }
+
+    /// As [`Streams::fault`], for a page that is known to belong to a stream: it begins with the widest window.
+    pub fn fault_in_stream(&mut self, page: u32) -> Ahead {
+        let window = self.window_max.max(1);
+        let ahead = self.fault(page);
+        if ahead.map == window {
+            return ahead;
+        }
+        self.begin(page, window);
+        Ahead { map: window, fetch: if window >= 4 { window } else { 0 } }
+    }
+
+    /// A stream of which `window` pages from `page` on are brought in takes the place of the longest unused one.
+    fn begin(&mut self, page: u32, window: u32) {
+        let (next, clock) = (page.saturating_add(window), self.clock);
+        // The one that this fault has just begun or continued; else the longest unused.
+        let order = |stream: &&mut Stream| if stream.used == clock { 0 } else { stream.used + 1 };
+        if let Some(place) = self.streams.iter_mut().min_by_key(order) {
+            *place = Stream { next, window, used: clock };
+        }
     }
 }
 
@@ -102,6 +120,18 @@ mod tests {
             extra += ahead.map - 1 + ahead.fetch;
         }
         assert!(extra < 100, "{extra} pages fetched for nothing");
+    }
+
+    #[test]
+    fn a_known_stream_needs_no_start() {
+        let mut streams = Streams::new(64);
+        for page in [500, 564, 628] {
+            assert_eq!(streams.fault_in_stream(page), Ahead { map: 64, fetch: 64 });
+        }
+        assert_eq!(streams.fault(692).map, 64, "it is followed");
+        assert_eq!(streams.fault_in_stream(9), Ahead { map: 64, fetch: 64 });
+        assert_eq!(streams.streams.iter().filter(|stream| stream.used > 0).count(), 2);
+        assert_eq!(Streams::new(0).fault_in_stream(7), Ahead { map: 1, fetch: 0 });
     }
 
     #[test]

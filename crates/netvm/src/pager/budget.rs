@@ -51,6 +51,16 @@ impl Budget {
         self.held += granted;
     }
 
+    /// Another limit.
+    pub(super) fn set_frames_max(&mut self, frames_max: u64) {
+        self.frames_max = frames_max;
+        self.refused = false;
+    }
+
+    pub(super) fn frames_max(&self) -> u64 {
+        self.frames_max
+    }
+
     /// Gives frames back.
     pub(super) fn release(&mut self, frames: u64) {
         let frames = frames.min(self.held);
@@ -68,7 +78,7 @@ impl Budget {
 
     /// How many of `frames` held must be given up now.
     pub(super) fn excess(&self, frames: u64) -> u64 {
-        let over = frames.saturating_sub(self.held);
+        let over = frames.saturating_sub(self.held.min(self.frames_max));
         match &self.slot {
             Some(slot) if slot.others_starve() => over.max(frames.saturating_sub(slot.fair_share())),
             _ => over,

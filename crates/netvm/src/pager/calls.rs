@@ -1,6 +1,7 @@
 //! How the program's threads call the pager's thread.
 
 use super::engine::Engine;
+use super::hints::Access;
 use crate::error::Result;
 use crate::lender::ForkTicket;
 use crate::stats::PagerStats;
@@ -42,6 +43,29 @@ pub(super) enum Call {
         address: usize,
         bytes: usize,
         protection: i32,
+    },
+    /// Take pages out that are not needed for now; they keep their contents.
+    PageOut {
+        address: usize,
+        bytes: usize,
+    },
+    Advise {
+        address: usize,
+        bytes: usize,
+        access: Access,
+    },
+    /// Bring pages in, and leave them there.
+    Pin {
+        address: usize,
+        bytes: usize,
+    },
+    Unpin {
+        address: usize,
+        bytes: usize,
+    },
+    /// Another budget.
+    Budget {
+        bytes: u64,
     },
     Publish,
     /// Finish all I/O, hand the engine over and stand still. If the stack of who asks is far memory, what it needs of it stays here.

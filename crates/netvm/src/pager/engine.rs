@@ -14,7 +14,7 @@ use crate::link::spin::Spin;
 use crate::runfile::Slot as RunSlot;
 use crate::stats::PagerStats;
 use netvm_core::limits::PAYLOAD_BYTES_MAX;
-use netvm_core::residency::{Entry, FRAME_MAX, FrameChain, FrameSet, PageQueue, PageState, Streams};
+use netvm_core::residency::{Entry, FRAME_MAX, FrameChain, FrameSet, Marks, PageQueue, PageState, Streams};
 use netvm_sys::cpu::Hold;
 use netvm_sys::paged::{Bell, PagedArea};
 use netvm_sys::thread::Gate;
@@ -88,6 +88,10 @@ pub(super) struct Engine {
     pub(super) busy_streak: usize,
     pub(super) placement: Placement,
     pub(super) tier: Tier,
+    /// How often each page is pinned: it is not evicted, and not in the queue of mapped pages once it has left it.
+    pub(super) pins: Marks,
+    /// [`Access`](super::hints::Access) of each page.
+    pub(super) advice: Marks,
     /// Evicted pages may be packed.
     pub(super) packing: bool,
     area: Range<usize>,
@@ -100,7 +104,9 @@ pub(super) struct Engine {
 
 impl Engine {
     pub(super) fn new(config: &PagerConfig, slot: Option<RunSlot>) -> Result<Self> {
-        let frames = (config.local_bytes / PAGE_BYTES as u64).min(u64::from(FRAME_MAX)) as usize;
+        let frames_of = |bytes: u64| (bytes / PAGE_BYTES as u64).min(u64::from(FRAME_MAX)) as usize;
+        let limit = frames_of(config.local_bytes);
+        let frames = limit.max(frames_of(config.local_bytes_max));
         let area_bytes = usize::try_from(config.area_bytes).map_err(|_| PagerError::SlotsExhausted)?;
         let paged =
             PagedArea::new(area_bytes & !(PAGE_BYTES - 1), frames, config.design).map_err(|source| {
@@ -135,7 +141,7 @@ impl Engine {
             cached: FrameChain::new(frames),
             backing,
             streams: Streams::new(config.prefetch_pages_max.min(TRANSFER_PAGES_MAX)),
-            budget: Budget::new(frames as u64, slot),
+            budget: Budget::new(limit as u64, slot),
             stats: PagerStats::default(),
             deferred: Vec::with_capacity(64),
             ranges: BTreeMap::new(),
@@ -145,6 +151,8 @@ impl Engine {
             writing_frames: 0,
             busy_streak: 0,
             placement: Placement::new(config.private_lender),
+            pins: Marks::new(),
+            advice: Marks::new(),
             tier: Tier::new(config.tier, frames),
             packing: true,
             area,
@@ -440,6 +448,7 @@ impl Engine {
         match call {
             Call::Map { address, bytes, protection } => {
                 let pages = self.pages(address, bytes)?;
+                self.forget_marks(pages.clone());
                 self.forget(pages)?;
                 self.remove_range(address, bytes);
                 self.paged.map_range(address, bytes, protection).map_err(|e| system("map far memory", e))?;
@@ -448,6 +457,7 @@ impl Engine {
             }
             Call::Unmap { address, bytes } => {
                 let pages = self.pages(address, bytes)?;
+                self.forget_marks(pages.clone());
                 self.forget(pages)?;
                 self.remove_range(address, bytes);
                 self.paged.unmap_range(address, bytes).map_err(|e| system("unmap far memory", e))?;
@@ -468,6 +478,17 @@ impl Engine {
             }
             Call::MakeLocal { address, bytes, protection } => self.make_local(address, bytes, protection),
             Call::WillNeed { address, bytes } => self.will_need(self.pages(address, bytes)?),
+            Call::PageOut { address, bytes } => self.page_out(self.pages(address, bytes)?),
+            Call::Advise { address, bytes, access } => {
+                self.advice.change(self.pages(address, bytes)?, |_| access as u32);
+                Ok(())
+            }
+            Call::Pin { address, bytes } => self.pin(self.pages(address, bytes)?),
+            Call::Unpin { address, bytes } => {
+                self.unpin(self.pages(address, bytes)?);
+                Ok(())
+            }
+            Call::Budget { bytes } => self.set_budget(bytes),
             Call::Publish => {
                 self.publish(pager);
                 Ok(())

@@ -77,6 +77,27 @@ pub enum PagerError {
         /// Address of the page.
         address: usize,
     },
+    /// The budget cannot be changed to this.
+    BudgetRange {
+        /// Bytes asked for.
+        bytes: u64,
+        /// The least that works now, with what is pinned.
+        min_bytes: u64,
+        /// The most that was provided for.
+        max_bytes: u64,
+    },
+    /// More would be pinned than the budget has room for.
+    PinnedTooMuch {
+        /// Bytes pinned with these.
+        bytes: u64,
+        /// The most that can be.
+        max_bytes: u64,
+    },
+    /// Far memory has pages of 4096 bytes.
+    PageSize {
+        /// Bytes asked for.
+        bytes: usize,
+    },
     /// Nearly all local pages are pinned by the kernel for I/O.
     LocalExhausted {
         /// Pages that could not be taken out.
@@ -145,6 +166,28 @@ impl fmt::Display for PagerError {
                     "the packed page at {address:#x} changed in local memory; test this machine's memory"
                 )
             }
+            Self::BudgetRange { bytes, min_bytes, max_bytes } if bytes < min_bytes => write!(
+                f,
+                "the local budget cannot be {} KiB: {} KiB are the least now; unpin memory, or leave more",
+                bytes >> 10,
+                min_bytes >> 10
+            ),
+            Self::BudgetRange { bytes, max_bytes, .. } => write!(
+                f,
+                "the local budget cannot be {} KiB: it was started with {} KiB as its limit (local_bytes_max, local_max)",
+                bytes >> 10,
+                max_bytes >> 10
+            ),
+            Self::PinnedTooMuch { bytes, max_bytes } => write!(
+                f,
+                "{} KiB cannot be pinned at once: three quarters of the local budget can, {} KiB",
+                bytes >> 10,
+                max_bytes >> 10
+            ),
+            Self::PageSize { bytes } => write!(
+                f,
+                "pages of {bytes} bytes are not supported: far memory has pages of 4096 bytes, and moves neighbours together"
+            ),
             Self::LocalExhausted { pages } => write!(
                 f,
                 "all {pages} local pages are pinned for I/O and none can be evicted; give a larger local budget"

@@ -109,11 +109,22 @@ impl Engine {
             let Some(page) = self.mapped.pop() else { break };
             let entry = self.table.get(page).with_queued(false);
             self.table.set(page, entry);
-            if entry.state() == PageState::Mapped {
+            // Who unpins it puts it back.
+            if entry.state() == PageState::Mapped && self.pins.get(page) == 0 {
                 victims[count] = page;
                 count += 1;
             }
         }
+        let taken = self.take_out(&victims[..count])?;
+        self.tier.note_evicted(taken);
+        self.tier.note_eviction(since, taken, packing);
+        Ok(taken)
+    }
+
+    /// Takes mapped pages, at most [`EVICT_PAGES`], out of the program's address space; writes those that changed. Returns how many it
+    /// took.
+    pub(super) fn take_out(&mut self, victims: &[u32]) -> Result<usize> {
+        let count = victims.len();
         // Neighbours are moved and written together.
         let mut start = 0;
         let mut taken = 0;
@@ -151,9 +162,7 @@ impl Engine {
                 }
             }
         }
-        self.tier.note_evicted(taken);
         self.write_back(&changed[..changes])?;
-        self.tier.note_eviction(since, taken, packing);
         Ok(taken)
     }
 
@@ -178,14 +187,15 @@ impl Engine {
         match repeated_word(self.paged.frame_bytes(frame as usize)) {
             Some(0) => {
                 self.backing.release_slot(entry.slot())?;
-                self.table.set(page, Entry::default());
+                self.table.set(page, Entry::default().with_queued(entry.queued()));
                 self.free.put(frame as usize, 1);
                 self.stats.zero_drops += 1;
                 return Ok(false);
             }
             Some(word) if self.tier.choice.policy() != Policy::Lender => {
                 self.backing.release_slot(entry.slot())?;
-                self.table.set(page, Entry::default().with_state(PageState::Filled));
+                self.table
+                    .set(page, Entry::default().with_state(PageState::Filled).with_queued(entry.queued()));
                 self.table.set_hash(page, word);
                 self.free.put(frame as usize, 1);
                 self.stats.filled += 1;

@@ -35,7 +35,7 @@ impl Engine {
                 self.paged.wake(fault.address, PAGE_BYTES).map_err(|e| system("wake a thread", e))
             }
             PageState::Untouched => {
-                let ahead = self.streams.fault(page);
+                let ahead = self.ahead(page);
                 self.zero_fill(page, ahead.map, fault)
             }
             PageState::Cached
@@ -43,7 +43,7 @@ impl Engine {
             | PageState::Remote
             | PageState::Packed
             | PageState::Filled => {
-                let ahead = self.streams.fault(page);
+                let ahead = self.ahead(page);
                 if self.bring_in(page, ahead.map)? {
                     self.read_ahead(page, ahead)
                 } else {

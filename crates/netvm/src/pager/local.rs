@@ -24,7 +24,7 @@ impl Engine {
         let pages = self.pages(address, bytes)?;
         let mut copy =
             LocalCopy::new(bytes).map_err(|e| system("get local memory for pages that stay", e))?;
-        let done = self.take_out(pages.clone(), &mut copy).and_then(|()| {
+        let done = self.copy_out(pages.clone(), &mut copy).and_then(|()| {
             // Nothing of the range is left; transfers on their way find that out.
             self.forget(pages.clone())?;
             self.remove_range(address, bytes);
@@ -43,7 +43,7 @@ impl Engine {
     }
 
     /// Moves the contents of all pages to `copy`; they are untouched afterwards.
-    fn take_out(&mut self, pages: Range<u32>, copy: &mut LocalCopy) -> Result<()> {
+    fn copy_out(&mut self, pages: Range<u32>, copy: &mut LocalCopy) -> Result<()> {
         let mut from = pages.start;
         while let Some(first) = self.table.next_touched(from..pages.end) {
             let end = pages.end.min(first + EVICT_PAGES as u32);

@@ -12,6 +12,7 @@ mod error;
 mod evict;
 mod fault;
 mod fork;
+mod hints;
 mod local;
 mod placement;
 mod range;
@@ -20,6 +21,7 @@ mod table;
 mod tier;
 
 pub use error::PagerError;
+pub use hints::Access;
 pub use netvm_core::tier::Policy as TierPolicy;
 pub use netvm_sys::paged::FrameDesign;
 pub use range::FarRange;
@@ -54,6 +56,8 @@ const STACK_BYTES: usize = 256 << 10;
 pub struct PagerConfig {
     /// Local memory for far pages, in bytes: at most this much of the far memory is in this machine at any time.
     pub local_bytes: u64,
+    /// How far [`Pager::set_local_bytes`] may raise it, in bytes: 20 bytes of memory for each 4096 of it. 0: not at all.
+    pub local_bytes_max: u64,
     /// Addresses of the lenders: `HOST:PORT` or `unix:/path`.
     pub lenders: Vec<String>,
     /// How many lenders hold each page: 1 to 4, and to the number of lenders. With 2 or more, far memory survives the loss of all
@@ -91,6 +95,7 @@ impl Default for PagerConfig {
     fn default() -> Self {
         Self {
             local_bytes: 256 << 20,
+            local_bytes_max: 0,
             lenders: Vec::new(),
             replicas: 1,
             security: Security::default(),

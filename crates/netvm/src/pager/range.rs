@@ -40,13 +40,31 @@ impl Pager {
     /// # Errors
     /// [`PagerError::AreaFull`] when no addresses are left; as [`Pager::map`].
     pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<FarRange> {
+        let (address, bytes) = self.take_range(bytes, PAGE_BYTES)?;
+        Ok(FarRange { pager: Arc::clone(self), process: std::process::id(), address, bytes })
+    }
+
+    /// Zero far memory at a multiple of `alignment`, a power of two: its address, and its bytes in whole pages.
+    pub(crate) fn take_range(&self, bytes: usize, alignment: usize) -> Result<(usize, usize)> {
         let full = || PagerError::AreaFull { bytes, area_bytes: self.area.len() };
         let bytes = bytes.checked_next_multiple_of(PAGE_BYTES).filter(|bytes| *bytes > 0).ok_or_else(full)?;
-        let address = self.addresses.with(self, |free| free.take(bytes, PAGE_BYTES)).ok_or_else(full)?;
-        // Given back also when it cannot be mapped.
-        let range = FarRange { pager: Arc::clone(self), process: std::process::id(), address, bytes };
-        self.map(address, bytes, libc::PROT_READ | libc::PROT_WRITE)?;
-        Ok(range)
+        let take = |free: &mut FreeRanges| free.take(bytes, alignment.max(PAGE_BYTES));
+        let address = self.addresses.with(self, take).ok_or_else(full)?;
+        match self.map(address, bytes, libc::PROT_READ | libc::PROT_WRITE) {
+            Ok(()) => Ok((address, bytes)),
+            Err(error) => {
+                self.give_range(address, bytes);
+                Err(error)
+            }
+        }
+    }
+
+    /// Whole pages of what [`Pager::take_range`] gave are not needed any more.
+    pub(crate) fn give_range(&self, address: usize, bytes: usize) {
+        // Addresses that cannot be unmapped are never used again.
+        if self.unmap(address, bytes).is_ok() {
+            self.addresses.with(self, |free| free.put(address, bytes));
+        }
     }
 }
 
@@ -60,9 +78,8 @@ impl FarRange {
 
 impl Drop for FarRange {
     fn drop(&mut self) {
-        // Addresses that cannot be unmapped are never used again.
-        if self.process == std::process::id() && self.pager.unmap(self.address, self.bytes).is_ok() {
-            self.pager.addresses.with(&self.pager, |free| free.put(self.address, self.bytes));
+        if self.process == std::process::id() {
+            self.pager.give_range(self.address, self.bytes);
         }
     }
 }

@@ -1,0 +1,138 @@
+//! Blocks of far memory: small ones from spans of their size, large ones in pages of their own.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use allocator_api2::alloc::Layout;
+use netvm_core::heap::{Given, Heap, SPAN_BYTES, small_bytes};
+use netvm_sys::allocator::Blocks;
+use netvm_sys::uffd::PAGE_BYTES;
+
+use crate::pager::Pager;
+
+/// All blocks of one far memory.
+pub(super) struct FarBlocks {
+    pager: Arc<Pager>,
+    heap: Mutex<Heap>,
+    /// Far memory is not inherited: a child of a fork has nothing to give back.
+    process: u32,
+}
+
+impl FarBlocks {
+    pub(super) fn new(pager: Arc<Pager>) -> Self {
+        Self { pager, heap: Mutex::new(Heap::new()), process: std::process::id() }
+    }
+
+    fn heap(&self) -> MutexGuard<'_, Heap> {
+        self.heap.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Moves a large block to `bytes` bytes elsewhere: its pages, not their bytes.
+    fn relocate(&self, address: usize, held: usize, new: Layout) -> Option<usize> {
+        let (to, bytes) = self.pager.take_range(new.size(), new.align()).ok()?;
+        if self.pager.relocate(address, to, held).is_err() {
+            self.merge(address, to, held);
+        }
+        self.pager.give_range(address, held);
+        debug_assert!(bytes >= held);
+        Some(to)
+    }
+
+    /// Zeros in the bytes `from..to` of a block.
+    fn clear(&self, address: usize, from: usize, to: usize, zeroed: bool) {
+        if zeroed
+            && from < to
+            && let Ok(memory) = self.pager.memory(address + from, to - from)
+        {
+            memory.fill(0);
+        }
+    }
+
+    /// What was moved is zero at its old place, and what was not is zero at its new one.
+    #[cold]
+    fn merge(&self, from: usize, to: usize, bytes: usize) {
+        let (Ok(from), Ok(to)) = (self.pager.memory(from, bytes), self.pager.memory(to, bytes)) else {
+            return;
+        };
+        let (mut old, mut new) = (vec![0; PAGE_BYTES], vec![0; PAGE_BYTES]);
+        for at in (0..bytes).step_by(PAGE_BYTES) {
+            // Both are whole pages.
+            let both = from.read_into(at, &mut old).and(to.read_into(at, &mut new));
+            if both.is_some() {
+                new.iter_mut().zip(&old).for_each(|(new, old)| *new |= old);
+                let _ = to.write_from(at, &new);
+            }
+        }
+    }
+}
+
+fn is_large(layout: Layout) -> bool {
+    small_bytes(layout.size(), layout.align()).is_none()
+}
+
+fn page_bytes(layout: Layout) -> usize {
+    layout.size().next_multiple_of(PAGE_BYTES)
+}
+
+impl Blocks for FarBlocks {
+    fn take(&self, layout: Layout) -> Option<usize> {
+        if is_large(layout) {
+            return self.pager.take_range(layout.size(), layout.align()).ok().map(|(address, _)| address);
+        }
+        let mut heap = self.heap();
+        if let Some(block) = heap.take(layout.size(), layout.align()) {
+            return Some(block);
+        }
+        let (span, _) = self.pager.take_range(SPAN_BYTES, SPAN_BYTES).ok()?;
+        heap.add(span, layout.size(), layout.align());
+        heap.take(layout.size(), layout.align())
+    }
+
+    fn is_zero(&self, layout: Layout) -> bool {
+        is_large(layout)
+    }
+
+    fn give(&self, address: usize, layout: Layout) {
+        if self.process != std::process::id() {
+            return;
+        }
+        if is_large(layout) {
+            return self.pager.give_range(address, page_bytes(layout));
+        }
+        let given = self.heap().give(address, layout.size(), layout.align());
+        debug_assert!(given.is_ok(), "{address:#x} is no block");
+        if let Ok(Given::Empty(span)) = given {
+            self.pager.give_range(span, SPAN_BYTES);
+        }
+    }
+
+    fn resize(&self, address: usize, old: Layout, new: Layout, zeroed: bool) -> Option<usize> {
+        let small = |layout: Layout| small_bytes(layout.size(), layout.align());
+        if let (Some(old_block), Some(new_block)) = (small(old), small(new)) {
+            let same = (old_block == new_block).then_some(address)?;
+            self.clear(same, old.size(), new.size(), zeroed);
+            return Some(same);
+        }
+        if !is_large(old) || !is_large(new) || !address.is_multiple_of(new.align()) {
+            return None;
+        }
+        let (held, needed) = (page_bytes(old), page_bytes(new));
+        // What was once used of the last page; whole new pages are zero.
+        self.clear(address, old.size(), new.size().min(held), zeroed);
+        if needed > held {
+            return self.relocate(address, held, new);
+        }
+        if needed < held {
+            self.pager.give_range(address + needed, held - needed);
+        }
+        Some(address)
+    }
+}
+
+impl Drop for FarBlocks {
+    fn drop(&mut self) {
+        if self.process == std::process::id() {
+            let spans: Vec<usize> = self.heap().spans().collect();
+            spans.into_iter().for_each(|span| self.pager.give_range(span, SPAN_BYTES));
+        }
+    }
+}

@@ -1,0 +1,369 @@
+//! Far memory for the collections of a program: more than this machine has, or may be used.
+//!
+//! ```no_run
+//! use netvm::far::FarMemory;
+//!
+//! let far = FarMemory::builder().local(64 << 20).lender("10.0.0.5:7070").start()?;
+//! let mut numbers = far.vec::<u64>();
+//! numbers.extend(0..100_000_000);
+//! far.sequential(&numbers);
+//! println!("{}", numbers.iter().sum::<u64>());
+//! # Ok::<(), netvm::Error>(())
+//! ```
+//!
+//! [`FarMemory::alloc`] is an allocator for the collections of [`allocator_api2`] and hashbrown, so what they hand out are ordinary
+//! references: a page that is not in this machine is brought in when it is touched. All collections of one `FarMemory` share its budget of
+//! local memory. docs/design/far.md has the whole.
+
+mod blocks;
+
+use std::fmt;
+use std::mem::size_of_val;
+use std::ops::{Deref, DerefMut};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::{Error, Result};
+use crate::pager::{Access, FarRange, Pager, PagerConfig, PagerError, TierPolicy};
+use crate::security::{Encryption, Secret, Security};
+use crate::shm::LinkChoice;
+use crate::stats::PagerStats;
+use blocks::FarBlocks;
+use netvm_sys::allocator;
+use netvm_sys::uffd::PAGE_BYTES;
+
+pub use allocator_api2;
+pub use netvm_sys::allocator::{Alloc as FarAlloc, Plain};
+
+/// A vector in far memory.
+pub type FarVec<T> = allocator_api2::vec::Vec<T, FarAlloc>;
+/// A value, or a slice, in far memory.
+pub type FarBox<T> = allocator_api2::boxed::Box<T, FarAlloc>;
+
+/// Far memory of this process. Clones are the same.
+///
+/// Its thread, and the connections to its lenders, live as long as the process. A child of a fork has none of it: touching it there is
+/// a segmentation fault, never a zero.
+#[derive(Clone)]
+pub struct FarMemory {
+    pager: Arc<Pager>,
+    alloc: FarAlloc,
+}
+
+impl fmt::Debug for FarMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FarMemory").field("pager", &self.pager).finish_non_exhaustive()
+    }
+}
+
+/// How far memory is set up; see [`FarMemory::builder`].
+#[derive(Clone)]
+pub struct FarBuilder {
+    config: PagerConfig,
+    page_bytes: usize,
+}
+
+impl fmt::Debug for FarBuilder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let PagerConfig { local_bytes, lenders, replicas, .. } = &self.config;
+        let mut all = f.debug_struct("FarBuilder");
+        all.field("local_bytes", local_bytes).field("lenders", lenders).field("replicas", replicas);
+        all.finish_non_exhaustive()
+    }
+}
+
+impl FarMemory {
+    /// How it is to be.
+    pub fn builder() -> FarBuilder {
+        let config = PagerConfig { name: program_name(), ..PagerConfig::default() };
+        FarBuilder { config, page_bytes: PAGE_BYTES }
+    }
+
+    /// An allocator for collections. Their blocks are in far memory; what the allocator itself has to remember is not.
+    ///
+    /// A block is addresses: lenders are asked for memory when pages have to leave this machine, and when they have none then, the
+    /// process ends, as it does when a page is lost.
+    pub fn alloc(&self) -> FarAlloc {
+        self.alloc.clone()
+    }
+
+    /// An empty vector. A large one grows by moving its pages, not their bytes.
+    pub fn vec<T>(&self) -> FarVec<T> {
+        FarVec::new_in(self.alloc())
+    }
+
+    /// A value in far memory.
+    ///
+    /// # Errors
+    /// [`PagerError::AreaFull`].
+    pub fn boxed<T>(&self, value: T) -> Result<FarBox<T>> {
+        FarBox::try_new_in(value, self.alloc()).map_err(|_| self.full(size_of::<T>()))
+    }
+
+    /// `len` zeros. Those that are never written cost nothing.
+    ///
+    /// # Errors
+    /// [`PagerError::AreaFull`].
+    pub fn zeroed<T: Plain>(&self, len: usize) -> Result<FarBox<[T]>> {
+        allocator::zeroed(&self.alloc, len).map_err(|_| self.full(len.saturating_mul(size_of::<T>())))
+    }
+
+    /// Bytes without a type, which other processes may be given: [`crate::memory::Memory`] is made from them.
+    ///
+    /// # Errors
+    /// [`PagerError::AreaFull`].
+    pub fn range(&self, bytes: usize) -> Result<FarRange> {
+        self.pager.allocate(bytes)
+    }
+
+    fn full(&self, bytes: usize) -> Error {
+        PagerError::AreaFull { bytes, area_bytes: self.pager.area().len() }.into()
+    }
+
+    /// Another local budget, in bytes, while the program runs. A smaller one holds when this returns.
+    ///
+    /// # Errors
+    /// [`PagerError::BudgetRange`] below 4 MiB, below what pins need, and above [`FarBuilder::local_max`].
+    pub fn set_local(&self, bytes: u64) -> Result<()> {
+        self.pager.set_local_bytes(bytes)
+    }
+
+    /// Begins to bring these in; returns at once.
+    pub fn will_need<T>(&self, values: &[T]) {
+        self.on_pages(values, true, |address, bytes| self.pager.will_need(address, bytes));
+    }
+
+    /// These are not needed for now: their pages leave local memory before others, and keep their contents.
+    pub fn wont_need<T>(&self, values: &[T]) {
+        self.on_pages(values, false, |address, bytes| self.pager.page_out(address, bytes));
+    }
+
+    /// These are going to be used from the first to the last: what comes next is fetched from the first fault on.
+    pub fn sequential<T>(&self, values: &[T]) {
+        self.on_pages(values, false, |address, bytes| {
+            self.pager.advise(address, bytes, Access::Sequential);
+        });
+    }
+
+    /// These are going to be used here and there: nothing is fetched that was not asked for.
+    pub fn random<T>(&self, values: &[T]) {
+        self.on_pages(values, false, |address, bytes| self.pager.advise(address, bytes, Access::Random));
+    }
+
+    /// Nothing is known of how these are going to be used any more.
+    pub fn normal<T>(&self, values: &[T]) {
+        self.on_pages(values, true, |address, bytes| self.pager.advise(address, bytes, Access::Normal));
+    }
+
+    /// Brings these in and keeps them in local memory, until the pin is dropped: `&[T]`, `&mut [T]`, or a whole collection.
+    ///
+    /// # Errors
+    /// [`PagerError::PinnedTooMuch`] when all pins together need more than three quarters of the budget.
+    pub fn pin<T, V: Deref<Target = [T]>>(&self, values: V) -> Result<Pin<'_, V>> {
+        let (address, bytes) = self.pages(&values, true).unwrap_or_default();
+        if bytes > 0 {
+            self.pager.pin(address, bytes)?;
+        }
+        Ok(Pin { values, pager: &self.pager, address, bytes })
+    }
+
+    /// Sets all of these to zero, and gives back what they used, here and at the lenders.
+    pub fn discard<T: Plain>(&self, values: &mut [T]) {
+        let area = self.pager.area();
+        allocator::discard(values, PAGE_BYTES, |address, bytes| {
+            area.contains(&address) && self.pager.discard(address, bytes).is_ok()
+        });
+    }
+
+    /// What it did so far.
+    pub fn stats(&self) -> PagerStats {
+        self.pager.stats()
+    }
+
+    /// The pages of values: all that they touch, or those that are theirs alone. `None` for none, and when they are elsewhere.
+    fn pages<T>(&self, values: &[T], all: bool) -> Option<(usize, usize)> {
+        let (start, bytes) = (values.as_ptr() as usize, size_of_val(values));
+        let end = start + bytes;
+        let down = |address: usize| address / PAGE_BYTES * PAGE_BYTES;
+        let up = |address: usize| address.next_multiple_of(PAGE_BYTES);
+        let (first, last) = if all { (down(start), up(end)) } else { (up(start), down(end)) };
+        (bytes > 0 && first < last && self.pager.area().contains(&start)).then(|| (first, last - first))
+    }
+
+    fn on_pages<T>(&self, values: &[T], all: bool, run: impl FnOnce(usize, usize)) {
+        if let Some((address, bytes)) = self.pages(values, all) {
+            run(address, bytes);
+        }
+    }
+}
+
+impl FarBuilder {
+    /// Local memory for far pages, in bytes: at least 4 MiB. 256 MiB if it is not given.
+    #[must_use]
+    pub fn local(mut self, bytes: u64) -> Self {
+        self.config.local_bytes = bytes;
+        self
+    }
+
+    /// How far [`FarMemory::set_local`] may raise that, in bytes. It costs 20 bytes for each 4096.
+    #[must_use]
+    pub fn local_max(mut self, bytes: u64) -> Self {
+        self.config.local_bytes_max = bytes;
+        self
+    }
+
+    /// One more lender, by its address: `HOST:PORT` or `unix:/path`.
+    #[must_use]
+    pub fn lender(mut self, address: impl Into<String>) -> Self {
+        self.config.lenders.push(address.into());
+        self
+    }
+
+    /// More lenders.
+    #[must_use]
+    pub fn lenders(mut self, addresses: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.config.lenders.extend(addresses.into_iter().map(Into::into));
+        self
+    }
+
+    /// How many lenders have each page, 1 to 4: see `PagerConfig::replicas`.
+    #[must_use]
+    pub fn replicas(mut self, replicas: usize) -> Self {
+        self.config.replicas = replicas;
+        self
+    }
+
+    /// Whether pages that leave are packed in local memory first, when that pays.
+    #[must_use]
+    pub fn tier(mut self, policy: TierPolicy) -> Self {
+        self.config.tier = policy;
+        self
+    }
+
+    /// Whether lenders on this host are read and written without them.
+    #[must_use]
+    pub fn link(mut self, link: LinkChoice) -> Self {
+        self.config.link = link;
+        self
+    }
+
+    /// The CPU of the pager's thread; it follows the thread that faults if none is given.
+    #[must_use]
+    pub fn cpu(mut self, cpu: usize) -> Self {
+        self.config.cpu = Some(cpu);
+        self
+    }
+
+    /// The secret to prove to the lenders.
+    #[must_use]
+    pub fn secret(mut self, secret: Secret) -> Self {
+        self.config.security.secret = Some(secret);
+        self
+    }
+
+    /// The secret to prove to the lenders, from its file.
+    ///
+    /// # Errors
+    /// As [`Secret::from_file`].
+    pub fn secret_file(self, path: impl AsRef<Path>) -> Result<Self> {
+        Ok(self.secret(Secret::from_file(path.as_ref())?))
+    }
+
+    /// Whether the connections are encrypted.
+    #[must_use]
+    pub fn encryption(mut self, encryption: Encryption) -> Self {
+        self.config.security.encryption = encryption;
+        self
+    }
+
+    /// Secret, and encryption of the connections.
+    #[must_use]
+    pub fn security(mut self, security: Security) -> Self {
+        self.config.security = security;
+        self
+    }
+
+    /// Addresses to reserve, in bytes: the limit of all far memory together. 1 TiB if it is not given.
+    #[must_use]
+    pub fn area(mut self, bytes: u64) -> Self {
+        self.config.area_bytes = bytes;
+        self
+    }
+
+    /// Bytes of a page: 4096, and nothing else for now.
+    #[must_use]
+    pub fn page_bytes(mut self, bytes: usize) -> Self {
+        self.page_bytes = bytes;
+        self
+    }
+
+    /// How long a lender may take to answer before it is given up.
+    #[must_use]
+    pub fn lender_timeout(mut self, timeout: Duration) -> Self {
+        self.config.lender_timeout = timeout;
+        self
+    }
+
+    /// The name under which the lenders list this process.
+    #[must_use]
+    pub fn name(mut self, name: impl Into<String>) -> Self {
+        self.config.name = name.into();
+        self
+    }
+
+    /// Connects to the lenders and starts.
+    ///
+    /// # Errors
+    /// As [`Pager::start`]; [`PagerError::PageSize`].
+    pub fn start(self) -> Result<FarMemory> {
+        if self.page_bytes != PAGE_BYTES {
+            return Err(PagerError::PageSize { bytes: self.page_bytes }.into());
+        }
+        let pager = Pager::start(self.config)?;
+        let alloc = FarAlloc::new(Arc::new(FarBlocks::new(Arc::clone(&pager))));
+        Ok(FarMemory { pager, alloc })
+    }
+}
+
+fn program_name() -> String {
+    let name = std::env::args_os().next().unwrap_or_default();
+    Path::new(&name).file_name().unwrap_or_default().to_string_lossy().into_owned()
+}
+
+/// Values that stay in local memory as long as it lives.
+pub struct Pin<'a, V> {
+    values: V,
+    pager: &'a Pager,
+    address: usize,
+    bytes: usize,
+}
+
+impl<V> fmt::Debug for Pin<'_, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Pin").field("bytes", &self.bytes).finish_non_exhaustive()
+    }
+}
+
+impl<V: Deref> Deref for Pin<'_, V> {
+    type Target = V::Target;
+
+    fn deref(&self) -> &V::Target {
+        &self.values
+    }
+}
+
+impl<V: DerefMut> DerefMut for Pin<'_, V> {
+    fn deref_mut(&mut self) -> &mut V::Target {
+        &mut self.values
+    }
+}
+
+impl<V> Drop for Pin<'_, V> {
+    fn drop(&mut self) {
+        if self.bytes > 0 {
+            // It was pinned with these.
+            let _ = self.pager.unpin(self.address, self.bytes);
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! What a program tells of its future: budget, pins, advice. See docs/design/far.md.
+
+use super::engine::{EVICT_PAGES, Engine};
+use super::error::PagerError;
+use super::{LOCAL_BYTES_MIN, Pager};
+use crate::error::Result;
+use netvm_core::residency::{Ahead, PageState};
+use netvm_sys::uffd::PAGE_BYTES;
+use std::ops::Range;
+
+use super::calls::Call;
+
+/// How a range is going to be read and written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Access {
+    /// Streams are recognised.
+    #[default]
+    Normal = 0,
+    /// In order: as much as possible is fetched ahead from the first fault on.
+    Sequential = 1,
+    /// In no order: nothing is fetched ahead.
+    Random = 2,
+}
+
+/// Of four pages of the budget, so many may be pinned.
+const PINNED_QUARTERS: u64 = 3;
+/// Pages that are brought in between two looks at what has come.
+const PIN_STEP: u32 = 256;
+/// Looks in a row after which nothing came.
+const PIN_TRIES: u32 = 1000;
+
+impl Pager {
+    /// Another local budget, in bytes, up to `PagerConfig::local_bytes_max`. A smaller one holds when this returns: other pages have
+    /// been given up.
+    ///
+    /// # Errors
+    /// [`PagerError::BudgetRange`], and nothing is changed.
+    pub fn set_local_bytes(&self, bytes: u64) -> Result<()> {
+        self.call(Call::Budget { bytes })
+    }
+
+    /// Brings a range in and keeps it in local memory until [`Pager::unpin`], which is called once for each call of this.
+    ///
+    /// # Errors
+    /// [`PagerError::PinnedTooMuch`] when less than a quarter of the budget would be left; [`PagerError::OutsideFarMemory`] off page
+    /// boundaries. Nothing is pinned then.
+    pub fn pin(&self, address: usize, bytes: usize) -> Result<()> {
+        self.call(Call::Pin { address, bytes })
+    }
+
+    /// The end of one [`Pager::pin`] of this range.
+    ///
+    /// # Errors
+    /// [`PagerError::OutsideFarMemory`] off page boundaries.
+    pub fn unpin(&self, address: usize, bytes: usize) -> Result<()> {
+        self.call(Call::Unpin { address, bytes })
+    }
+
+    /// How a range is going to be used, until it is unmapped; a hint.
+    pub fn advise(&self, address: usize, bytes: usize, access: Access) {
+        // A hint that cannot be followed changes nothing.
+        let _ = self.call(Call::Advise { address, bytes, access });
+    }
+
+    /// A range is not needed for now: its pages are the next to leave local memory, with their contents (MADV_PAGEOUT); a hint.
+    pub fn page_out(&self, address: usize, bytes: usize) {
+        let _ = self.call(Call::PageOut { address, bytes });
+    }
+}
+
+impl Engine {
+    /// How far to run ahead of a fault.
+    #[inline]
+    pub(super) fn ahead(&mut self, page: u32) -> Ahead {
+        const RANDOM: u32 = Access::Random as u32;
+        const SEQUENTIAL: u32 = Access::Sequential as u32;
+        match self.advice.get(page) {
+            RANDOM => Ahead { map: 1, fetch: 0 },
+            SEQUENTIAL => self.streams.fault_in_stream(page),
+            _ => self.streams.fault(page),
+        }
+    }
+
+    /// A range is somebody else's from now on.
+    pub(super) fn forget_marks(&mut self, pages: Range<u32>) {
+        for marks in [&mut self.pins, &mut self.advice] {
+            if !marks.is_empty() {
+                marks.change(pages.clone(), |_| 0);
+            }
+        }
+    }
+
+    fn pinnable(frames: u64) -> u64 {
+        frames / 4 * PINNED_QUARTERS
+    }
+
+    pub(super) fn pin(&mut self, pages: Range<u32>) -> Result<()> {
+        self.pins.change(pages.clone(), |pins| pins + 1);
+        let pinned = self.pins.count();
+        let max = Self::pinnable(self.budget.frames_max());
+        if pinned > max {
+            self.unpin(pages);
+            let (bytes, max_bytes) = (pinned * PAGE_BYTES as u64, max * PAGE_BYTES as u64);
+            return Err(PagerError::PinnedTooMuch { bytes, max_bytes }.into());
+        }
+        let result = self.bring_all_in(pages.clone());
+        if result.is_err() {
+            self.unpin(pages);
+        }
+        result
+    }
+
+    fn bring_all_in(&mut self, pages: Range<u32>) -> Result<()> {
+        let is_in = |state| matches!(state, PageState::Mapped | PageState::Untouched);
+        let (mut from, mut tries) = (pages.start, 0);
+        while let Some(page) = (from..pages.end).find(|&page| !is_in(self.table.get(page).state())) {
+            tries = if page > from { 0 } else { tries + 1 };
+            if tries > PIN_TRIES {
+                return Err(PagerError::LocalExhausted { pages: self.mapped.len() as u64 }.into());
+            }
+            from = page;
+            for page in page..pages.end.min(page.saturating_add(PIN_STEP)) {
+                let entry = self.table.get(page);
+                if entry.state() == PageState::Writing {
+                    self.table.set(page, entry.with_wanted(true));
+                }
+            }
+            self.bring_in(page, PIN_STEP.min(pages.end - page))?;
+            self.finish_all()?;
+        }
+        Ok(())
+    }
+
+    pub(super) fn unpin(&mut self, pages: Range<u32>) {
+        self.pins.change(pages.clone(), |pins| pins.saturating_sub(1));
+        // What left the queue because it was pinned may be evicted again.
+        for page in pages {
+            let entry = self.table.get(page);
+            if entry.state() == PageState::Mapped && !entry.queued() && self.pins.get(page) == 0 {
+                self.note_mapped(page, entry);
+            }
+        }
+    }
+
+    pub(super) fn page_out(&mut self, pages: Range<u32>) -> Result<()> {
+        let mut victims = [0; EVICT_PAGES];
+        let (mut from, mut count) = (pages.start, 0);
+        while let Some(page) = self.table.next_touched(from..pages.end) {
+            from = page + 1;
+            if self.table.get(page).state() != PageState::Mapped || self.pins.get(page) != 0 {
+                continue;
+            }
+            victims[count] = page;
+            count += 1;
+            if count == EVICT_PAGES {
+                self.take_out(&victims)?;
+                self.progress()?;
+                count = 0;
+            }
+        }
+        self.take_out(&victims[..count]).map(drop)
+    }
+
+    pub(super) fn set_budget(&mut self, bytes: u64) -> Result<()> {
+        let frames = bytes / PAGE_BYTES as u64;
+        let pinned = self.pins.count();
+        let min_bytes = LOCAL_BYTES_MIN.max(pinned.div_ceil(PINNED_QUARTERS) * 4 * PAGE_BYTES as u64);
+        let max_bytes = (self.paged.frames() * PAGE_BYTES) as u64;
+        if bytes < min_bytes || bytes > max_bytes {
+            return Err(PagerError::BudgetRange { bytes, min_bytes, max_bytes }.into());
+        }
+        self.budget.set_frames_max(frames);
+        self.shrink()
+    }
+}

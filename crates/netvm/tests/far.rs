@@ -1,0 +1,251 @@
+//! Far memory as a library: collections, hints, budget.
+
+mod common;
+
+use common::{Lent, Random, alone, lend};
+use hashbrown::{DefaultHashBuilder, HashMap};
+use netvm::far::{FarAlloc, FarBuilder, FarMemory, FarVec};
+use netvm::lender::LinkChoice;
+use netvm::pager::TierPolicy;
+
+const PAGE: usize = 4096;
+const MIB: u64 = 1 << 20;
+
+fn builder(lent: &Lent, local_bytes: u64) -> FarBuilder {
+    // What is counted does not depend on what packing costs today.
+    FarMemory::builder().local(local_bytes).lender(lent.address()).area(1 << 36).tier(TierPolicy::Lender)
+}
+
+fn far(lent: &Lent, local_bytes: u64) -> FarMemory {
+    builder(lent, local_bytes).start().unwrap()
+}
+
+/// Words that nobody packs or guesses.
+fn words(far: &FarMemory, count: usize, seed: u64) -> FarVec<u64> {
+    let mut random = Random::new(seed);
+    let mut words = far.vec();
+    words.extend((0..count).map(|_| random.next()));
+    words
+}
+
+fn check(words: &[u64], seed: u64) {
+    let mut random = Random::new(seed);
+    assert!(words.iter().all(|&word| word == random.next()));
+}
+
+#[test]
+fn collections_are_larger_than_the_budget() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(256 << 20);
+    let far = far(&lent, 8 * MIB);
+    let mut map: HashMap<u64, String, DefaultHashBuilder, FarAlloc> = HashMap::new_in(far.alloc());
+    let mut vec = words(&far, 3 << 20, 1);
+    for (index, &word) in vec.iter().enumerate().step_by(31) {
+        map.insert(word, index.to_string());
+    }
+    vec.sort_unstable();
+    assert!(vec.is_sorted());
+    let mut random = Random::new(1);
+    for index in 0..vec.len() {
+        let word = random.next();
+        if index % 31 == 0 {
+            assert_eq!(map.remove(&word), Some(index.to_string()));
+        }
+        if index % 1009 == 0 {
+            assert!(vec.binary_search(&word).is_ok());
+        }
+    }
+    assert!(map.is_empty());
+    let stats = far.stats();
+    assert!(stats.local_frames_peak <= 8 * MIB / PAGE as u64, "{stats:?}");
+    assert!(stats.remote_reads > 4096, "{stats:?}");
+    drop((vec, map));
+    // One span is kept for each size.
+    assert!(far.stats().far_pages < 64, "everything was given back");
+}
+
+#[test]
+fn small_blocks_of_many_threads_keep_their_contents() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(256 << 20);
+    let far = far(&lent, 8 * MIB);
+    std::thread::scope(|scope| {
+        for seed in 0..3 {
+            let far = far.clone();
+            scope.spawn(move || {
+                let mut random = Random::new(seed);
+                let mut blocks: Vec<(u64, FarVec<u8>)> = Vec::new();
+                for _ in 0..40_000 {
+                    let word = random.next();
+                    if !word.is_multiple_of(3) || blocks.is_empty() {
+                        let mut block = far.vec();
+                        let bytes = (random.next() % (1 << (4 + word % 10))) as usize;
+                        block.resize(bytes, word as u8);
+                        if word.is_multiple_of(5) {
+                            block.resize(bytes * 3 / 2, word as u8);
+                            block.shrink_to_fit();
+                        }
+                        blocks.push((word, block));
+                    } else {
+                        let (word, block) = blocks.swap_remove(random.next() as usize % blocks.len());
+                        assert!(block.iter().all(|&byte| byte == word as u8));
+                    }
+                }
+                for (word, block) in blocks {
+                    assert!(block.iter().all(|&byte| byte == word as u8));
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn a_large_vector_grows_and_shrinks_by_moving_pages() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(256 << 20);
+    let far = far(&lent, 4 * MIB);
+    let mut vec = words(&far, 2 << 20, 5);
+    vec.shrink_to_fit();
+    let before = far.stats();
+    vec.reserve_exact(8 << 20);
+    let moved = far.stats();
+    // A copy would have read all 4096 pages, and written them again.
+    assert!(moved.remote_reads - before.remote_reads < 512, "{before:?} {moved:?}");
+    check(&vec[..2 << 20], 5);
+    vec.truncate(100_000);
+    vec.shrink_to_fit();
+    check(&vec, 5);
+    vec.truncate(300);
+    vec.shrink_to_fit();
+    check(&vec, 5);
+    let mut zeros = far.zeroed::<u64>(4 << 20).unwrap();
+    assert!(zeros.iter().step_by(500).all(|&zero| zero == 0));
+    zeros[3 << 20] = 1;
+    assert_eq!(zeros.iter().rev().find(|&&word| word != 0), Some(&1));
+    assert_eq!(*far.boxed([7_u64; 3]).unwrap(), [7; 3]);
+}
+
+#[test]
+fn discarded_values_are_zero_and_their_neighbours_are_not() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let far = far(&lent, 4 * MIB);
+    let mut vec = words(&far, 1 << 20, 3);
+    let pages = far.stats().far_pages;
+    far.discard(&mut vec[1001..1_000_003]);
+    assert!(far.stats().far_pages < pages / 10);
+    let mut random = Random::new(3);
+    for (index, &word) in vec.iter().enumerate() {
+        let was = random.next();
+        assert_eq!(word, if (1001..1_000_003).contains(&index) { 0 } else { was }, "word {index}");
+    }
+    // Elsewhere it does the same, by hand.
+    let mut local = vec![1_u8; 20_000];
+    far.discard(&mut local[1..]);
+    assert!(local[0] == 1 && local[1..].iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn pinned_values_stay() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(128 << 20);
+    let far = far(&lent, 8 * MIB);
+    let mut hot = words(&far, 1 << 19, 7);
+    let cold = words(&far, 4 << 20, 8);
+    let mut pin = far.pin(&mut hot[..]).unwrap();
+    let faults = || far.stats().faults;
+    let before = faults();
+    check(&pin, 7);
+    assert_eq!(faults(), before, "they came with the pin");
+    for _ in 0..2 {
+        check(&cold, 8);
+    }
+    let before = faults();
+    check(&pin, 7);
+    assert_eq!(faults(), before, "and stayed");
+    pin[5] = 5;
+    let error = far.pin(&cold[..1 << 19]).unwrap_err().to_string();
+    assert!(error.contains("three quarters"), "{error}");
+    let error = far.set_local(4 * MIB).unwrap_err().to_string();
+    assert!(error.contains("unpin"), "{error}");
+    drop(pin);
+    check(&cold, 8);
+    let before = faults();
+    assert_eq!(hot[5], 5);
+    hot[5] = words(&far, 6, 7)[5];
+    check(&hot, 7);
+    assert!(faults() > before, "no longer");
+}
+
+#[test]
+fn the_budget_changes_while_threads_work() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(256 << 20);
+    let far = builder(&lent, 8 * MIB).local_max(32 * MIB).start().unwrap();
+    let vecs: Vec<_> = (0..2).map(|seed| words(&far, 2 << 20, seed)).collect();
+    std::thread::scope(|scope| {
+        for (seed, vec) in vecs.iter().enumerate() {
+            scope.spawn(move || (0..3).for_each(|_| check(vec, seed as u64)));
+        }
+        for mib in [32, 6, 20, 4, 8] {
+            far.set_local(mib * MIB).unwrap();
+            if mib == 4 {
+                assert!(far.stats().local_frames <= 4 * MIB / PAGE as u64);
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+    });
+    far.set_local(32 * MIB).unwrap();
+    check(&vecs[0], 0);
+    check(&vecs[0][..1 << 20], 0);
+    assert!(far.stats().local_frames > 3000, "it was made use of");
+    for (mib, text) in [(64, "limit"), (1, "least")] {
+        let error = far.set_local(mib * MIB).unwrap_err().to_string();
+        assert!(error.contains(text), "{error}");
+    }
+}
+
+#[test]
+fn advice_is_followed() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(128 << 20);
+    let far = builder(&lent, 8 * MIB).link(LinkChoice::Socket).start().unwrap();
+    let vec = words(&far, 4 << 20, 2);
+    let faults = || far.stats().faults;
+    far.random(&vec);
+    let before = faults();
+    check(&vec, 2);
+    assert!(faults() - before > 8000, "{:?}", far.stats());
+    far.sequential(&vec);
+    let before = faults();
+    check(&vec, 2);
+    assert!(faults() - before < 1000, "{:?}", far.stats());
+    far.normal(&vec);
+    // What is not needed leaves before what is: the rest is still there afterwards.
+    let (cold, hot) = vec.split_at(1 << 19);
+    let hot = &hot[..1 << 18];
+    assert!(hot.iter().chain(cold).fold(0, |all, word| all ^ word) != 0);
+    far.wont_need(cold);
+    far.will_need(hot);
+    check(cold, 2);
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let error = builder(&lent, 8 * MIB).page_bytes(2 << 20).start().unwrap_err().to_string();
+    assert!(error.contains("4096"), "{error}");
+    let error = builder(&lent, MIB).start().unwrap_err().to_string();
+    assert!(error.contains("too small"), "{error}");
+    let far = builder(&lent, 8 * MIB).area(1 << 30).start().unwrap();
+    let error = far.zeroed::<u64>(1 << 30).unwrap_err().to_string();
+    assert!(error.contains("no room"), "{error}");
+    assert!(far.vec::<u8>().try_reserve(1 << 40).is_err());
+    // Hints for memory of another kind do nothing.
+    let local = [0_u8; 100];
+    far.sequential(&local);
+    far.will_need(&local);
+    drop(far.pin(&local[..]).unwrap());
+    far.pin(&[0_u8; 0][..]).map(drop).unwrap();
+}
