@@ -20,6 +20,7 @@ pub mod observe;
 pub mod opening;
 pub mod pulse;
 pub mod ranges;
+pub mod recall;
 pub mod residency;
 pub mod segment;
 pub mod sim;

@@ -130,6 +130,8 @@ pub enum Error {
         size_bytes: u64,
         /// Bytes lent now.
         used_bytes: u64,
+        /// It lends more, but not to this borrower: both numbers are the borrower's.
+        quota: bool,
     },
     /// The connection ended: the peer died, was stopped, or the network failed.
     LenderLost {
@@ -327,7 +329,14 @@ impl fmt::Display for Error {
                 "{lender} has not answered for {:.1} s (waiting for {what}); is it stopped or the network down?",
                 *after_ms as f64 / 1000.0
             ),
-            Self::LenderFull { lender, size_bytes, used_bytes } => write!(
+            Self::LenderFull { lender, size_bytes, used_bytes, quota: true } => write!(
+                f,
+                "lender {lender} lends this borrower no more than {} MiB, and {} MiB are lent; start it with a larger --quota, or add \
+                 another --lender",
+                size_bytes >> 20,
+                used_bytes >> 20
+            ),
+            Self::LenderFull { lender, size_bytes, used_bytes, quota: false } => write!(
                 f,
                 "lender {lender} is full: {} of its {} MiB are lent; start it with a larger --size, or add another --lender",
                 used_bytes >> 20,
@@ -381,7 +390,12 @@ mod tests {
 
     #[test]
     fn messages_name_the_peer_and_what_to_do() {
-        let full = Error::LenderFull { lender: "h:1".into(), size_bytes: 64 << 20, used_bytes: 48 << 20 };
+        let full = Error::LenderFull {
+            lender: "h:1".into(),
+            size_bytes: 64 << 20,
+            used_bytes: 48 << 20,
+            quota: false,
+        };
         assert_eq!(
             full.to_string(),
             "lender h:1 is full: 48 of its 64 MiB are lent; start it with a larger --size, or add another --lender"

@@ -60,6 +60,10 @@ stats! {
     lenders_back,
     /// Pages that were copied to another lender because a copy was lost.
     pages_repaired,
+    /// Pages that were moved to another lender because theirs asked for its memory.
+    pages_moved,
+    /// Lenders that left when everything had been moved away.
+    lenders_left,
     /// Time from losses until all pages had all their copies again, in milliseconds.
     repair_ms,
     /// Reads that were asked of a second lender because the first took too long.

@@ -140,7 +140,12 @@ fn slabs_are_refused_and_come_back(one: LinkChoice, two: LinkChoice) {
     let other = two.borrow_slab().unwrap();
     assert_eq!(
         one.borrow_slab(),
-        Err(Error::LenderFull { lender: lent.address.clone(), size_bytes: 2 * SLAB, used_bytes: 2 * SLAB })
+        Err(Error::LenderFull {
+            lender: lent.address.clone(),
+            size_bytes: 2 * SLAB,
+            used_bytes: 2 * SLAB,
+            quota: false
+        })
     );
     local.fill(7);
     one.post_write(0, slab, 8192, local).unwrap();

@@ -113,6 +113,7 @@ fn come_and_go(link: LinkChoice) {
                 Event::LenderLost { lost, .. } => assert_eq!(lost, 0),
                 Event::LenderBack { .. } => backs += 1,
                 Event::Mended { .. } => mends += 1,
+                other => panic!("{other}"),
             }
         }
         if round.is_multiple_of(1500) && losses < 2 && volume.degraded() == (0, 0) {

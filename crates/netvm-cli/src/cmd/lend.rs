@@ -9,14 +9,17 @@ use netvm::lender::{Lender, LenderConfig, StopFlag};
 use netvm::security::{Encryption, Secret, Security};
 use netvm_sys::signal::{SIGINT, SIGTERM, Signals};
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 use zeroize::Zeroizing;
 
 /// Arguments of `netvm lend`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Memory is taken from this machine only as borrowers fill it, and goes back when a borrower returns it, ends or dies.
-SIGTERM: no new borrowers are taken, those that are there are served to their end. A second one stops at once.
+SIGTERM: no new borrowers are taken; those that are there are asked to move what they have to their other lenders, and served until they
+have, or to their end. --leave-timeout sets an end to that; a second SIGTERM stops at once.
 
 Examples:
   netvm lend --size 8G                              for programs on this machine (127.0.0.1:7070)
@@ -25,6 +28,7 @@ Examples:
                                                     for borrowers with a copy of the secret file
   netvm lend --size 32G --listen 0.0.0.0:7070 --secret /etc/netvm.secret --encrypt
                                                     and everything on the way is encrypted
+  netvm lend --size 32G --reserve 4G --quota 8G      asks for memory back when less than 4G are available; 8G for each borrower
   netvm lend --size 32G --listen 10.0.0.5:7070 --insecure
                                                     for everybody who reaches that address")]
 pub struct LendArgs {
@@ -45,6 +49,27 @@ pub struct LendArgs {
     /// Memory is lent in slabs of this size
     #[arg(long, value_name = "SIZE", default_value = "16M")]
     slab: Size,
+    /// Memory to leave to others on this machine: when less is available, borrowers are asked to give some back
+    #[arg(long, value_name = "SIZE")]
+    reserve: Option<Size>,
+    /// Ask for memory back when something has waited for memory for so many percent of the last 10 s
+    #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
+    pressure: Option<u32>,
+    /// What tells that: for a control group its memory.pressure
+    #[arg(long, value_name = "FILE", default_value = "/proc/pressure/memory", requires = "pressure")]
+    pressure_file: PathBuf,
+    /// What tells how much memory is available (tests)
+    #[arg(long, value_name = "FILE", default_value = "/proc/meminfo", hide = true)]
+    meminfo_file: PathBuf,
+    /// Most memory for one borrower
+    #[arg(long, value_name = "SIZE")]
+    quota: Option<Size>,
+    /// Take the memory of a borrower that has not answered for so long though its connection stands: a stopped process loses it
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
+    lease_timeout: Option<u64>,
+    /// After SIGTERM, end after so long, whoever has not left by then
+    #[arg(long, value_name = "SECONDS")]
+    leave_timeout: Option<u64>,
     /// While requests come in quick succession, look for the next one this long before sleeping, in microseconds; 0: never
     #[arg(long, value_name = "US", default_value_t = 0)]
     spin_us: u32,
@@ -56,8 +81,34 @@ pub struct LendArgs {
     private: bool,
 }
 
+/// Hundredths of a percent.
+fn parse_percent(text: &str) -> Result<u32, String> {
+    let percent: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if (0.01..=100.0).contains(&percent) {
+        Ok((percent * 100.0) as u32)
+    } else {
+        Err("give 0.01 to 100 percent".to_owned())
+    }
+}
+
 pub fn run(args: LendArgs) -> Outcome {
     check_size(args.size)?;
+    if let Some(quota) = args.quota.filter(|quota| quota.0 < args.slab.0) {
+        return Err(format!(
+            "a quota of {quota} is less than one slab of {}; give more, or a smaller --slab",
+            args.slab
+        )
+        .into());
+    }
+    if args.pressure.is_some()
+        && let Err(error) = std::fs::read(&args.pressure_file)
+    {
+        return Err(format!(
+            "cannot read {} ({error}): this kernel does not measure pressure (CONFIG_PSI, psi=1); use --reserve",
+            args.pressure_file.display()
+        )
+        .into());
+    }
     let signals = Signals::block(&[SIGTERM, SIGINT]);
     if let Some(cpu) = args.cpu {
         netvm_sys::cpu::pin(cpu).map_err(|error| format!("cannot run on CPU {cpu}: {error}"))?;
@@ -93,6 +144,13 @@ pub fn run(args: LendArgs) -> Outcome {
         parent_fd: None,
         spin_us: args.spin_us,
         verbose: !args.private,
+        reserve_bytes: args.reserve.map_or(0, |size| size.0),
+        stall: args.pressure.unwrap_or(0),
+        pressure_file: args.pressure_file,
+        meminfo_file: args.meminfo_file,
+        quota_bytes: args.quota.map_or(0, |size| size.0),
+        lease_timeout: args.lease_timeout.map(Duration::from_secs),
+        leave_timeout: args.leave_timeout.map(Duration::from_secs),
         security,
     })?;
     let mut out = std::io::stdout();

@@ -333,6 +333,9 @@ fn sentence(notice: &MountNotice) -> Option<String> {
         MountNotice::Volume(Event::LenderBack { lender }) => {
             format!("{lender} is back, empty, and used again")
         }
+        MountNotice::Volume(
+            event @ (Event::Recalled { .. } | Event::Stuck { .. } | Event::LenderLeft { .. }),
+        ) => event.to_string(),
         MountNotice::Volume(Event::Mended { after }) => {
             format!("all copies are complete again, after {:.1} s", after.as_secs_f64())
         }

@@ -286,6 +286,7 @@ pub fn execute(
                     lender: address.clone(),
                     size_bytes: status.size_bytes,
                     used_bytes: status.used_bytes,
+                    quota: false,
                 }
                 .into());
             }

@@ -40,7 +40,10 @@ pub fn run(args: &StatusArgs) -> Outcome {
         let borrowers: Vec<_> = status
             .borrowers
             .iter()
-            .map(|b| json!({ "name": b.name, "pid": b.pid, "bytes": b.bytes, "ops": b.ops, "nearby": b.nearby }))
+            .map(|b| {
+                json!({ "name": b.name, "pid": b.pid, "bytes": b.bytes, "ops": b.ops, "nearby": b.nearby,
+                "recalled_bytes": b.recalled_bytes, "cannot": b.cannot })
+            })
             .collect();
         println!(
             "{}",
@@ -49,6 +52,7 @@ pub fn run(args: &StatusArgs) -> Outcome {
                 "resident_bytes": status.resident_bytes,
                 "slab_bytes": status.slab_bytes, "ops": status.ops, "ops_per_s": status.ops_per_s,
                 "uptime_s": status.uptime.as_secs(), "draining": status.draining, "borrowers": borrowers,
+                "missing_bytes": status.missing_bytes, "stuck": status.stuck, "quota_bytes": status.quota_bytes,
                 "connection": status.protection.to_string(),
             })
         );
@@ -59,6 +63,13 @@ pub fn run(args: &StatusArgs) -> Outcome {
     println!("size       {}", Size(status.size_bytes));
     println!("lent       {} in slabs of {}", Size(status.used_bytes), Size(status.slab_bytes));
     println!("in use     {}", Size(status.resident_bytes));
+    if status.quota_bytes > 0 {
+        println!("quota      {} for each borrower", Size(status.quota_bytes));
+    }
+    if status.missing_bytes > 0 {
+        let stuck = if status.stuck { "; nobody else can take them" } else { "" };
+        println!("short of   {}: asked back{stuck}", Size(status.missing_bytes));
+    }
     println!("operations {} ({}/s)", status.ops, status.ops_per_s);
     println!("up         {} s", status.uptime.as_secs());
     println!("borrowers  {}", status.borrowers.len());
@@ -73,6 +84,10 @@ pub fn run(args: &StatusArgs) -> Outcome {
                 borrower.ops,
                 if borrower.nearby { "  and by itself: its memory is shared" } else { "" }
             );
+            if borrower.recalled_bytes > 0 {
+                let cannot = if borrower.cannot { "; it has no other place for them" } else { "" };
+                println!("  {:<24} {} asked back{cannot}", "", Size(borrower.recalled_bytes));
+            }
         }
     }
     Ok(ExitCode::SUCCESS)

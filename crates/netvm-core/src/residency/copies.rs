@@ -15,7 +15,8 @@ pub struct SlabCopy {
 /// A few copies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Copies {
-    list: [SlabCopy; COPIES_MAX],
+    /// One more while a copy moves from one lender to another.
+    list: [SlabCopy; COPIES_MAX + 1],
     count: u8,
 }
 
@@ -26,20 +27,19 @@ impl Copies {
         &self.list[..usize::from(self.count)]
     }
 
-    /// One more; there is room for [`COPIES_MAX`].
+    /// One more; there is room for one above [`COPIES_MAX`].
     pub fn push(&mut self, copy: SlabCopy) {
         self.list[usize::from(self.count)] = copy;
         self.count += 1;
     }
 
-    /// Forgets the copy at `lender`; whether there was one.
-    pub(super) fn remove(&mut self, lender: u32) -> bool {
-        let place = self.as_slice().iter().position(|copy| copy.lender == lender);
-        if let Some(place) = place {
-            self.list.copy_within(place + 1..usize::from(self.count), place);
-            self.count -= 1;
-        }
-        place.is_some()
+    /// Forgets the copy at `lender`, if there is one.
+    pub(super) fn remove(&mut self, lender: u32) -> Option<SlabCopy> {
+        let place = self.as_slice().iter().position(|copy| copy.lender == lender)?;
+        let copy = self.list[place];
+        self.list.copy_within(place + 1..usize::from(self.count), place);
+        self.count -= 1;
+        Some(copy)
     }
 }
 

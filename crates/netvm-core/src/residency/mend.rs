@@ -1,10 +1,11 @@
-//! New copies for slabs that have lost some, while their pages are read and written: one slab at a time, chunk by chunk.
+//! New copies for slabs that have lost some, or whose lender asks for them, while their pages are read and written: one slab at a time,
+//! chunk by chunk.
 //!
 //! A connection to a lender keeps the order of what is posted on it. So a page that is written goes to the copy that grows as well
 //! when its chunk's write has been posted there before; until then its chunk is copied again.
 
 use super::copies::{Copies, SlabCopy};
-use super::slots::{SlabIndex, Slot, SlotMap};
+use super::slots::{SlabIndex, Slot, SlotMap, Stuck};
 
 /// Pages that are copied at a time.
 pub const CHUNK_PAGES: u32 = 64;
@@ -71,6 +72,8 @@ enum Phase {
 struct Growing {
     slab: SlabIndex,
     lender: u32,
+    /// It takes the place of the copy of this lender.
+    leaving: Option<u32>,
     /// `None` until it is borrowed.
     copy: Option<SlabCopy>,
     /// Pages below are in it.
@@ -87,6 +90,7 @@ pub(super) struct Mender {
     /// Slabs before have what they need, or cannot be helped now.
     cursor: usize,
     mended: u64,
+    moved: u64,
 }
 
 impl Mender {
@@ -104,6 +108,36 @@ impl SlotMap {
     /// Pages that got another copy so far.
     pub fn mended(&self) -> u64 {
         self.mender.mended
+    }
+
+    /// Pages that were moved because their lender asked for its memory.
+    pub fn moved(&self) -> u64 {
+        self.mender.moved
+    }
+
+    /// Whether a lender is asked for a slab.
+    pub(super) fn is_asking(&self, lender: u32) -> bool {
+        matches!(self.mender.in_flight, Some(Step::Borrow { lender: asked }) if asked == lender)
+    }
+
+    /// Slots of the slab that a step reads from or writes to, from the step's first page on; those that hold nothing are none.
+    pub fn slots_of_step(&self) -> impl Iterator<Item = Option<Slot>> + '_ {
+        let pages = match self.mender.in_flight {
+            Some(Step::Read { page, pages, .. } | Step::Write { page, pages, .. }) => page..page + pages,
+            _ => 0..0,
+        };
+        let slab = self.mender.growing.as_ref().map(|growing| growing.slab as usize);
+        let place = slab.and_then(|index| Some((index, self.slabs.get(index)?.as_ref()?)));
+        pages.map(move |page| {
+            let (index, slab) = place?;
+            slab.is_live(page).then(|| self.join(index, page))
+        })
+    }
+
+    /// Whether what the step under way has read is going to be written: nothing of it was changed meanwhile.
+    pub fn is_step_good(&self) -> bool {
+        let chunk = self.mender.growing.as_ref().and_then(|growing| growing.chunk);
+        chunk.is_some_and(|chunk| !chunk.stale && chunk.phase == Phase::Reading)
     }
 
     /// Where pages from `slot` on are to be written: to all complete copies, and to the one that grows when they are in it.
@@ -142,15 +176,29 @@ impl SlotMap {
 
     fn begin(&mut self) -> Option<Step> {
         while let Some(slab) = self.slabs.get(self.mender.cursor) {
-            if let Some(slab) = slab
-                && slab.live_count > 0
-                && (1..self.replicas).contains(&slab.copies.as_slice().len())
-                && let Some(lender) = self.candidate(slab.copies.as_slice())
-            {
-                let slab = self.mender.cursor as SlabIndex;
-                let growing = Growing { slab, lender, copy: None, done: 0, chunk: None, width: CHUNK_PAGES };
-                self.mender.growing = Some(growing);
-                return Some(Step::Borrow { lender });
+            if let Some(slab) = slab {
+                let (copies, is_empty) = (slab.copies, slab.live_count == 0);
+                let is_poor = (1..self.replicas).contains(&copies.as_slice().len());
+                let recalled = |copy: &&SlabCopy| self.places[copy.lender as usize].recalled > 0;
+                let leaving = copies.as_slice().iter().find(recalled).map(|copy| copy.lender);
+                let index = self.mender.cursor as SlabIndex;
+                if is_empty && leaving.is_some() {
+                    self.remove(index);
+                } else if !is_empty && (is_poor || leaving.is_some()) {
+                    let candidate = self.candidate(copies.as_slice());
+                    // To one that asks for its own memory only what has too few copies.
+                    let usable = |lender: &u32| is_poor || self.places[*lender as usize].recalled == 0;
+                    if let Some(lender) = candidate.filter(usable) {
+                        let leaving = leaving.filter(|_| !is_poor);
+                        self.mender.growing = Some(Growing::new(index, lender, leaving));
+                        return Some(Step::Borrow { lender });
+                    }
+                    if let Some(lender) = leaving
+                        && self.places[lender as usize].stuck == Stuck::No
+                    {
+                        self.places[lender as usize].stuck = Stuck::Found;
+                    }
+                }
             }
             self.mender.cursor += 1;
         }
@@ -170,7 +218,10 @@ impl SlotMap {
         }
         let Some((page, pages)) = slab.live_run(growing.done, growing.width, slots) else {
             slab.copies.push(copy);
+            let left = growing.leaving.and_then(|lender| slab.copies.remove(lender));
             self.mender.growing = None;
+            // What was posted to it before comes before its return.
+            left.into_iter().for_each(|copy| self.give_back(copy));
             return None;
         };
         let Some(&from) = slab.copies.as_slice().first() else {
@@ -232,7 +283,13 @@ impl SlotMap {
                     } else {
                         (growing.done, growing.width) = (chunk.page + chunk.pages, CHUNK_PAGES);
                         let slab = self.slabs[growing.slab as usize].as_ref();
-                        self.mender.mended += slab.map_or(0, |slab| slab.live_in(chunk.page, chunk.pages));
+                        let pages = slab.map_or(0, |slab| slab.live_in(chunk.page, chunk.pages));
+                        let count = if growing.leaving.is_some() {
+                            &mut self.mender.moved
+                        } else {
+                            &mut self.mender.mended
+                        };
+                        *count += pages;
                     }
                 }
             }
@@ -260,6 +317,8 @@ impl SlotMap {
             self.stop_mending(growing.slab);
         }
         self.mender = Mender::default();
+        // It is asked itself.
+        self.places.iter_mut().for_each(|place| (place.recalled, place.stuck) = (0, Stuck::No));
     }
 
     pub(super) fn mender_lost(&mut self, lender: u32) {
@@ -268,6 +327,10 @@ impl SlotMap {
 }
 
 impl Growing {
+    fn new(slab: SlabIndex, lender: u32, leaving: Option<u32>) -> Self {
+        Self { slab, lender, leaving, copy: None, done: 0, chunk: None, width: CHUNK_PAGES }
+    }
+
     /// Whether pages that are written now go to this copy, too.
     fn write(&mut self, page: u32, pages: u32) -> Option<SlabCopy> {
         let copy = self.copy?;
@@ -297,6 +360,7 @@ impl Growing {
 
 #[cfg(test)]
 mod tests {
+    use super::super::slots::{ALL, Loss};
     use super::*;
     use alloc::collections::{BTreeMap, VecDeque};
     use alloc::vec::Vec;
@@ -329,6 +393,7 @@ mod tests {
         written: u64,
         random: u64,
         losses: u32,
+        lefts: u32,
         unposted: Option<Step>,
     }
 
@@ -337,7 +402,17 @@ mod tests {
             let map = SlotMap::new(SLOTS, lenders, REPLICAS);
             let lenders = (0..lenders).map(|_| Lender::default()).collect();
             let (pages, buffer) = (BTreeMap::new(), Vec::new());
-            Self { map, lenders, pages, buffer, written: 0, random: seed, losses: 0, unposted: None }
+            Self {
+                map,
+                lenders,
+                pages,
+                buffer,
+                written: 0,
+                random: seed,
+                losses: 0,
+                lefts: 0,
+                unposted: None,
+            }
         }
 
         fn below(&mut self, end: usize) -> usize {
@@ -454,6 +529,19 @@ mod tests {
                     }
                 }
                 77 => self.map.ask_again(),
+                78 => {
+                    let lender = self.below(self.lenders.len()) as u32;
+                    let slabs = [0, 1, 3, ALL][self.below(4)];
+                    self.map.recall(lender, slabs);
+                }
+                79 => {
+                    if let Some(lender) = self.map.left() {
+                        self.leave(lender);
+                    }
+                    while let Some(lender) = self.map.take_stuck() {
+                        assert!(self.map.is_alive(lender));
+                    }
+                }
                 _ => {
                     let lender = self.below(self.lenders.len());
                     self.execute(lender);
@@ -495,6 +583,23 @@ mod tests {
             }
         }
 
+        /// What is leaving and holds nothing can go, as soon as it has been given all that was its own.
+        fn leave(&mut self, lender: u32) {
+            let place = &self.lenders[lender as usize];
+            if place.queue.is_empty() {
+                assert_eq!(place.held.len(), 0, "it still lends something");
+                assert_eq!(self.map.lender_lost(lender), Loss::default());
+                self.lenders[lender as usize] = Lender::default();
+                self.lefts += 1;
+            }
+        }
+
+        /// Lenders that ask nothing back.
+        fn staying(&self) -> usize {
+            let stays = |place: &&super::super::slots::Place| place.alive && place.recalled == 0;
+            self.map.places.iter().filter(stays).count()
+        }
+
         fn execute(&mut self, index: usize) {
             let lender = &mut self.lenders[index];
             let Some(op) = lender.queue.pop_front() else { return };
@@ -533,7 +638,10 @@ mod tests {
             let mut rounds = 0;
             while self.map.is_mending()
                 || self.unposted.is_some()
+                || !self.map.returns.is_empty()
                 || (self.map.poor() > 0 && self.map.alive() >= REPLICAS)
+                || (self.map.places.iter().any(|place| place.recalled > 0 && place.slabs > 0)
+                    && self.staying() >= REPLICAS)
                 || self.lenders.iter().any(|lender| !lender.queue.is_empty())
             {
                 rounds += 1;
@@ -558,7 +666,7 @@ mod tests {
 
     #[test]
     fn no_page_is_ever_lost_or_stale_while_lenders_come_and_go() {
-        let (mut losses, mut mended) = (0, 0);
+        let (mut losses, mut mended, mut moved, mut lefts) = (0, 0, 0, 0);
         for seed in 0..60 {
             let mut world = World::new(seed, 2 + seed as usize % 3);
             for step in 0..4000 {
@@ -568,8 +676,10 @@ mod tests {
                 }
             }
             (losses, mended) = (losses + world.losses, mended + world.map.mended());
+            (lefts, moved) = (lefts + world.lefts, moved + world.map.moved());
         }
         assert!(losses > 500 && mended > 20_000, "{losses} {mended}");
+        assert!(lefts > 10 && moved > 10_000, "{lefts} {moved}");
     }
 
     #[test]

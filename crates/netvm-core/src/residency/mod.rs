@@ -18,5 +18,5 @@ pub use frames::FrameSet;
 pub use marks::Marks;
 pub use mend::{CHUNK_PAGES, Step, StepEnd};
 pub use queue::PageQueue;
-pub use slots::{Loss, SlabIndex, Slot, SlotMap};
+pub use slots::{ALL, Loss, SlabIndex, Slot, SlotMap};
 pub use stream::{Ahead, Streams};

@@ -29,6 +29,29 @@ pub(super) struct Place {
     /// It had no slab left when it was last asked.
     pub(super) full: bool,
     pub(super) slabs: u32,
+    /// So many slabs it asks back; [`ALL`] when it is leaving.
+    pub(super) recalled: u32,
+    /// Nobody else can have them.
+    pub(super) stuck: Stuck,
+}
+
+/// Whether a lender's slabs can be given back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Stuck {
+    #[default]
+    No,
+    /// To be told.
+    Found,
+    Told,
+}
+
+/// All slabs of a lender, those that it will lend included: it is leaving.
+pub const ALL: u32 = u32::MAX;
+
+impl Place {
+    fn new(alive: bool) -> Self {
+        Self { alive, full: false, slabs: 0, recalled: 0, stuck: Stuck::No }
+    }
 }
 
 /// What the loss of a lender means.
@@ -63,7 +86,7 @@ impl SlotMap {
     /// `lenders` lenders.
     pub fn new(slots_per_slab: u32, lenders: usize, replicas: usize) -> Self {
         assert!(slots_per_slab > 0 && slots_per_slab.is_multiple_of(64) && replicas > 0);
-        let places = vec![Place { alive: true, full: false, slabs: 0 }; lenders];
+        let places = vec![Place::new(true); lenders];
         let (mender, returns) = (Mender::default(), Vec::new());
         Self {
             slabs: Vec::new(),
@@ -182,6 +205,9 @@ impl SlotMap {
         let place = &mut self.places[copy.lender as usize];
         if place.alive {
             place.slabs -= 1;
+            if place.recalled != ALL {
+                place.recalled = place.recalled.saturating_sub(1);
+            }
             self.not_wanted(copy);
         }
     }
@@ -197,13 +223,14 @@ impl SlotMap {
         self.returns.pop()
     }
 
-    /// The lender to ask for a slab of which `taken` have copies: alive, not known to be full, and with the fewest slabs.
+    /// The lender to ask for a slab of which `taken` have copies: alive, not known to be full, rather one that asks nothing back, and
+    /// with the fewest slabs.
     pub fn candidate(&self, taken: &[SlabCopy]) -> Option<u32> {
         let fits = |(index, place): &(usize, &Place)| {
             place.alive && !place.full && taken.iter().all(|copy| copy.lender as usize != *index)
         };
         let lenders = self.places.iter().enumerate().filter(fits);
-        lenders.min_by_key(|(_, place)| place.slabs).map(|(index, _)| index as u32)
+        lenders.min_by_key(|(_, place)| (place.recalled > 0, place.slabs)).map(|(index, _)| index as u32)
     }
 
     /// A lender has no slab left.
@@ -229,13 +256,13 @@ impl SlotMap {
 
     /// A lender is lost with all that it held.
     pub fn lender_lost(&mut self, lender: u32) -> Loss {
-        self.places[lender as usize] = Place { alive: false, full: false, slabs: 0 };
+        self.places[lender as usize] = Place::new(false);
         self.returns.retain(|copy| copy.lender != lender);
         self.mender_lost(lender);
         let mut loss = Loss::default();
         for index in 0..self.slabs.len() {
             let Some(slab) = &mut self.slabs[index] else { continue };
-            if !slab.copies.remove(lender) {
+            if slab.copies.remove(lender).is_none() {
                 continue;
             }
             let (pages, left) = (u64::from(slab.live_count), slab.copies.as_slice().len());
@@ -253,8 +280,45 @@ impl SlotMap {
 
     /// A lost lender can be used again; it holds nothing.
     pub fn lender_back(&mut self, lender: u32) {
-        self.places[lender as usize] = Place { alive: true, full: false, slabs: 0 };
+        self.places[lender as usize] = Place::new(true);
         self.mender.look_again();
+    }
+
+    /// A lender asks so many slabs back, [`ALL`] when it is leaving; 0: it does not any more. [`SlotMap::next_step`] moves them, as far as
+    /// others can have them.
+    pub fn recall(&mut self, lender: u32, slabs: u32) {
+        let place = &mut self.places[lender as usize];
+        if place.alive {
+            (place.recalled, place.stuck) = (slabs, Stuck::No);
+            self.mender.look_again();
+        }
+    }
+
+    /// Whether a lender waits for slabs.
+    pub fn is_recalled(&self) -> bool {
+        self.places.iter().any(|place| place.recalled > 0 && (place.slabs > 0 || place.recalled == ALL))
+    }
+
+    /// A lender that waits for slabs that nobody else can have; told once for each time it has asked.
+    pub fn take_stuck(&mut self) -> Option<u32> {
+        let lender = self.places.iter().position(|place| place.stuck == Stuck::Found)?;
+        self.places[lender].stuck = Stuck::Told;
+        Some(lender as u32)
+    }
+
+    /// A lender that is leaving, has nothing any more, and is not needed: there are enough others.
+    pub fn left(&self) -> Option<u32> {
+        let others = self.places.iter().filter(|place| place.alive && place.recalled != ALL).count();
+        let is_left = |place: &Place| place.alive && place.recalled == ALL && place.slabs == 0;
+        let lender = self.places.iter().position(is_left).filter(|_| others >= self.replicas)? as u32;
+        let is_idle = self.returns.iter().all(|copy| copy.lender != lender) && !self.is_asking(lender);
+        is_idle.then_some(lender)
+    }
+
+    /// Whether a lender has the contents of a page.
+    pub fn has_pages(&self, lender: u32) -> bool {
+        let has = |slab: &Slab| slab.copies.as_slice().iter().any(|copy| copy.lender == lender);
+        self.slabs.iter().flatten().any(|slab| slab.live_count > 0 && has(slab))
     }
 
     /// Whether every page has a complete copy at a lender that is none of the `doubtful`.
@@ -302,13 +366,13 @@ impl SlotMap {
         ((slot - 1) as usize / self.slots_per_slab as usize, (slot - 1) % self.slots_per_slab)
     }
 
-    fn join(&self, slab: usize, page: u32) -> Slot {
+    pub(super) fn join(&self, slab: usize, page: u32) -> Slot {
         slab as u32 * self.slots_per_slab + page + 1
     }
 }
 
 impl Slab {
-    fn is_live(&self, page: u32) -> bool {
+    pub(super) fn is_live(&self, page: u32) -> bool {
         self.live[page as usize / 64] >> (page % 64) & 1 != 0
     }
 

@@ -152,12 +152,29 @@ impl Extent {
     }
 }
 
+/// Whether a lender's slabs can be given back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Stuck {
+    #[default]
+    No,
+    /// To be told.
+    Found,
+    Told,
+}
+
+/// All slabs of a lender: it is leaving.
+pub const ALL: u32 = u32::MAX;
+
 #[derive(Debug, Default)]
 struct Lender {
     lost: bool,
     /// It had no slab left when it was last asked.
     full: bool,
     copies: u64,
+    /// So many slabs it asks back; [`ALL`] when it is leaving.
+    recalled: u32,
+    /// Nobody else can have them.
+    stuck: Stuck,
     queue: VecDeque<TransferId>,
     /// Transfers that have not ended.
     pending: u32,
@@ -206,6 +223,8 @@ pub struct Volume {
     /// Who had the last complete copy of the first extent that was lost.
     lost: Option<Lost>,
     repair: Repair,
+    /// Extents whose copy has moved to another lender.
+    moved: u64,
     /// Ranges that lenders have been told to discard and have not answered for, and how many have not. A lender may do so after it
     /// has applied later writes.
     giving_back: Vec<(Range<u64>, usize)>,
@@ -236,6 +255,7 @@ impl Volume {
             ended: VecDeque::new(),
             lost: None,
             repair: Repair::default(),
+            moved: 0,
             giving_back: Vec::new(),
             held: VecDeque::new(),
         }
@@ -282,15 +302,18 @@ impl Volume {
         self.ops.used == 0
     }
 
-    /// The lender that should get the next copy of an extent: none with a copy of it, the one with the fewest copies.
+    /// The lender that should get the next copy of an extent: none with a copy of it, rather one that asks nothing back, the one with the
+    /// fewest copies.
     pub fn candidate(&self, extent: usize) -> Option<u32> {
         let copies = &self.extents[extent].copies;
         let free = |number: &usize| {
             let lender = &self.lenders[*number];
             !lender.lost && !lender.full && copies.iter().all(|copy| copy.lender as usize != *number)
         };
-        let number =
-            (0..self.lenders.len()).filter(free).min_by_key(|&number| self.lenders[number].copies)?;
+        let number = (0..self.lenders.len()).filter(free).min_by_key(|&number| {
+            let lender = &self.lenders[number];
+            (lender.recalled > 0, lender.copies)
+        })?;
         Some(number as u32)
     }
 
@@ -321,6 +344,43 @@ impl Volume {
         }
         self.repair.look_again();
         self.mend();
+    }
+
+    /// A lender asks so many slabs back, [`ALL`] when it is leaving; 0: it does not any more. They are moved as far as others can have
+    /// them.
+    pub fn recall(&mut self, lender: u32, slabs: u32) {
+        let place = &mut self.lenders[lender as usize];
+        if !place.lost {
+            (place.recalled, place.stuck) = (slabs, Stuck::No);
+            self.repair.look_again();
+            self.mend();
+        }
+    }
+
+    /// Whether a lender waits for slabs.
+    pub fn is_recalled(&self) -> bool {
+        self.lenders.iter().any(|place| place.recalled > 0 && (place.copies > 0 || place.recalled == ALL))
+    }
+
+    /// A lender that waits for slabs that nobody else can have; told once for each time it has asked.
+    pub fn take_stuck(&mut self) -> Option<u32> {
+        let lender = self.lenders.iter().position(|place| place.stuck == Stuck::Found)?;
+        self.lenders[lender].stuck = Stuck::Told;
+        Some(lender as u32)
+    }
+
+    /// A lender that is leaving, has nothing any more, and is not needed.
+    pub fn left(&self) -> Option<u32> {
+        let others = self.lenders.iter().filter(|place| !place.lost && place.recalled != ALL).count();
+        let left =
+            |place: &Lender| !place.lost && place.recalled == ALL && place.copies == 0 && place.pending == 0;
+        let lender = self.lenders.iter().position(left).filter(|_| others >= self.replicas)?;
+        Some(lender as u32)
+    }
+
+    /// Extents whose copy has moved because its lender asked for it.
+    pub fn moved(&self) -> u64 {
+        self.moved
     }
 
     /// Whether nothing is lost if the transfer is refused.

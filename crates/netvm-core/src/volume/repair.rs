@@ -1,6 +1,6 @@
-//! New copies for extents that have lost some: one extent at a time, chunk by chunk.
+//! New copies for extents that have lost some, or whose lender asks for them: one extent at a time, chunk by chunk.
 
-use super::{BLOCK_BYTES, CHUNK_BYTES, Copy, Done, Gone, Moving, Piece, Transfer, Volume, What};
+use super::{ALL, BLOCK_BYTES, CHUNK_BYTES, Copy, Done, Gone, Moving, Piece, Stuck, Transfer, Volume, What};
 
 #[derive(Debug, Default)]
 pub(super) struct Repair {
@@ -15,6 +15,8 @@ pub(super) struct Repair {
 struct Job {
     extent: u32,
     target: u32,
+    /// The new copy takes the place of this lender's.
+    leaving: Option<u32>,
     step: Step,
     /// Offset of the chunk within the volume; those before it are done.
     chunk: u64,
@@ -48,14 +50,23 @@ impl Volume {
             && self.repair.cursor < self.extents.len()
         {
             let number = self.repair.cursor;
-            let copies = self.extents[number].full().count();
-            let candidate = if (1..self.replicas).contains(&copies) { self.candidate(number) } else { None };
-            let Some(lender) = candidate else {
+            let is_poor = (1..self.replicas).contains(&self.extents[number].full().count());
+            let recalled = |lender: u32| self.lenders[lender as usize].recalled > 0;
+            let leaving = self.extents[number].full().find(|copy| recalled(copy.lender));
+            let leaving = leaving.map(|copy| copy.lender).filter(|_| !is_poor);
+            let candidate = if is_poor || leaving.is_some() { self.candidate(number) } else { None };
+            // To one that asks for its own memory only what has too few copies.
+            let Some(lender) = candidate.filter(|&lender| is_poor || !recalled(lender)) else {
+                if let Some(lender) = leaving.map(|lender| &mut self.lenders[lender as usize])
+                    && lender.stuck == Stuck::No
+                {
+                    lender.stuck = Stuck::Found;
+                }
                 self.repair.cursor += 1;
                 continue;
             };
             let (extent, chunk) = (number as u32, number as u64 * self.extent_bytes);
-            self.repair.job = Some(Job { extent, target: lender, step: Step::Borrowing, chunk });
+            self.repair.job = Some(Job { extent, target: lender, leaving, step: Step::Borrowing, chunk });
             let transfer = Transfer { lender, slab: 0, offset: 0, bytes: 0, what: What::Borrow };
             self.queue(Moving { transfer, op: None, extent });
         }
@@ -105,8 +116,19 @@ impl Volume {
             }
             job.chunk += CHUNK_BYTES;
         }
-        for copy in &mut self.extents[job.extent as usize].copies {
-            copy.full |= copy.lender == job.target;
+        let copies = &mut self.extents[job.extent as usize].copies;
+        copies.iter_mut().for_each(|copy| copy.full |= copy.lender == job.target);
+        let left = job.leaving.and_then(|lender| copies.iter().position(|copy| copy.lender == lender));
+        if let Some(index) = left {
+            // Behind all that is in its queue.
+            let Copy { lender, slab, .. } = copies.swap_remove(index);
+            let place = &mut self.lenders[lender as usize];
+            place.copies -= 1;
+            if place.recalled != ALL {
+                place.recalled = place.recalled.saturating_sub(1);
+            }
+            self.moved += 1;
+            self.return_slab(lender, slab);
         }
         self.end_job();
     }

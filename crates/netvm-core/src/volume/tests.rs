@@ -127,7 +127,11 @@ impl World {
                 self.post(id, transfer);
             }
         } else if let Some((id, transfer)) = self.lenders[index].posted.pop_front() {
-            let later = self.lenders[index].posted.len();
+            // Calls stay in order.
+            let is_call =
+                |(_, transfer): &(_, Transfer)| matches!(transfer.what, What::Return | What::Borrow);
+            let posted = &self.lenders[index].posted;
+            let later = posted.iter().position(is_call).unwrap_or(posted.len());
             if transfer.what == What::Discard && later > 0 && !self.random.once_in(3) {
                 // A lender answers calls when it has applied what came with them.
                 let place = 1 + self.random.below(later as u64) as usize;
@@ -253,6 +257,42 @@ fn what_is_written_is_read_whatever_one_lender_does() {
         let degraded = if alive >= 2 { 0 } else { world.volume.extents() as u64 };
         assert_eq!(world.volume.degraded(), (degraded, 0), "seed {seed}: {losses} lost");
     }
+}
+
+#[test]
+fn lenders_get_their_memory_back_while_it_is_read_and_written() {
+    let (mut moved, mut left, mut stuck) = (0, 0, 0);
+    for seed in 0..20 {
+        let (replicas, lenders) = (1 + seed as usize % 2, 3);
+        let mut world = World::new(seed, 4 * EXTENT_BYTES - 777, replicas, lenders);
+        for _ in 0..8000 {
+            if world.random.once_in(3) && world.ops.iter().flatten().count() < 8 {
+                world.submit();
+            }
+            if world.random.once_in(300) {
+                let lender = world.random.below(lenders as u64) as u32;
+                world.volume.recall(lender, [0, 1, 2, ALL][world.random.below(4) as usize]);
+            }
+            if world.random.once_in(100) {
+                world.volume.look_again();
+            }
+            if let Some(lender) = world.volume.left() {
+                assert_eq!(world.lenders[lender as usize].free.len(), SLABS, "it still lends something");
+                world.lose(lender);
+                assert!(world.come_back(lender as usize));
+                left += 1;
+            }
+            while world.volume.take_stuck().is_some() {
+                stuck += 1;
+            }
+            world.step();
+        }
+        world.settle();
+        assert!(world.read_all() && world.failures == 0, "seed {seed}");
+        assert_eq!(world.volume.degraded(), (0, 0));
+        moved += world.volume.moved();
+    }
+    assert!(moved > 200 && left > 20 && stuck > 20, "{moved} {left} {stuck}");
 }
 
 #[test]

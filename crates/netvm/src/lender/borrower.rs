@@ -9,7 +9,7 @@ use netvm_core::wire::{BodyReader, BodyWriter, Hello, Role, Status};
 use netvm_sys::shared::SharedSlice;
 
 use super::nearby::{self, Nearby};
-use super::protocol::{self, LenderStatus};
+use super::protocol::{self, LenderStatus, Recall};
 use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::link::greeting::{self, Transport};
@@ -122,6 +122,8 @@ pub struct Borrower {
     /// A sign of life has been asked for.
     probing: bool,
     broken: Option<Error>,
+    /// What the lender asks back, until somebody has looked.
+    recall: Option<Recall>,
     /// The lender is on this host.
     pub(super) nearby: Option<Nearby>,
     /// How often nothing has been received because everything had ended.
@@ -210,6 +212,7 @@ impl Borrower {
             waiting_since,
             probing: false,
             broken,
+            recall: None,
             nearby,
             unheard: 0,
         }
@@ -436,6 +439,18 @@ impl Borrower {
         Ok(())
     }
 
+    /// What the lender has asked back since this was last asked; of several times the last counts. What was not asked for is lent on.
+    pub fn take_recall(&mut self) -> Option<Recall> {
+        self.recall.take()
+    }
+
+    /// Tells the lender that nobody else can have what it asks back. Nothing tells when it knows.
+    pub fn post_cannot(&mut self) {
+        if self.session.endpoint.post_call(INTERNAL, protocol::CANNOT, Vec::new()).is_ok() {
+            self.waits();
+        }
+    }
+
     fn forget(&mut self, slab: u32) {
         if let Some(nearby) = &mut self.nearby {
             nearby.direct.returned(slab);
@@ -492,14 +507,14 @@ impl Borrower {
     pub fn borrow_slab(&mut self) -> Result<u32> {
         let answer = self.call(protocol::BORROW, Vec::new(), "slab")?;
         match borrow_answer(&answer) {
-            Some((Some(slab), ..)) => {
+            Some(BorrowAnswer { slab: Some(slab), .. }) => {
                 if let Some(nearby) = &mut self.nearby {
                     nearby.borrowed(slab);
                 }
                 Ok(slab)
             }
-            Some((None, size_bytes, used_bytes)) => {
-                Err(Error::LenderFull { lender: self.lender.clone(), size_bytes, used_bytes })
+            Some(BorrowAnswer { slab: None, size_bytes, used_bytes, quota }) => {
+                Err(Error::LenderFull { lender: self.lender.clone(), size_bytes, used_bytes, quota })
             }
             None => Err(self.nonsense()),
         }
@@ -665,10 +680,12 @@ impl Borrower {
                     let result = match result {
                         Ok(Answer::Reply(body)) if token & BORROW_BIT != 0 => {
                             let answer = borrow_answer(&body).ok_or_else(|| self.nonsense());
-                            if let (Some(nearby), Ok((Some(slab), ..))) = (&mut self.nearby, &answer) {
-                                nearby.borrowed(*slab);
+                            let got = answer.as_ref().ok().and_then(|answer| answer.slab);
+                            if let (Some(nearby), Some(slab)) = (&mut self.nearby, got) {
+                                nearby.borrowed(slab);
                             }
-                            answer.map(|(got, ..)| slab = got)
+                            slab = got;
+                            answer.map(drop)
                         }
                         Ok(_) => Ok(()),
                         Err(OpError::Refused(code)) => {
@@ -692,8 +709,19 @@ impl Borrower {
                     self.break_off(error.clone());
                     return Err(error);
                 }
-                Event::Called { request, .. } => {
-                    self.session.endpoint.reply(request, Err(Status::NoMethod));
+                Event::Called { request, method, body } => {
+                    let answer = match method {
+                        protocol::RECALL => match Recall::decode(&body) {
+                            Some(recall) => {
+                                self.recall = Some(recall);
+                                Ok(Vec::new())
+                            }
+                            None => Err(Status::BadRequest),
+                        },
+                        protocol::PING => Ok(Vec::new()),
+                        _ => Err(Status::NoMethod),
+                    };
+                    self.session.endpoint.reply(request, answer);
                 }
             }
         }
@@ -743,11 +771,21 @@ impl Borrower {
     }
 }
 
-/// The slab, if there was one; size of the lender, and how much of it is lent.
-fn borrow_answer(body: &[u8]) -> Option<(Option<u32>, u64, u64)> {
+/// What a lender says to who wants a slab.
+struct BorrowAnswer {
+    slab: Option<u32>,
+    /// What it lends in all, and how much of that is lent; to this borrower if that is the limit.
+    size_bytes: u64,
+    used_bytes: u64,
+    quota: bool,
+}
+
+fn borrow_answer(body: &[u8]) -> Option<BorrowAnswer> {
     let mut body = BodyReader(body);
     let (had, slab, size_bytes, used_bytes) = (body.u32()?, body.u32()?, body.u64()?, body.u64()?);
-    (had <= 1).then_some(((had == 1).then_some(slab), size_bytes, used_bytes))
+    let quota = body.u32()? != 0;
+    let slab = (had == 1).then_some(slab);
+    (had <= 1).then_some(BorrowAnswer { slab, size_bytes, used_bytes, quota })
 }
 
 fn total(locals: &[SharedSlice]) -> Result<u32, PostError> {

@@ -4,14 +4,16 @@ mod borrower;
 mod comeback;
 mod memories;
 mod nearby;
+mod pressure;
 mod protocol;
+mod recall;
 mod server;
 
 pub use crate::shm::LinkChoice;
 pub use borrower::{BorrowOptions, Borrower, BorrowerParts, Completion, ForkTicket, status, status_with};
 pub(crate) use comeback::Comeback;
 pub use netvm_core::endpoint::PostError;
-pub use protocol::{BorrowerStatus, LenderStatus};
+pub use protocol::{BorrowerStatus, LenderStatus, Recall};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use server::fuzzing::{fuzz, fuzz_status};
 pub use server::{Lender, LenderConfig, StopFlag};

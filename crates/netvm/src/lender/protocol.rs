@@ -28,6 +28,43 @@ pub(super) const FILE: u32 = 9;
 /// Body: slab, offset, bytes, whole pages of a slab in the lease's file: the lender allocates them.
 pub(super) const PROVIDE: u32 = 10;
 
+/// By the lender. Body: bytes that are to be given back, and 1 when it is leaving; 0 bytes: none any more. Answer: nothing, at once.
+pub(super) const RECALL: u32 = 11;
+/// Nobody else can have what the lender wants back.
+pub(super) const CANNOT: u32 = 12;
+/// By the lender: is anybody there?
+pub(super) const PING: u32 = 13;
+
+/// What a lender asks back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Recall {
+    /// How many bytes of its slabs.
+    pub bytes: u64,
+    /// It is going to end: all of them, and those that it lends meanwhile.
+    pub leaving: bool,
+}
+
+impl Recall {
+    pub(super) fn encode(self) -> Vec<u8> {
+        let mut body = BodyWriter::default();
+        body.u64(self.bytes).u32(u32::from(self.leaving));
+        body.0
+    }
+
+    pub(super) fn decode(body: &[u8]) -> Option<Self> {
+        let mut body = BodyReader(body);
+        Some(Self { bytes: body.u64()?, leaving: body.u32()? != 0 })
+    }
+
+    /// In slabs of so many bytes, [`u32::MAX`] for all of them.
+    pub(crate) fn slabs(self, slab_bytes: u64) -> u32 {
+        if self.leaving {
+            return u32::MAX;
+        }
+        u32::try_from(self.bytes.div_ceil(slab_bytes.max(1))).unwrap_or(u32::MAX).min(u32::MAX - 1)
+    }
+}
+
 /// One borrower of a lender.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BorrowerStatus {
@@ -41,6 +78,10 @@ pub struct BorrowerStatus {
     pub ops: u64,
     /// It is on the lender's host, and has been given a file of its own: most reads and writes it does by itself.
     pub nearby: bool,
+    /// Bytes that it was asked to give back and still has.
+    pub recalled_bytes: u64,
+    /// It has nowhere else to put them.
+    pub cannot: bool,
 }
 
 /// How a lender is doing.
@@ -64,6 +105,12 @@ pub struct LenderStatus {
     pub ops_per_s: u64,
     /// It takes no new borrowers: it has been asked to stop.
     pub draining: bool,
+    /// Bytes that its machine is short of, and that it asks back.
+    pub missing_bytes: u64,
+    /// Nobody can give back what is missing.
+    pub stuck: bool,
+    /// Most bytes for one borrower; 0: as many as there are.
+    pub quota_bytes: u64,
     /// Who borrows (the first 200 when there are more).
     pub borrowers: Vec<BorrowerStatus>,
     /// What protects the connection that asked; not on the wire.
@@ -78,12 +125,14 @@ impl LenderStatus {
         let mut body = BodyWriter::default();
         body.u32(u32::from(self.version)).u64(self.size_bytes).u64(self.used_bytes).u64(self.resident_bytes);
         body.u64(self.slab_bytes).u64(self.uptime.as_millis() as u64).u64(self.ops).u64(self.ops_per_s);
-        body.u32(u32::from(self.draining));
+        body.u32(u32::from(self.draining)).u64(self.missing_bytes).u32(u32::from(self.stuck));
+        body.u64(self.quota_bytes);
         let listed = &self.borrowers[..self.borrowers.len().min(BORROWERS_MAX)];
         body.u32(listed.len() as u32);
         for borrower in listed {
             body.text(&borrower.name).u32(borrower.pid).u64(borrower.bytes).u64(borrower.ops);
-            body.u32(u32::from(borrower.nearby));
+            body.u32(u32::from(borrower.nearby)).u64(borrower.recalled_bytes);
+            body.u32(u32::from(borrower.cannot));
         }
         body.0
     }
@@ -100,6 +149,9 @@ impl LenderStatus {
             ops: body.u64()?,
             ops_per_s: body.u64()?,
             draining: body.u32()? != 0,
+            missing_bytes: body.u64()?,
+            stuck: body.u32()? != 0,
+            quota_bytes: body.u64()?,
             borrowers: Vec::new(),
             protection: Protection::None,
         };
@@ -110,6 +162,8 @@ impl LenderStatus {
                 bytes: body.u64()?,
                 ops: body.u64()?,
                 nearby: body.u32()? != 0,
+                recalled_bytes: body.u64()?,
+                cannot: body.u32()? != 0,
             });
         }
         Some(status)
@@ -122,8 +176,16 @@ mod tests {
 
     #[test]
     fn a_status_survives_the_wire_and_fits() {
-        let borrower = BorrowerStatus { name: "n".repeat(255), pid: 7, bytes: 8, ops: 9, nearby: true };
-        let mut status = LenderStatus { size_bytes: 1, ops_per_s: 3, ..LenderStatus::default() };
+        let borrower = BorrowerStatus {
+            name: "n".repeat(255),
+            pid: 7,
+            bytes: 8,
+            ops: 9,
+            nearby: true,
+            recalled_bytes: 10,
+            cannot: true,
+        };
+        let mut status = LenderStatus { size_bytes: 1, ops_per_s: 3, stuck: true, ..LenderStatus::default() };
         status.borrowers = vec![borrower; 300];
         let body = status.encode();
         assert!(body.len() <= netvm_core::limits::BODY_BYTES_MAX);

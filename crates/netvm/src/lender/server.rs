@@ -1,12 +1,14 @@
 //! A lender: one thread, one epoll set.
 
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use netvm_core::endpoint::{Event, Exports, Request};
 use netvm_core::key::{Access, RemoteKey, Rights};
 use netvm_core::limits::{HALF_OPEN_MAX, SLABS_MAX, TICKET_TIMEOUT_MS, VERSION};
+use netvm_core::recall::Recalls;
 use netvm_core::slab::direct::UNIT_BYTES;
 use netvm_core::slab::{LeaseId, SlabError, Slabs};
 use netvm_core::wire::{BodyReader, BodyWriter, Refusal, Role, Status};
@@ -59,6 +61,22 @@ pub struct LenderConfig {
     pub spin_us: u32,
     /// Tell on standard error who comes and goes.
     pub verbose: bool,
+    /// Memory that is to stay available on this machine, in bytes: when there is less, borrowers are asked to give some back. 0: none.
+    pub reserve_bytes: u64,
+    /// Borrowers are asked to give memory back when something has waited for memory for so many hundredths of a percent of the last 10 s
+    /// ([`LenderConfig::pressure_file`]). 0: never.
+    pub stall: u32,
+    /// What tells that: `/proc/pressure/memory`, or the `memory.pressure` of a control group.
+    pub pressure_file: PathBuf,
+    /// What tells how much is available.
+    pub meminfo_file: PathBuf,
+    /// Most bytes for one borrower, rounded down to whole slabs; 0: as many as there are.
+    pub quota_bytes: u64,
+    /// A borrower that has not answered for so long has its memory taken away, though its connection stands. `None`: never.
+    pub lease_timeout: Option<Duration>,
+    /// When it has been asked to stop, it waits for so long until borrowers have moved what they have to others. `None`: as long as it
+    /// takes.
+    pub leave_timeout: Option<Duration>,
     /// Who may connect. Without a secret it listens on loopback and unix sockets only.
     pub security: Security,
 }
@@ -74,12 +92,20 @@ impl Default for LenderConfig {
             parent_fd: None,
             spin_us: 0,
             verbose: false,
+            reserve_bytes: 0,
+            stall: 0,
+            pressure_file: PathBuf::from("/proc/pressure/memory"),
+            meminfo_file: PathBuf::from("/proc/meminfo"),
+            quota_bytes: 0,
+            lease_timeout: None,
+            leave_timeout: None,
             security: Security::default(),
         }
     }
 }
 
-/// Stops a lender: once, and it takes no new borrowers and ends when the last has gone; twice, and it ends at once.
+/// Stops a lender: once, and it takes no new borrowers, asks those it has to move what they have to others, and ends when the last has
+/// gone; twice, and it ends at once.
 #[derive(Clone, Debug)]
 pub struct StopFlag(Arc<EventFd>);
 
@@ -142,19 +168,26 @@ impl Memory for View<'_> {
 }
 
 /// Somebody who has connected.
-enum Peer {
+pub(super) enum Peer {
     /// Has not said hello yet.
     Greeting(Greeting),
     /// Is served.
     Served(Box<Served>),
 }
 
-struct Served {
-    session: Session<Transport>,
+pub(super) struct Served {
+    pub(super) session: Session<Transport>,
     role: Role,
-    lease: Option<LeaseId>,
-    name: String,
-    pid: u32,
+    pub(super) lease: Option<LeaseId>,
+    pub(super) name: String,
+    pub(super) pid: u32,
+    /// When something came from it.
+    pub(super) heard: Instant,
+    /// It has been asked whether it is there, and that it leaves.
+    pub(super) pinged: bool,
+    pub(super) asked_to_leave: bool,
+    /// It has said that it cannot give back what it was asked for.
+    pub(super) cannot: bool,
     ops: u64,
     waits_for_room: bool,
     /// Met on this host, and not yet proved to be the session's borrower.
@@ -169,17 +202,20 @@ struct Ticket {
 
 /// A lender that listens.
 pub struct Lender {
-    config: LenderConfig,
+    pub(super) config: LenderConfig,
     listeners: Vec<Listener>,
-    memories: Memories,
+    pub(super) memories: Memories,
     epoll: Epoll,
-    peers: Vec<Option<Peer>>,
+    pub(super) peers: Vec<Option<Peer>>,
+    pub(super) recalls: Recalls,
+    /// When it ends, whoever has not left by then.
+    leave_by: Option<Instant>,
     tickets: Vec<Ticket>,
-    started: Instant,
+    pub(super) started: Instant,
     /// Reads and writes of those who have gone.
     past_ops: u64,
     rate: (Instant, u64, u64),
-    draining: bool,
+    pub(super) draining: bool,
     parent_gone: bool,
     /// Listeners that could not accept.
     paused: Vec<usize>,
@@ -234,6 +270,8 @@ impl Lender {
             memories,
             epoll,
             peers: Vec::new(),
+            recalls: Recalls::new(),
+            leave_by: None,
             tickets: Vec::new(),
             started: now,
             past_ops: 0,
@@ -281,6 +319,14 @@ impl Lender {
             if self.config.private && self.parent_gone && self.peers.iter().all(Option::is_none) {
                 return Ok(());
             }
+            if self.leave_by.is_some_and(|by| Instant::now() >= by) {
+                let (left, bytes) = (self.borrowers(), self.memories.slabs.used_bytes());
+                self.say(format_args!(
+                    "the time to leave is over: {left} borrowers lose {} MiB",
+                    bytes >> 20
+                ));
+                return Ok(());
+            }
             self.wait(&mut ready, &mut spin)?;
             for Ready { id, interest } in ready.drain(..) {
                 match id {
@@ -289,7 +335,9 @@ impl Lender {
                             return Ok(());
                         }
                         self.draining = true;
+                        self.leave_by = self.config.leave_timeout.map(|timeout| Instant::now() + timeout);
                         self.say(format_args!("asked to stop: waiting for {} borrowers", self.borrowers()));
+                        self.ask_all_to_leave();
                     }
                     PARENT_ID => {
                         if let Some(parent) = parent
@@ -328,7 +376,7 @@ impl Lender {
         spin.wait(look, || wait(&mut ready.borrow_mut(), TICK))
     }
 
-    fn say(&self, what: std::fmt::Arguments<'_>) {
+    pub(super) fn say(&self, what: std::fmt::Arguments<'_>) {
         if self.config.verbose {
             eprintln!("netvm lend: {what}");
         }
@@ -355,6 +403,8 @@ impl Lender {
         for ticket in stale {
             self.memories.close(ticket.lease);
         }
+        self.look_after_memory(now);
+        self.look_after_borrowers(now);
         let (since, before, _) = self.rate;
         let ops = self.ops();
         let seconds = (now - since).as_secs_f64();
@@ -418,7 +468,7 @@ impl Lender {
         }
     }
 
-    fn attend(&mut self, index: usize, interest: Interest) {
+    pub(super) fn attend(&mut self, index: usize, interest: Interest) {
         let Some(peer) = self.peers.get_mut(index).and_then(Option::take) else { return };
         match peer {
             Peer::Greeting(greeting) => {
@@ -429,7 +479,10 @@ impl Lender {
             }
             Peer::Served(mut served) => match self.converse(index, &mut served, interest) {
                 Ok(()) => self.peers[index] = Some(Peer::Served(served)),
-                Err(failure) => self.part(*served, &failure),
+                Err(failure) => {
+                    self.recalls.forget(index as u64);
+                    self.part(*served, &failure);
+                }
             },
         }
     }
@@ -447,7 +500,8 @@ impl Lender {
         let refusal = match theirs.role {
             _ if theirs.rails != 1 => Refusal::Role,
             Role::Observer => Refusal::None,
-            Role::Borrower if self.draining => Refusal::Stopping,
+            // A fork of one that is there comes with a ticket.
+            Role::Borrower if self.draining && self.tickets.is_empty() => Refusal::Stopping,
             Role::Borrower => Refusal::None,
             Role::Node | Role::Lender | Role::Transfer | Role::Mount => Refusal::Role,
         };
@@ -462,6 +516,10 @@ impl Lender {
             lease: None,
             name: String::new(),
             pid: 0,
+            heard: Instant::now(),
+            pinged: false,
+            asked_to_leave: false,
+            cannot: false,
             ops: 0,
             waits_for_room: false,
             met: None,
@@ -471,12 +529,19 @@ impl Lender {
     /// Receives, serves and answers.
     fn converse(&mut self, index: usize, served: &mut Served, interest: Interest) -> Result<(), Failure> {
         if interest.readable {
+            if self.config.lease_timeout.is_some() {
+                (served.heard, served.pinged) = (Instant::now(), false);
+            }
             for _ in 0..ROUNDS_MAX {
                 let mut view = View { memories: &self.memories, lease: served.lease, ops: &mut served.ops };
                 let more = served.session.receive(0, &mut view)?;
                 while let Some(event) = served.session.event() {
                     match event {
                         Event::Called { request, method, body } => {
+                            if method == protocol::CANNOT {
+                                served.cannot = true;
+                                self.recalls.cannot(index as u64);
+                            }
                             self.called(served, request, method, &body);
                         }
                         Event::Goodbye { .. } => return Err(Failure::Ended),
@@ -500,7 +565,7 @@ impl Lender {
         Ok(())
     }
 
-    fn part(&mut self, served: Served, failure: &Failure) {
+    pub(super) fn part(&mut self, served: Served, failure: &Failure) {
         self.past_ops += served.ops;
         if served.role != Role::Borrower {
             return;
@@ -544,10 +609,14 @@ impl Lender {
         }
         let lease = served.lease.ok_or(Status::BadRequest)?;
         if method == protocol::BORROW {
-            let slab = self.memories.borrow(lease).ok();
+            let held = self.memories.slabs.lease_bytes(lease);
+            let quota = self.config.quota_bytes;
+            let beyond = quota > 0 && held + self.memories.slabs.slab_bytes() > quota;
+            let slab = if beyond { None } else { self.memories.borrow(lease).ok() };
             out.u32(u32::from(slab.is_some())).u32(slab.unwrap_or(0));
             let slabs = &self.memories.slabs;
-            out.u64(slabs.size_bytes()).u64(slabs.used_bytes());
+            let (size, used) = if beyond { (quota, held) } else { (slabs.size_bytes(), slabs.used_bytes()) };
+            out.u64(size).u64(used).u32(u32::from(beyond));
             return Ok(out.0);
         }
         let slabs = &mut self.memories.slabs;
@@ -575,6 +644,7 @@ impl Lender {
                 let sole = slabs.sole_holder(lease, slab).map_err(|_| Status::NoHandle)?;
                 out.u32(u32::from(sole));
             }
+            protocol::CANNOT => {}
             protocol::DISCARD => {
                 let (slab, offset, bytes) = range(slabs, lease, &mut reader)?;
                 self.memories.discard(slab, offset, bytes);
@@ -608,6 +678,9 @@ impl Lender {
     /// A new lease, or the one that a ticket stands for.
     fn lease(&mut self, key: &[u8; 16]) -> Result<LeaseId, Status> {
         if *key == [0; 16] {
+            if self.draining {
+                return Err(Status::Busy);
+            }
             return self.memories.slabs.open().map_err(|error| match error {
                 SlabError::TooManyLeases | SlabError::Full | SlabError::NotHeld => Status::Busy,
             });
@@ -621,13 +694,19 @@ impl Lender {
     /// How it is doing.
     pub fn status(&self) -> LenderStatus {
         let slabs = &self.memories.slabs;
-        let borrower = |peer: &Option<Peer>| match peer {
-            Some(Peer::Served(served)) => served.lease.map(|lease| BorrowerStatus {
-                name: served.name.clone(),
-                pid: served.pid,
-                bytes: slabs.lease_bytes(lease),
-                ops: served.ops,
-                nearby: self.memories.has_file(lease),
+        let borrower = |(index, peer): (usize, &Option<Peer>)| match peer {
+            Some(Peer::Served(served)) => served.lease.map(|lease| {
+                let bytes = slabs.lease_bytes(lease);
+                let recalled = self.recalls.asked_of(index as u64, bytes);
+                BorrowerStatus {
+                    name: served.name.clone(),
+                    pid: served.pid,
+                    bytes,
+                    ops: served.ops,
+                    nearby: self.memories.has_file(lease),
+                    recalled_bytes: if served.asked_to_leave { bytes } else { recalled },
+                    cannot: served.cannot && (served.asked_to_leave || recalled > 0),
+                }
             }),
             _ => None,
         };
@@ -641,7 +720,10 @@ impl Lender {
             ops: self.ops(),
             ops_per_s: self.rate.2,
             draining: self.draining,
-            borrowers: self.peers.iter().filter_map(borrower).collect(),
+            missing_bytes: self.recalls.missing(),
+            stuck: self.recalls.is_stuck(),
+            quota_bytes: self.config.quota_bytes,
+            borrowers: self.peers.iter().enumerate().filter_map(borrower).collect(),
             protection: Protection::None,
         }
     }

@@ -110,7 +110,8 @@ impl Backing {
         if slots_per_slab == 0 {
             return Err(PagerError::SlabTooSmall { lender, bytes }.into());
         }
-        let chunk = (replicas > 1).then(|| Mapping::anonymous(CHUNK_PAGES as usize * PAGE_BYTES));
+        // For moves, too: it costs memory when it is used.
+        let chunk = Some(Mapping::anonymous(CHUNK_PAGES as usize * PAGE_BYTES));
         let now = Instant::now();
         let mut slots = SlotMap::new(slots_per_slab, addresses.len(), replicas);
         let (mut stats, mut ever_lost) = (PagerStats::default(), 0);
@@ -230,7 +231,7 @@ impl Backing {
             return Ok(());
         }
         if let Some(slab) = self.slots.release(slot)
-            && (self.slots.slabs() > 1 || !self.slots.is_writable(slot))
+            && (self.slots.slabs() > 1 || !self.slots.is_writable(slot) || self.slots.is_recalled())
             && self.slots.remove(slab)
         {
             self.post_returns();
@@ -356,6 +357,7 @@ impl Backing {
                 self.ended(lender, completion, out)?;
             }
             self.scratch = done;
+            self.hear(lender);
         }
         out.append(&mut self.ended);
         if self.replicas > 1 {
@@ -363,6 +365,35 @@ impl Backing {
         }
         self.mend();
         Ok(())
+    }
+
+    /// What the lender asks back.
+    fn hear(&mut self, lender: u32) {
+        if let Some(borrower) = self.sides.live(lender)
+            && let Some(recall) = borrower.take_recall()
+        {
+            let slabs = recall.slabs(borrower.slab_bytes());
+            self.slots.recall(lender, slabs);
+        }
+    }
+
+    /// Tells lenders what nobody else can have, and leaves those that are leaving and have nothing any more.
+    fn answer_recalls(&mut self) {
+        while let Some(lender) = self.slots.take_stuck() {
+            if let Some(borrower) = self.sides.live(lender) {
+                borrower.post_cannot();
+            }
+        }
+        if let Some(lender) = self.slots.left()
+            && self.sides.live(lender).is_some_and(|borrower| borrower.pending() == 0)
+        {
+            let reason = "it has been stopped, and what it held was moved".to_owned();
+            let error = Error::LenderLost { lender: self.sides[lender].address.clone(), reason };
+            self.sides.lose(lender, error);
+            // It has nothing that could be.
+            self.slots.lender_lost(lender);
+            self.stats.lenders_left += 1;
+        }
     }
 
     fn ended(&mut self, lender: u32, completion: Completion, out: &mut Vec<u32>) -> Result<()> {
@@ -419,7 +450,11 @@ impl Backing {
 
     /// A lender is lost: an error when pages are lost with it.
     pub(super) fn lose(&mut self, lender: u32, error: Error) -> Result<()> {
-        if self.replicas == 1 {
+        if self.sides[lender].lost.is_some() {
+            return Ok(());
+        }
+        // One that has nothing can be done without, if there is another.
+        if self.replicas == 1 && (self.slots.has_pages(lender) || self.slots.alive() == 1) {
             return Err(error);
         }
         if !self.sides.lose(lender, error) {
@@ -541,7 +576,11 @@ impl Backing {
             return;
         }
         let step = self.unposted.take();
-        let Some(step) = step.or_else(|| self.slots.next_step()) else { return };
+        let step = step.or_else(|| self.slots.next_step());
+        if self.slots.is_recalled() {
+            self.answer_recalls();
+        }
+        let Some(step) = step else { return };
         match self.post_step(step) {
             Ok(()) => self.slots.step_posted(),
             Err(PostError::Full) => self.unposted = Some(step),
@@ -571,9 +610,9 @@ impl Backing {
         }
     }
 
-    /// Whether pages lack copies, or a lender that was lost may come back.
+    /// Whether pages lack copies or are to be moved, or a lender that was lost may come back.
     pub(super) fn is_poor(&self) -> bool {
-        self.poor_since.is_some() || self.sides.any_lost()
+        self.poor_since.is_some() || self.sides.any_lost() || self.slots.is_recalled()
     }
 
     /// When to [`tick`](Self::tick) though nothing happens: lenders that stand still are looked for, where they can be done without.
@@ -613,6 +652,8 @@ impl Backing {
         stats.hedged_reads = self.stats.hedged_reads;
         stats.wrong_pages = self.stats.wrong_pages;
         stats.pages_repaired = self.slots.mended();
+        stats.pages_moved = self.slots.moved();
+        stats.lenders_left = self.stats.lenders_left;
         stats.pages_unprotected = if self.is_poor() { self.slots.poor() } else { 0 };
         stats.repair_ms = self.stats.repair_ms;
         stats.read_us_peak = self.stats.read_us_peak;

@@ -68,11 +68,55 @@ pub enum Event {
         /// Its address.
         lender: String,
     },
+    /// A lender has asked for its memory; what it holds moves to others, as far as they can take it.
+    Recalled {
+        /// Its address.
+        lender: String,
+        /// How many bytes; all when it is leaving.
+        bytes: u64,
+        /// It is going to end.
+        leaving: bool,
+    },
+    /// Nobody else can take what a lender has asked for.
+    Stuck {
+        /// Its address.
+        lender: String,
+    },
+    /// A lender that was leaving has nothing any more, and was left.
+    LenderLeft {
+        /// Its address.
+        lender: String,
+    },
     /// Every extent that is not lost has all its copies again.
     Mended {
         /// Since something was missing.
         after: Duration,
     },
+}
+
+impl std::fmt::Display for Event {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::LenderLost { error, .. } => write!(f, "{error}"),
+            Self::LenderBack { lender } => write!(f, "{lender} is back, empty, and used again"),
+            Self::Recalled { lender, leaving: true, .. } => {
+                write!(f, "lender {lender} is going to end: what it holds moves to the others")
+            }
+            Self::Recalled { lender, bytes, .. } => {
+                write!(f, "lender {lender} asks for {} MiB: they move to the others", bytes >> 20)
+            }
+            Self::Stuck { lender } => {
+                write!(
+                    f,
+                    "nobody else can take what lender {lender} asks for: it stays there; name more lenders"
+                )
+            }
+            Self::LenderLeft { lender } => write!(f, "lender {lender} holds nothing any more, and may end"),
+            Self::Mended { after } => {
+                write!(f, "all copies are complete again, after {:.1} s", after.as_secs_f64())
+            }
+        }
+    }
 }
 
 /// How a lender of a volume is doing.
@@ -117,7 +161,12 @@ pub struct Volume {
     completions: Vec<Completion>,
     events: VecDeque<Event>,
     poor_since: Option<Instant>,
+    /// When lenders that were full are asked again, while another asks for its memory.
+    next_ask: Instant,
 }
+
+/// How often they are.
+const ASK_INTERVAL: Duration = Duration::from_secs(1);
 
 impl std::fmt::Debug for Volume {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -203,6 +252,7 @@ impl Volume {
             completions: Vec::new(),
             events: VecDeque::new(),
             poor_since: None,
+            next_ask: Instant::now(),
         };
         for extent in 0..volume.core.extents() {
             for _ in 0..replicas {
@@ -446,6 +496,7 @@ impl Volume {
                 break;
             }
         }
+        self.answer_recalls();
         self.push();
         self.collect(out);
         self.note_repair();
@@ -454,6 +505,46 @@ impl Volume {
     /// Whether a transfer has ended with nothing to arrive: a lender on this host needs no answer.
     fn has_ended(&self) -> bool {
         self.sides.iter().any(|side| side.borrower.as_ref().is_some_and(Borrower::has_ended))
+    }
+
+    fn hear(&mut self, lender: usize) {
+        let side = &mut self.sides[lender];
+        let Some(borrower) = &mut side.borrower else { return };
+        let Some(recall) = borrower.take_recall().filter(|_| side.lost.is_none()) else { return };
+        let (bytes, leaving) = (recall.bytes, recall.leaving);
+        self.events.push_back(Event::Recalled { lender: side.address.clone(), bytes, leaving });
+        let slabs = recall.slabs(borrower.slab_bytes());
+        self.core.recall(lender as u32, slabs);
+    }
+
+    /// Tells lenders what nobody else can have, and leaves those that are leaving and have nothing any more.
+    fn answer_recalls(&mut self) {
+        if !self.core.is_recalled() {
+            return;
+        }
+        while let Some(lender) = self.core.take_stuck() {
+            let side = &mut self.sides[lender as usize];
+            if let Some(borrower) = &mut side.borrower {
+                borrower.post_cannot();
+            }
+            self.events.push_back(Event::Stuck { lender: side.address.clone() });
+        }
+        let now = Instant::now();
+        if now >= self.next_ask {
+            self.next_ask = now + ASK_INTERVAL;
+            self.core.look_again();
+            self.post();
+        }
+        let Some(lender) = self.core.left() else { return };
+        let side = &mut self.sides[lender as usize];
+        let Some(borrower) = side.borrower.take_if(|borrower| borrower.pending() == 0) else { return };
+        let _ = self.epoll.remove(borrower.as_fd());
+        let reason = "it has been stopped, and what it held was moved".to_owned();
+        side.lost = Some(Error::LenderLost { lender: side.address.clone(), reason });
+        (side.writable, side.silent) = (false, Duration::ZERO);
+        side.comeback = Comeback::start(&side.address, &self.options.borrow, None);
+        self.events.push_back(Event::LenderLeft { lender: side.address.clone() });
+        self.core.lender_lost(lender);
     }
 
     fn poll_lender(&mut self, lender: usize) {
@@ -482,6 +573,7 @@ impl Volume {
             self.core.done(id, done);
         }
         self.completions = completions;
+        self.hear(lender);
     }
 
     /// Asks lenders for signs of life where nothing else is asked of them, and others have what they have.

@@ -1,0 +1,80 @@
+//! Lenders that want their memory back, as users see it.
+
+mod common;
+
+use common::{Folder, Guard, Lender, can_run, finish, netvm, until, wait};
+use std::io::Read;
+use std::process::Stdio;
+use std::time::Duration;
+
+const PYTHON: &str = "/usr/bin/python3";
+
+/// Fills far memory, says so, forks while it is checked, and ends when it is told to.
+const WORK: &str = "\
+import os, sys
+pages = 8192
+block = os.urandom(4096)
+memory = bytearray(block * pages)
+def check():
+    for page in range(0, pages):
+        if memory[page * 4096:page * 4096 + 4096] != block:
+            print('WRONG DATA', flush=True)
+            os._exit(3)
+print('filled', flush=True)
+sys.stdin.readline()
+check()
+child = os.fork()
+check()
+if child == 0:
+    os._exit(0)
+sys.exit(os.waitpid(child, 0)[1])
+";
+
+#[test]
+fn a_lender_ends_when_its_borrowers_have_moved_elsewhere() {
+    const TEST: &str = "a_lender_ends_when_its_borrowers_have_moved_elsewhere";
+    if !can_run(TEST, &[PYTHON]) {
+        return;
+    }
+    let folder = Folder::new("leaving");
+    let lenders = ["one", "two"].map(|name| Lender::named(&folder, name, "128M"));
+    let mut run = Guard(
+        netvm()
+            .args(["run", "--local", "8M", "--tier", "lender", "--lender", &lenders[0].address])
+            .args(["--lender", &lenders[1].address, "--", PYTHON, "-c", WORK])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap(),
+    );
+    let mut said = [0; 7];
+    run.0.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    until("both lend something", || lenders.iter().all(|lender| lender.used_bytes() > 0));
+    let [mut one, two] = lenders;
+    one.signal("TERM");
+    let ended = wait(&mut one.process.0, Duration::from_secs(30)).expect("the lender does not end");
+    assert!(ended.success(), "{ended:?}");
+    assert!(two.used_bytes() >= 24 << 20);
+    // The only one left cannot: it says so and serves on, forks included.
+    two.signal("TERM");
+    until("it is told that nobody else can have it", || {
+        let status = two.status();
+        status["draining"] == true && status["borrowers"][0]["cannot"] == true
+    });
+    drop(run.0.stdin.take());
+    let status = wait(&mut run.0, Duration::from_secs(30)).expect("the program hangs");
+    assert!(status.success(), "{status:?}");
+}
+
+#[test]
+fn arguments_that_make_no_sense_are_refused() {
+    for (arguments, words) in [
+        (&["--quota", "1M"][..], "less than one slab"),
+        (&["--pressure", "0"], "percent"),
+        (&["--pressure", "10", "--pressure-file", "/nonexistent"], "--reserve"),
+        (&["--lease-timeout", "0"], "0"),
+    ] {
+        let done = finish(netvm().args(["lend", "--size", "32M", "--listen", "127.0.0.1:0"]).args(arguments));
+        assert!(!done.status.success() && done.err.contains(words), "{arguments:?}: {}", done.err);
+    }
+}

@@ -1,0 +1,107 @@
+//! What a lender asks back, from whom, and who does not answer. See docs/design/lending.md.
+
+use std::time::Instant;
+
+use netvm_core::recall::{Ask, Limits, Reading};
+use netvm_sys::epoll::Interest;
+
+use super::pressure;
+use super::protocol::{self, Recall};
+use super::server::{Lender, Peer};
+use crate::link::session::Failure;
+
+impl Lender {
+    /// Asks borrowers for memory that this machine is short of.
+    pub(super) fn look_after_memory(&mut self, now: Instant) {
+        let config = &self.config;
+        let limits = Limits { reserve_bytes: config.reserve_bytes, stall: config.stall };
+        if limits == Limits::default() || self.draining {
+            return;
+        }
+        let reading = Reading {
+            available_bytes: pressure::available_bytes(&config.meminfo_file)
+                .filter(|_| limits.reserve_bytes > 0),
+            stall: pressure::stall(&config.pressure_file).filter(|_| limits.stall > 0),
+        };
+        let missing = limits.missing(reading, self.memories.slabs.used_bytes());
+        let held: Vec<(u64, u64)> = (0..self.peers.len())
+            .filter_map(|index| Some((index as u64, self.held(index)?)))
+            .filter(|&(_, bytes)| bytes > 0)
+            .collect();
+        let (was_missing, was_stuck) = (self.recalls.missing() > 0, self.recalls.is_stuck());
+        let now_ms = now.saturating_duration_since(self.started).as_millis() as u64;
+        let asks = self.recalls.look(now_ms, missing, &held);
+        if missing > 0 && !was_missing {
+            self.say(format_args!(
+                "this machine is short of {} MiB: asking borrowers for them",
+                missing >> 20
+            ));
+        }
+        if self.recalls.is_stuck() && !was_stuck {
+            self.say(format_args!(
+                "nobody else can take what {} borrowers have here: serving on, though this machine is short of memory",
+                held.len()
+            ));
+        }
+        for Ask { borrower, bytes } in asks {
+            self.ask(borrower as usize, Recall { bytes, leaving: false });
+        }
+        if missing == 0 && was_missing {
+            self.say(format_args!("this machine has memory enough again"));
+        }
+    }
+
+    /// Bytes that a borrower holds.
+    fn held(&self, index: usize) -> Option<u64> {
+        match self.peers.get(index)? {
+            Some(Peer::Served(served)) => Some(self.memories.slabs.lease_bytes(served.lease?)),
+            _ => None,
+        }
+    }
+
+    fn ask(&mut self, index: usize, recall: Recall) {
+        if let Some(Some(Peer::Served(served))) = self.peers.get_mut(index) {
+            served.cannot = false;
+            served.asked_to_leave |= recall.leaving;
+            // If it has no room for this, something is under way already, and it is asked again later.
+            let posted = served.session.endpoint.post_call(0, protocol::RECALL, recall.encode());
+            served.asked_to_leave &= posted.is_ok();
+            self.attend(index, Interest { readable: false, writable: true });
+        }
+    }
+
+    /// Asks everybody who has not been asked to move what they have to other lenders.
+    pub(super) fn ask_all_to_leave(&mut self) {
+        for index in 0..self.peers.len() {
+            let is_new = matches!(&self.peers[index], Some(Peer::Served(served)) if !served.asked_to_leave);
+            if let Some(bytes) = self.held(index).filter(|_| is_new) {
+                self.ask(index, Recall { bytes, leaving: true });
+            }
+        }
+    }
+
+    /// Asks borrowers that were silent for long whether they are there, and gives up those that do not answer.
+    pub(super) fn look_after_borrowers(&mut self, now: Instant) {
+        if self.draining {
+            self.ask_all_to_leave();
+        }
+        let Some(timeout) = self.config.lease_timeout else { return };
+        for index in 0..self.peers.len() {
+            let Some(Some(Peer::Served(served))) = self.peers.get_mut(index) else { continue };
+            let silent = now.saturating_duration_since(served.heard);
+            if served.lease.is_none() || silent < timeout / 3 {
+                continue;
+            }
+            if silent >= timeout && served.pinged {
+                let reason = format!("it has not answered for {} s", silent.as_secs());
+                if let Some(Peer::Served(served)) = self.peers[index].take() {
+                    self.recalls.forget(index as u64);
+                    self.part(*served, &Failure::Link(std::io::Error::other(reason)));
+                }
+            } else if !served.pinged {
+                served.pinged = served.session.endpoint.post_call(0, protocol::PING, Vec::new()).is_ok();
+                self.attend(index, Interest { readable: false, writable: true });
+            }
+        }
+    }
+}
