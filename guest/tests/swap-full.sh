@@ -5,24 +5,24 @@
 # modules: nbd ublk_drv?
 # programs: netvm
 # compiles: pages
-# memory: 512 160
-# limit: 300
+# memory: 320 128
+# limit: 240
 . /test/functions
 if [ "$ROLE" = first ]; then
     netvm secret new key
-    lender a 7070 256M
+    lender a 7070 160M
     obey
     exit
 fi
 
 get_secret
-means="ublk nbd"
+means=ublk
 [ -e /dev/ublk-control ] || means=nbd
 for by in $means; do
     echo "== $by"
     free -m
-    netvm swap on --secret key --size 224M --lender 10.7.0.1:7070 --by $by
-    start_pages 160
+    netvm swap on --secret key --size 144M --lender 10.7.0.1:7070 --by $by
+    start_pages 112
     free -m
     check_pages
     netvm swap status

@@ -23,8 +23,8 @@ const NBD_SET_FLAGS: libc::Ioctl = 0xab0a;
 pub const BLOCK_BYTES: u64 = 4096;
 /// Devices that are looked at; the module makes 16 unless it is told otherwise.
 const DEVICES_MAX: u32 = 256;
-/// Room for answers in the kernel.
-static SEND_BYTES: i32 = 1 << 20;
+/// Room for requests, and for answers, in the kernel: what they take of its last reserves is less than others need of it.
+static SEND_BYTES: i32 = 64 << 10;
 
 /// A device of the kernel's.
 #[derive(Debug)]

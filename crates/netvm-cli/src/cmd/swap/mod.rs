@@ -3,6 +3,7 @@
 mod by;
 mod off;
 mod on;
+mod reserve;
 mod serve;
 mod status;
 mod table;

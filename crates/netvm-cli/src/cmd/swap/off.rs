@@ -2,6 +2,7 @@
 
 use super::super::Outcome;
 use super::on::check_root;
+use super::reserve;
 use super::table::Files;
 use clap::Args;
 use netvm::runfile::start_time;
@@ -75,6 +76,11 @@ fn end(files: &Files) -> Result<(), String> {
         end_process(process);
     }
     files.remove();
+    // Another one needs them as well; it was made later, and found them changed: they are its own to restore.
+    match Files::all().first() {
+        Some(other) => other.inherit(&entry.changed),
+        None => reserve::restore(&entry.changed),
+    }
     Ok(())
 }
 

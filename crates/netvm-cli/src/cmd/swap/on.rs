@@ -4,6 +4,7 @@ use super::super::Outcome;
 use super::super::volume::VolumeArgs;
 use super::by::By;
 use super::off::until;
+use super::reserve::{self, Changed};
 use super::serve::{self, Ready};
 use super::table::{Entry, Files, Reserved};
 use crate::size::Size;
@@ -90,14 +91,25 @@ pub fn run(args: &OnArgs) -> Outcome {
     let by = By::choose(args.by)?;
     Files::sweep();
     let Reserved { files, lock } = Files::reserve()?;
-    let mut making =
-        Making { files, lock, by, server: None, device: None, ready: Ready::default(), done: false };
+    let mut making = Making {
+        files,
+        lock,
+        by,
+        server: None,
+        device: None,
+        ready: Ready::default(),
+        changed: Vec::new(),
+        done: false,
+    };
     let (pid, started) = making.start_server()?;
     let path = making.device()?;
     let size_bytes = args.size_bytes();
     until(|| size_of(&path) == Some(size_bytes))
         .ok_or_else(|| format!("there is no disk {}", path.display()))?;
     write_header(&path, size_bytes).map_err(|error| format!("cannot write a swap header: {error}"))?;
+    let failed;
+    (making.changed, failed) = reserve::raise();
+    failed.iter().for_each(|warning| eprintln!("netvm: {warning}"));
     // From here on `swap off` finds it, and the server stays when this process is killed: pages may be on it.
     let guard = making.ready.guard.map(started_at).transpose()?;
     making.files.write_entry(&Entry {
@@ -108,6 +120,7 @@ pub fn run(args: &OnArgs) -> Outcome {
         device: path.clone(),
         size_bytes,
         replicas: args.volume.replicas,
+        changed: making.changed.clone(),
     })?;
     making.release_server()?;
     netvm_sys::swap::swap_on(&path, args.priority)
@@ -132,6 +145,7 @@ struct Making {
     /// Open, or else the kernel would take the file off it.
     device: Option<LoopDevice>,
     ready: Ready,
+    changed: Vec<Changed>,
     done: bool,
 }
 
@@ -209,6 +223,7 @@ impl Drop for Making {
         // It may have mounted between.
         let _ = netvm_sys::fuse::unmount(&self.files.mount_point());
         self.files.remove();
+        reserve::restore(&self.changed);
     }
 }
 

@@ -7,6 +7,7 @@
 //! | `swap-N.health` | [`Health`], then zeros | the server, through a mapping |
 
 use super::by::By;
+use super::reserve::Changed;
 use netvm::runfile::start_time;
 use netvm::view::ublk;
 use netvm_sys::nbd;
@@ -147,6 +148,14 @@ impl Files {
         serde_json::from_slice(&text).map_err(|error| format!("{}: {error}", path.display()))
     }
 
+    /// Settings that were changed for another one, which has gone, are this one's to restore.
+    pub fn inherit(&self, changed: &[Changed]) {
+        if let Ok(mut entry) = self.entry() {
+            entry.changed.extend_from_slice(changed);
+            let _ = self.write_entry(&entry);
+        }
+    }
+
     /// A health file of zeros, for the server to map.
     ///
     /// # Errors
@@ -207,6 +216,8 @@ pub struct Entry {
     pub device: PathBuf,
     pub size_bytes: u64,
     pub replicas: usize,
+    /// Settings of the machine that were changed for it.
+    pub changed: Vec<Changed>,
 }
 
 impl Entry {
