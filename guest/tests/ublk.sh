@@ -28,7 +28,7 @@ a="--lender 10.7.0.1:7070" b="--lender 10.7.0.1:7071"
 used() { netvm status --secret key --json 10.7.0.1:"$1" | grep -o '"resident_bytes":[0-9]*' | cut -d: -f2; }
 nothing_used() { [ "$(used "$1")" = 0 ] || { echo "$(used "$1") bytes are used"; false; }; }
 queue() { cat "/sys/block/ublkb0/queue/$1"; }
-dd if=/dev/urandom of=random bs=64k count=320 2>/dev/null
+dd if=/dev/urandom of=random bs=64k count=128 2>/dev/null
 sum=$(sha256sum <random)
 
 echo "== what is not possible"
@@ -91,7 +91,7 @@ dd if=$disk bs=64k skip=3 count=5 2>/dev/null | cmp -n 327680 - random 0 196608
 echo "== ended"
 kill -TERM $server
 wait $server
-wait_until 5 gone
+wait_until 20 gone
 wait_until 10 nothing_used 7070
 refused pidof @netvm
 
@@ -100,7 +100,7 @@ serve --size 32M $a $b --replicas 2
 dd if=random of=$disk bs=64k oflag=direct 2>/dev/null
 order 'kill -9 $b'
 echo 3 >/proc/sys/vm/drop_caches
-equal checksum "$(head -c 20971520 $disk | sha256sum)" "$sum"
+equal checksum "$(head -c 8388608 $disk | sha256sum)" "$sum"
 dd if=random of=$disk bs=64k seek=100 count=50 oflag=direct conv=notrunc 2>/dev/null
 wait_until 10 grep -q 'lost lender 10.7.0.1:7071' ublk.log
 
@@ -111,7 +111,7 @@ echo something >/tmp/disk/file
 kill -TERM $server
 wait $server
 umount /tmp/disk
-wait_until 5 gone
+wait_until 20 gone
 
 echo "== killed while a file system is mounted"
 serve --size 32M $a
@@ -123,7 +123,7 @@ kill -9 $server
 echo 3 >/proc/sys/vm/drop_caches
 refused sh -c 'cat /tmp/disk/random >/dev/null' 2>/dev/null
 umount /tmp/disk
-wait_until 10 gone
+wait_until 20 gone
 refused pidof @netvm
 
 echo "== killed while it reads and writes"
@@ -136,7 +136,7 @@ sleep 1
 kill -9 $server
 wait $writer || true
 wait $reader
-wait_until 10 gone
+wait_until 20 gone
 
 echo "== the only lender is lost"
 serve --size 32M $a
@@ -146,6 +146,6 @@ wait_until 10 grep -q 'reads of that fail' ublk.log
 refused dd if=$disk of=/dev/null bs=64k count=100 iflag=direct 2>/dev/null
 kill -TERM $server
 wait $server
-wait_until 5 gone
+wait_until 20 gone
 order obeyed=all
 echo "== done"

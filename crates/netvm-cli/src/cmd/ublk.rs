@@ -153,8 +153,8 @@ pub fn guard(args: &GuardArgs) -> Outcome {
     }
     match stand_in {
         Some(stand_in) => stand_in.run()?,
-        // The number may be another one's device by now.
-        None if ublk::server_of(args.id)? == args.server => ublk::remove(args.id)?,
+        // The number may be another one's device by now. The kernel may have stopped ours already.
+        None if [args.server, 0].contains(&ublk::server_of(args.id)?) => ublk::remove(args.id)?,
         None => {}
     }
     Ok(ExitCode::SUCCESS)

@@ -110,13 +110,13 @@ pub struct UblkServer {
 #[derive(Debug)]
 struct Device {
     id: u32,
-    started: bool,
+    /// Somebody else removes it: the number may be another one's by now.
+    gone: bool,
 }
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // Once it was started somebody else may have removed it, and the number may be another one's.
-        if !self.started || server_of(self.id).is_ok_and(|server| server == std::process::id()) {
+        if !self.gone {
             let _ = remove(self.id);
         }
     }
@@ -141,7 +141,7 @@ pub fn can_stay() -> Result<bool> {
     open_control()?.can_recover().map_err(|error| Error::system("ask what ublk can", &error))
 }
 
-/// The process that serves a device, or did so last.
+/// The process that serves a device; 0 before it is a disk and when it is none any more.
 ///
 /// # Errors
 /// [`Error::System`] when there is none of this number.
@@ -174,7 +174,7 @@ impl UblkServer {
             recoverable: config.stays,
         };
         let added = control.add(wanted).map_err(|error| Error::system("make a ublk device", &error))?;
-        let (info, device) = (added, Device { id: added.id, started: false });
+        let (info, device) = (added, Device { id: added.id, gone: false });
         control.set_size(&info, size).map_err(|error| Error::system("size a ublk device", &error))?;
         let (slots, bytes) = (info.shape.slots(), info.shape.request_bytes as usize);
         let buffers = Mapping::anonymous(slots * bytes);
@@ -263,7 +263,6 @@ impl UblkServer {
                             event.take();
                             if let Ok(result) = started.try_recv() {
                                 result?;
-                                self.device.started = true;
                                 notice(&self.volume, Notice::Started);
                                 state = state.started();
                             }
@@ -296,6 +295,7 @@ impl UblkServer {
                     notice(&self.volume, Notice::Volume(event));
                 }
             }
+            self.device.gone = state != State::Stopping;
             Ok(())
         })
     }
@@ -403,7 +403,7 @@ impl StandIn {
     pub fn new(id: u32) -> Result<Self> {
         let mut control = open_control()?;
         let info = control.info(id).map_err(|error| Error::system("ask for a ublk device", &error))?;
-        // Nobody looks at what a failed request brings, so all share the same place.
+        // The kernel copies the bytes of writes, though nobody looks at them.
         let bytes = info.shape.slots() * info.shape.request_bytes as usize;
         let buffers = Mapping::anonymous(bytes);
         let buffers = buffers.map_err(|error| Error::system("reserve memory for buffers", &error))?;
@@ -450,5 +450,38 @@ impl StandIn {
             }
             Ok(())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{State, UblkConfig};
+
+    #[test]
+    fn a_disk_is_stopped_once_and_not_before_it_has_started() {
+        let early = State::Starting { stop: false }.stop();
+        assert_eq!(early.stop(), early);
+        assert_eq!(early.started(), State::Stop);
+        assert_eq!(State::Starting { stop: false }.started(), State::Serving);
+        assert_eq!(State::Serving.stop(), State::Stop);
+        assert_eq!(State::Stopping.stop(), State::Stopping);
+    }
+
+    #[test]
+    fn what_is_too_much_is_refused_before_anything_is_made() {
+        let plain = UblkConfig::default();
+        plain.check().unwrap();
+        UblkConfig { queues: 32, depth: 32, ..plain }.check().unwrap();
+        for (queues, depth, request_bytes) in [
+            (0, 64, 4096),
+            (1, 0, 4096),
+            (33, 1, 4096),
+            (2, 1000, 4096),
+            (1, 1, 0),
+            (1, 1, 4097),
+            (1, 1, 2 << 20),
+        ] {
+            UblkConfig { queues, depth, request_bytes, stays: false }.check().unwrap_err();
+        }
     }
 }

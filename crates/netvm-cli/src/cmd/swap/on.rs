@@ -99,6 +99,7 @@ pub fn run(args: &OnArgs) -> Outcome {
         device: None,
         ready: Ready::default(),
         changed: Vec::new(),
+        entry: None,
         done: false,
     };
     let (pid, started) = making.start_server()?;
@@ -112,7 +113,7 @@ pub fn run(args: &OnArgs) -> Outcome {
     failed.iter().for_each(|warning| eprintln!("netvm: {warning}"));
     // From here on `swap off` finds it, and the server stays when this process is killed: pages may be on it.
     let guard = making.ready.guard.map(started_at).transpose()?;
-    making.files.write_entry(&Entry {
+    let entry = making.entry.insert(Entry {
         pid,
         started,
         guard,
@@ -121,7 +122,8 @@ pub fn run(args: &OnArgs) -> Outcome {
         size_bytes,
         replicas: args.volume.replicas,
         changed: making.changed.clone(),
-    })?;
+    });
+    making.files.write_entry(entry)?;
     making.release_server()?;
     netvm_sys::swap::swap_on(&path, args.priority)
         .map_err(|error| format!("the kernel does not take {} as swap: {error}", path.display()))?;
@@ -146,6 +148,7 @@ struct Making {
     device: Option<LoopDevice>,
     ready: Ready,
     changed: Vec<Changed>,
+    entry: Option<Entry>,
     done: bool,
 }
 
@@ -212,8 +215,9 @@ impl Drop for Making {
         self.device = None;
         let _ = netvm_sys::fuse::unmount(&self.files.mount_point());
         if let Some(mut server) = self.server.take() {
-            // It ends, and takes its device with it.
+            // It ends, and takes its device with it. One that was released does so when the device is taken away.
             drop(server.stdin.take());
+            let _ = self.entry.as_ref().map(|entry| entry.take_away(&self.files));
             if self.ready.device.is_none() || until(|| !matches!(server.try_wait(), Ok(None))).is_none() {
                 // Nothing is on it.
                 let _ = server.kill();
