@@ -6,7 +6,7 @@
 # programs: netvm
 # compiles: pages
 # memory: 256
-# limit: 240
+# limit: 480
 . /test/functions
 if [ "$ROLE" = first ]; then
     netvm secret new key
@@ -86,7 +86,7 @@ for by in $means; do
     echo "== $by: one of two lenders is lost, and then the server is killed"
     on --size 24M $a $b --replicas 2 --by $by
     start_pages 12 4
-    wait_until 30 is_well
+    wait_until 90 is_well
     order 'kill -9 $b'
     check_pages
     status
