@@ -17,7 +17,7 @@ use netvm::security::{Secret, Security};
 
 type Result<T = (), E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
-const BYTES: usize = (1 << 20) + 77;
+const BYTES: usize = 1 << 20;
 const ANSWER: usize = 4096;
 const REQUEST_BYTES: usize = 100;
 const ASKED: u16 = 0;
