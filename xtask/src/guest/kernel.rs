@@ -91,10 +91,14 @@ impl Kernel {
         Ok(Self { name, architecture, release, folder, modules })
     }
 
-    /// What QEMU boots.
-    pub fn image(&self) -> PathBuf {
+    /// What QEMU boots. The code that unpacks an image is also what turns the fifth level of page tables on.
+    pub fn image(&self, packed: bool) -> PathBuf {
         let plain = self.folder.join(PLAIN_IMAGE);
-        if plain.exists() { plain } else { self.folder.join(format!("boot/vmlinuz-{}", self.release)) }
+        if plain.exists() && !packed {
+            plain
+        } else {
+            self.folder.join(format!("boot/vmlinuz-{}", self.release))
+        }
     }
 
     /// The files of modules and of all that they need, in the order in which they are loaded. What is built into the kernel is left out, and

@@ -56,6 +56,7 @@ pub enum Wire {
 /// What to start.
 pub struct Machine<'a> {
     pub kernel: &'a Kernel,
+    pub packed: bool,
     pub memory_mib: u64,
     pub initramfs: &'a Path,
     pub wire: Wire,
@@ -122,7 +123,7 @@ impl Machine<'_> {
         command
             .args(["-accel", "tcg", "-smp", "1", "-display", "none", "-monitor", "none", "-serial", "stdio"]);
         command.args(["-no-reboot", "-nodefaults", "-m", &self.memory_mib.to_string()]);
-        command.arg("-kernel").arg(self.kernel.image()).arg("-initrd").arg(self.initramfs);
+        command.arg("-kernel").arg(self.kernel.image(self.packed)).arg("-initrd").arg(self.initramfs);
         // Memory is checked as far as a stock kernel can; a slow host is no reason to complain.
         let append = format!(
             "console={console} loglevel=5 panic=-1 oops=panic panic_on_warn=1 slub_debug=FZP page_poison=1 init_on_alloc=1 \

@@ -270,9 +270,10 @@ impl Suite {
             tools::write(&initramfs, self.initramfs(script, kernel, index, names.len())?)?;
             let socket = folder.join("wire");
             let wire = if names.len() == 2 { Wire::Pair { socket, listens: index == 0 } } else { Wire::None };
-            let (memory_mib, limit) = (script.memory_mib[index], script.limit);
+            let (packed, memory_mib, limit) = (script.packed, script.memory_mib[index], script.limit);
             machines.push((
-                Machine { kernel, memory_mib, initramfs: &initramfs, wire, folder: place, limit }.start()?,
+                Machine { kernel, packed, memory_mib, initramfs: &initramfs, wire, folder: place, limit }
+                    .start()?,
                 initramfs,
             ));
             if let (0, 2) = (index, names.len()) {

@@ -8,6 +8,7 @@
 //! # examples: device_service      Rust's of examples/
 //! # compiles: coherency           guest/tests/coherency.c, for the guest, put into /bin
 //! # memory: 256                   MiB; of two guests that are connected they may have their own: 512 256
+//! # image: packed                 as Debian has it: slower, and with five levels of page tables (x86)
 //! # limit: 60                     seconds, from the start of the script
 //! # ends: status 0                or: complaint TEXT, limit, lost
 //! ```
@@ -27,6 +28,7 @@ pub struct Script {
     pub programs: Vec<String>,
     pub examples: Vec<String>,
     pub compiles: Vec<String>,
+    pub packed: bool,
     /// Of the first guest, and of the second one.
     pub memory_mib: [u64; 2],
     pub limit: Duration,
@@ -68,6 +70,7 @@ impl Script {
             programs: Vec::new(),
             examples: Vec::new(),
             compiles: Vec::new(),
+            packed: false,
             memory_mib: [256; 2],
             limit: Duration::from_secs(120),
             ends: Expected::Status(0),
@@ -87,6 +90,8 @@ impl Script {
                 "programs" => script.programs = words(),
                 "examples" => script.examples = words(),
                 "compiles" => script.compiles = words(),
+                "image" if value.trim() == "packed" => script.packed = true,
+                "image" => return Err(format!("an image is packed or not mentioned, not {value}")),
                 "memory" => {
                     let (first, second) = value.trim().split_once(' ').unwrap_or((value, value));
                     script.memory_mib = [number(first, 128, 4096)?, number(second, 128, 4096)?];
@@ -139,6 +144,7 @@ mod tests {
         let two = Script::parse(Path::new("x"), "# memory: 512 192\n").unwrap();
         assert_eq!(two.memory_mib, [512, 192]);
         for wrong in [
+            "image: plain",
             "memory: 1",
             "memory: lots",
             "memory: 512 1",
