@@ -117,7 +117,7 @@ static int import(struct mem_device *device, const struct netvm_mem_attach *atta
 static int check(const struct netvm_mem_attach *attach)
 {
 	if (attach->struct_bytes != sizeof(*attach) ||
-	    (attach->flags & ~NETVM_MEM_READ_ONLY) ||
+	    (attach->flags & ~(NETVM_MEM_READ_ONLY | NETVM_MEM_ENCRYPTED)) ||
 	    !attach->ops_max || attach->window < 2 ||
 	    strnlen(attach->name, sizeof(attach->name)) == sizeof(attach->name) ||
 	    strnlen(attach->peer, sizeof(attach->peer)) == sizeof(attach->peer))
@@ -153,6 +153,24 @@ static struct socket *socket_of(int fd)
 	return ERR_PTR(-ENOTCONN);
 }
 
+static int make_seals(struct mem_session *session,
+		      const struct netvm_mem_attach *attach)
+{
+	struct mem_seal *seal, *open;
+
+	if (!(attach->flags & NETVM_MEM_ENCRYPTED))
+		return 0;
+	seal = mem_seal_new(attach->send_key, attach->send_record);
+	if (IS_ERR(seal))
+		return PTR_ERR(seal);
+	session->seal = seal;
+	open = mem_seal_new(attach->receive_key, attach->receive_record);
+	if (IS_ERR(open))
+		return PTR_ERR(open);
+	session->open = open;
+	return 0;
+}
+
 int mem_attach(struct netvm_mem_attach *attach)
 {
 	struct mem_device *device;
@@ -175,8 +193,12 @@ int mem_attach(struct netvm_mem_attach *attach)
 	memcpy(device->board_key, attach->board_key, sizeof(device->board_key));
 	memcpy(device->name, attach->name, sizeof(device->name));
 	memcpy(device->peer, attach->peer, sizeof(device->peer));
-	error = mem_session_start(&device->session, socket, attach->ops_max,
-				  attach->window, &mem_device_session_ops);
+	error = make_seals(&device->session, attach);
+	memzero_explicit(attach->send_key, sizeof(attach->send_key));
+	memzero_explicit(attach->receive_key, sizeof(attach->receive_key));
+	if (!error)
+		error = mem_session_start(&device->session, socket, attach->ops_max,
+					  attach->window, &mem_device_session_ops);
 	if (!error)
 		error = attach->kind == NETVM_MEM_LENDER ? borrow(device, attach) :
 							   import(device, attach);
@@ -189,7 +211,8 @@ int mem_attach(struct netvm_mem_attach *attach)
 		return error;
 	}
 	attach->bytes = device->bytes;
-	attach->flags = device->read_only ? NETVM_MEM_READ_ONLY : 0;
+	attach->flags &= ~NETVM_MEM_READ_ONLY;
+	attach->flags |= device->read_only ? NETVM_MEM_READ_ONLY : 0;
 	attach->device = device->number;
 	return 0;
 }

@@ -432,8 +432,17 @@ void mem_cache_drop(struct mem_device *device)
 
 /* ---- the file system ---- */
 
+/* The end of sync(2): the pages have been written. */
+static int mem_sync_fs(struct super_block *sb, int wait)
+{
+	struct mem_device *device = READ_ONCE(sb->s_fs_info);
+
+	return device && wait ? flush(device) : 0;
+}
+
 static const struct super_operations mem_super_ops = {
 	.statfs = simple_statfs,
+	.sync_fs = mem_sync_fs,
 };
 
 static int fill_super(struct super_block *sb, struct fs_context *fc)
@@ -514,12 +523,14 @@ int mem_cache_make(struct mem_device *device)
 	/* The kernel writes back what it finds by its number. */
 	insert_inode_hash(inode);
 	device->inode = inode;
+	WRITE_ONCE(inode->i_sb->s_fs_info, device);
 	return 0;
 }
 
 void mem_cache_free(struct mem_device *device)
 {
 	if (device->inode) {
+		WRITE_ONCE(device->inode->i_sb->s_fs_info, NULL);
 		truncate_inode_pages_final(device->inode->i_mapping);
 		iput(device->inode);
 	}

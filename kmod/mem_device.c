@@ -319,6 +319,7 @@ SHOW(bytes, "%llu", device->bytes);
 SHOW(name, "%s", device->name);
 SHOW(peer, "%s", device->peer);
 SHOW(read_only, "%d", device->read_only);
+SHOW(encrypted, "%d", !!device->session.seal);
 SHOW(notified, "%llu", READ_ONCE(device->notified));
 SHOW(reads, "%lld", atomic64_read(&device->reads));
 SHOW(read_bytes, "%lld", atomic64_read(&device->read_bytes));
@@ -334,6 +335,7 @@ static struct attribute *mem_attrs[] = {
 	&dev_attr_name.attr,
 	&dev_attr_peer.attr,
 	&dev_attr_read_only.attr,
+	&dev_attr_encrypted.attr,
 	&dev_attr_opens.attr,
 	&dev_attr_in_flight.attr,
 	&dev_attr_notified.attr,
@@ -382,6 +384,8 @@ static void mem_device_free(struct device *dev)
 
 	mem_session_stop(&device->session);
 	mem_cache_free(device);
+	mem_seal_free(device->session.seal);
+	mem_seal_free(device->session.open);
 	if (device->session.socket)
 		sockfd_put(device->session.socket);
 	kvfree(device->handles);
@@ -590,3 +594,4 @@ module_exit(netvm_mem_exit);
 MODULE_AUTHOR("The netvm authors");
 MODULE_DESCRIPTION("Another machine's memory as a character device");
 MODULE_LICENSE("GPL");
+MODULE_SOFTDEP("pre: gcm");

@@ -50,7 +50,7 @@ static int receive_message(struct mem_session *session, struct msghdr *message)
 	return 0;
 }
 
-static int receive_bytes(struct mem_session *session, void *bytes, size_t length)
+static int receive_plain(struct mem_session *session, void *bytes, size_t length)
 {
 	struct msghdr message = {};
 	struct kvec vec = { .iov_base = bytes, .iov_len = length };
@@ -59,13 +59,75 @@ static int receive_bytes(struct mem_session *session, void *bytes, size_t length
 	return receive_message(session, &message);
 }
 
+static int receive_record(struct mem_session *session)
+{
+	struct mem_seal *seal = session->open;
+	u32 length;
+	int error;
+
+	error = receive_plain(session, seal->record, MEM_LENGTH_BYTES);
+	if (error)
+		return error;
+	length = get_unaligned_le16(seal->record);
+	if (!length || length > NETVM_RECORD_BYTES_MAX)
+		return violation(session, "sends a record of wrong length", length);
+	error = receive_plain(session, seal->record + MEM_LENGTH_BYTES,
+			      length + NETVM_TAG_BYTES);
+	if (error)
+		return error;
+	error = mem_seal_open(seal, length);
+	if (error) {
+		mem_session_fail(session, -EIO,
+				 "encrypted bytes were altered on the way (error %d)",
+				 -error);
+		return -EIO;
+	}
+	seal->start = 0;
+	seal->end = length;
+	return 0;
+}
+
+/* Until the message is full. */
+static int receive(struct mem_session *session, struct msghdr *message)
+{
+	struct iov_iter *bytes = &message->msg_iter;
+	struct mem_seal *seal = session->open;
+
+	if (!seal)
+		return receive_message(session, message);
+	while (iov_iter_count(bytes)) {
+		u32 part = min_t(size_t, iov_iter_count(bytes), seal->end - seal->start);
+		u8 *from = seal->record + MEM_LENGTH_BYTES + seal->start;
+		int error;
+
+		if (copy_to_iter(from, part, bytes) != part)
+			return -EFAULT;
+		seal->start += part;
+		if (!iov_iter_count(bytes))
+			break;
+		error = receive_record(session);
+		if (error)
+			return error;
+	}
+	return 0;
+}
+
+static int receive_bytes(struct mem_session *session, void *bytes, size_t length)
+{
+	struct msghdr message = {};
+	struct kvec vec = { .iov_base = bytes, .iov_len = length };
+
+	iov_iter_kvec(&message.msg_iter, ITER_DEST, &vec, 1, length);
+	return receive(session, &message);
+}
+
 static int receive_vecs(struct mem_session *session, struct mem_request *request)
 {
 	struct msghdr message = {};
 
 	iov_iter_bvec(&message.msg_iter, ITER_DEST, request->vecs,
 		      request->vec_count, request->bytes);
-	return receive_message(session, &message);
+	return receive(session, &message);
 }
 
 static int discard(struct mem_session *session, u32 length)

@@ -92,16 +92,60 @@ static int send_message(struct mem_session *session, struct msghdr *message)
 	return min(sent, 0);
 }
 
+static int send_record(struct mem_session *session, bool more)
+{
+	struct msghdr message = { .msg_flags = MSG_NOSIGNAL };
+	struct mem_seal *seal = session->seal;
+	struct kvec vec = { .iov_base = seal->record };
+	int error = mem_seal_close(seal);
+
+	if (error)
+		return error;
+	vec.iov_len = MEM_LENGTH_BYTES + seal->end + NETVM_TAG_BYTES;
+	seal->end = 0;
+	if (more)
+		message.msg_flags |= MSG_MORE;
+	iov_iter_kvec(&message.msg_iter, ITER_SOURCE, &vec, 1, vec.iov_len);
+	return send_message(session, &message);
+}
+
+/* If more follows, the rest of an encrypted session's last record waits for it. */
+static int send(struct mem_session *session, struct msghdr *message, bool more)
+{
+	struct iov_iter *bytes = &message->msg_iter;
+	struct mem_seal *seal = session->seal;
+
+	if (!seal) {
+		if (more)
+			message->msg_flags |= MSG_MORE;
+		return send_message(session, message);
+	}
+	while (iov_iter_count(bytes) || (seal->end && !more)) {
+		u32 part = min_t(size_t, iov_iter_count(bytes),
+				 NETVM_RECORD_BYTES_MAX - seal->end);
+		int error;
+
+		if (!copy_from_iter_full(seal->record + MEM_LENGTH_BYTES + seal->end,
+					 part, bytes))
+			return -EFAULT;
+		seal->end += part;
+		if (seal->end < NETVM_RECORD_BYTES_MAX && more)
+			return 0;
+		error = send_record(session, more || iov_iter_count(bytes));
+		if (error)
+			return error;
+	}
+	return 0;
+}
+
 static int send_bytes(struct mem_session *session, const void *bytes,
 		      size_t length, bool more)
 {
 	struct msghdr message = { .msg_flags = MSG_NOSIGNAL };
 	struct kvec vec = { .iov_base = (void *)bytes, .iov_len = length };
 
-	if (more)
-		message.msg_flags |= MSG_MORE;
 	iov_iter_kvec(&message.msg_iter, ITER_SOURCE, &vec, 1, length);
-	return send_message(session, &message);
+	return send(session, &message, more);
 }
 
 static int send_vecs(struct mem_session *session, struct mem_request *request,
@@ -109,11 +153,9 @@ static int send_vecs(struct mem_session *session, struct mem_request *request,
 {
 	struct msghdr message = { .msg_flags = MSG_NOSIGNAL };
 
-	if (more)
-		message.msg_flags |= MSG_MORE;
 	iov_iter_bvec(&message.msg_iter, ITER_SOURCE, request->vecs,
 		      request->vec_count, request->bytes);
-	return send_message(session, &message);
+	return send(session, &message, more);
 }
 
 static bool needs_slot(const struct mem_request *request)

@@ -14,6 +14,7 @@
 #include <linux/wait.h>
 #include <linux/workqueue.h>
 
+#include "mem_seal.h"
 #include "mem_wire.h"
 
 /* Answers to the peer that wait to be sent; an honest peer asks for less. */
@@ -114,6 +115,9 @@ struct mem_session {
 	/* A sign of life has been asked for because the window is full. */
 	bool asked_for_room;
 
+	/* If it is encrypted; the sender's, and the receiver's. */
+	struct mem_seal *seal;
+	struct mem_seal *open;
 	/* What the sender sends: who posted it may be gone by then. */
 	u8 body[MEM_BODY_BYTES_MAX];
 	/* It waits until the socket takes more. */

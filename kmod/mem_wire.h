@@ -76,6 +76,11 @@ struct netvm_header {
 #define NETVM_ACKNOWLEDGE_EVERY 1024
 #define NETVM_SLABS_MAX 1048576
 
+/* Encrypted records. */
+#define NETVM_RECORD_BYTES_MAX 16384
+#define NETVM_TAG_BYTES 16
+#define NETVM_REKEY_RECORDS 1048576
+
 /* Tokens that stand for no operation of ours. */
 #define NETVM_NO_SLOT (~0ULL)
 #define NETVM_PULSE (~0ULL - 1)

@@ -15,6 +15,8 @@
 
 /* Flag of an attachment: nothing is ever written. */
 #define NETVM_MEM_READ_ONLY 1
+/* Flag of an attachment: the session is encrypted, with the keys that come along. */
+#define NETVM_MEM_ENCRYPTED 2
 /* Flag of a detachment: though it is open, and whatever is not written is lost. */
 #define NETVM_MEM_FORCE 1
 
@@ -23,7 +25,7 @@
 /* The name of the segment that a peer imports to notify a device. */
 #define NETVM_MEM_BOARD "netvm_mem"
 
-/* Makes a device of a session whose hellos are done and which is not encrypted. */
+/* Makes a device of a session whose hellos are done. */
 struct netvm_mem_attach {
 	__u32 struct_bytes;
 	__u32 kind;
@@ -43,6 +45,11 @@ struct netvm_mem_attach {
 	char name[256];
 	/* For people: where the socket is connected to. Ends with a zero. */
 	char peer[128];
+	/* Of an encrypted session: keys, and the numbers of the next records. */
+	__u8 send_key[32];
+	__u8 receive_key[32];
+	__u64 send_record;
+	__u64 receive_record;
 	/* Shown by the lender. */
 	__u32 pid;
 	/* Out: N of /dev/netvm_memN. */

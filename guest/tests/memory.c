@@ -222,7 +222,7 @@ static void attaching(char **word)
 	with.kind = 3;
 	fails(control(NETVM_MEM_ATTACH, &with), EINVAL);
 	with.kind = NETVM_MEM_SEGMENT;
-	with.flags = 2;
+	with.flags = 4;
 	fails(control(NETVM_MEM_ATTACH, &with), EINVAL);
 	with.flags = 0;
 	with.struct_bytes--;

@@ -34,6 +34,11 @@ memory share 0
 memory pages 0
 grep -q "^window 4096" /sys/kernel/debug/netvm_mem/netvm_mem0/session
 
+before=$(cat $state/netvm_mem0/flushes)
+dd if=/dev/zero of=/dev/netvm_mem0 bs=4k count=10 conv=notrunc 2>/dev/null
+sync
+[ "$(cat $state/netvm_mem0/flushes)" -gt "$before" ] || fail "sync does not reach the lender"
+
 echo "== busy"
 memory keep 0 "! memory detach 0 2>/dev/null && ! rmmod netvm_mem 2>/dev/null"
 refused quiet rmmod netvm_mem

@@ -13,8 +13,18 @@ pub const LENDER: u32 = 1;
 pub const SEGMENT: u32 = 2;
 /// Nothing is ever written.
 pub const READ_ONLY: u32 = 1;
+/// The session is encrypted.
+pub const ENCRYPTED: u32 = 2;
 /// Detach though it is open.
 pub const FORCE: u32 = 1;
+/// Of [`Page::flags`]: it is there.
+pub const PRESENT: u32 = 1;
+/// It can be written without a fault.
+pub const WRITABLE: u32 = 2;
+/// It was written.
+pub const DIRTY: u32 = 4;
+/// It was used.
+pub const ACCESSED: u32 = 8;
 /// Levels of page tables that may be.
 pub const LEVELS: usize = 5;
 
@@ -39,7 +49,7 @@ pub struct Attach {
     pub struct_bytes: u32,
     /// [`LENDER`] or [`SEGMENT`].
     pub kind: u32,
-    /// [`READ_ONLY`].
+    /// [`READ_ONLY`], [`ENCRYPTED`].
     pub flags: u32,
     /// A connected socket; [`attach`] sets it.
     pub socket: i32,
@@ -57,6 +67,14 @@ pub struct Attach {
     pub name: [u8; 256],
     /// Ends with a zero.
     pub peer: [u8; 128],
+    /// Of an encrypted session.
+    pub send_key: [u8; 32],
+    /// Of an encrypted session.
+    pub receive_key: [u8; 32],
+    /// Number of the next record.
+    pub send_record: u64,
+    /// Number of the next record.
+    pub receive_record: u64,
     /// Shown by the lender.
     pub pid: u32,
     /// Out: the device's number.
@@ -90,7 +108,7 @@ pub struct Page {
     pub levels: u32,
     /// Which entry is the last.
     pub leaf: u32,
-    /// 1 present, 2 writable, 4 dirty, 8 accessed, 16 the device's.
+    /// [`PRESENT`], [`WRITABLE`], [`DIRTY`], [`ACCESSED`]; 16: the mapping is the device's.
     pub flags: u32,
     /// Zero.
     pub reserved: u32,
@@ -111,6 +129,10 @@ impl Attach {
             board_key: [0; 16],
             name: [0; 256],
             peer: [0; 128],
+            send_key: [0; 32],
+            receive_key: [0; 32],
+            send_record: 0,
+            receive_record: 0,
             pid: std::process::id(),
             device: 0,
         }

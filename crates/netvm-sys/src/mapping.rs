@@ -95,9 +95,16 @@ impl Mapping {
     /// EINVAL for an empty file; EACCES when it was not opened for what is asked; ENODEV when it cannot be mapped; Unsupported where
     /// [`guarded`] is.
     pub fn of_file(file: &File, writable: bool) -> io::Result<Self> {
+        Self::of_device(file, file.metadata()?.len(), writable)
+    }
+
+    /// As [`Mapping::of_file`], for a device of so many bytes, which the file does not tell. When they are gone, accesses tell.
+    ///
+    /// # Errors
+    /// As [`Mapping::of_file`].
+    pub fn of_device(file: &File, bytes: u64, writable: bool) -> io::Result<Self> {
         guarded::install()?;
-        let bytes = usize::try_from(file.metadata()?.len())
-            .map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
+        let bytes = usize::try_from(bytes).map_err(|_| io::Error::from_raw_os_error(libc::ENOMEM))?;
         let protection = libc::PROT_READ | if writable { libc::PROT_WRITE } else { 0 };
         let mut mapping =
             Self::map(bytes, protection, libc::MAP_SHARED | libc::MAP_NORESERVE, file.as_raw_fd())?;

@@ -6,6 +6,7 @@ use super::secret::SecurityArgs;
 use crate::size::Size;
 use clap::{Args, Subcommand};
 use netvm::device::{self, AttachOptions, DeviceStatus, Source};
+use netvm_sys::device::{ACCESSED, DIRTY, PRESENT, WRITABLE};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -35,6 +36,8 @@ enum Action {
     Detach(DetachArgs),
     /// Show all devices
     Status(StatusArgs),
+    /// Show how a page of a device is mapped, down to its physical address
+    Page(PageArgs),
 }
 
 #[derive(Args, Debug)]
@@ -78,6 +81,16 @@ struct DetachArgs {
 }
 
 #[derive(Args, Debug)]
+struct PageArgs {
+    /// Number of the device: 0 for /dev/netvm_mem0
+    #[arg(value_name = "N")]
+    number: u32,
+    /// Where in the device, e.g. 64K
+    #[arg(long, default_value = "0")]
+    offset: Size,
+}
+
+#[derive(Args, Debug)]
 #[command(after_help = "Exit code: 0, or 1 when the peer of a device is lost.")]
 struct StatusArgs {
     /// Print JSON
@@ -89,6 +102,7 @@ pub fn run(args: &DeviceArgs) -> Outcome {
     match &args.action {
         Action::Attach(args) => attach(args)?,
         Action::Detach(args) => device::detach(args.number, args.force)?,
+        Action::Page(args) => page(args)?,
         Action::Status(args) => return Ok(status(args)),
     }
     Ok(ExitCode::SUCCESS)
@@ -124,6 +138,26 @@ fn attach(args: &AttachArgs) -> Outcome<()> {
     Ok(())
 }
 
+fn page(args: &PageArgs) -> Outcome<()> {
+    let page = device::page(args.number, args.offset.0)?;
+    println!("address    {:#x}", page.address);
+    for (level, (name, entry)) in ["PGD", "P4D", "PUD", "PMD", "PTE"].iter().zip(page.entries).enumerate() {
+        let folded = match (level, page.levels) {
+            (1, ..=4) | (2, ..=3) => ", folded into the one above",
+            _ => "",
+        };
+        println!("{name}        {entry:#018x}{folded}");
+        if level as u32 == page.leaf {
+            break;
+        }
+    }
+    let flags = [(PRESENT, "present"), (WRITABLE, "writable"), (DIRTY, "dirty"), (ACCESSED, "accessed")];
+    let said = flags.iter().filter(|(flag, _)| page.flags & flag != 0).map(|(_, name)| format!(", {name}"));
+    println!("page       {}{}", Size(page.page_bytes), said.collect::<String>());
+    println!("physical   {:#x}", page.physical);
+    Ok(())
+}
+
 fn status(args: &StatusArgs) -> ExitCode {
     let devices = device::devices();
     if args.json {
@@ -140,7 +174,7 @@ fn status(args: &StatusArgs) -> ExitCode {
 fn described(device: &DeviceStatus) -> Value {
     json!({
         "number": device.number, "path": device::path(device.number), "kind": device.kind, "name": device.name,
-        "peer": device.peer, "state": device.state, "bytes": device.bytes, "read_only": device.read_only,
+        "peer": device.peer, "state": device.state, "bytes": device.bytes, "read_only": device.read_only, "encrypted": device.encrypted,
         "opens": device.opens, "reads": device.reads.0, "read_bytes": device.reads.1, "writes": device.writes.0,
         "write_bytes": device.writes.1, "flushes": device.flushes, "errors": device.errors, "notified": device.notified,
     })
@@ -148,6 +182,7 @@ fn described(device: &DeviceStatus) -> Value {
 
 fn print(device: &DeviceStatus) {
     let only = if device.read_only { ", only to read" } else { "" };
+    let only = if device.encrypted { format!("{only}, encrypted") } else { only.to_owned() };
     println!("device     {}: {}", device::path(device.number).display(), device.state);
     match device.kind.as_str() {
         "segment" => println!("segment    {} of {}{only}", device.name, device.peer),

@@ -114,6 +114,9 @@ fn numbers_on_the_wire() {
         ("WINDOW", limits::WINDOW),
         ("ACKNOWLEDGE_EVERY", limits::ACKNOWLEDGE_EVERY),
         ("SLABS_MAX", limits::SLABS_MAX),
+        ("RECORD_BYTES_MAX", limits::RECORD_BYTES_MAX as u64),
+        ("TAG_BYTES", netvm_core::opening::TAG_BYTES as u64),
+        ("REKEY_RECORDS", limits::REKEY_RECORDS),
         ("KEEP_ALIVE_INTERVAL_MS", keep_alive.interval_ms),
         ("KEEP_ALIVE_TIMEOUT_MS", keep_alive.timeout_ms),
         ("METHOD_ATTACH", crate::lender::METHODS.0.into()),
@@ -186,6 +189,10 @@ fn what_ioctls_take() {
         board_key,
         name,
         peer,
+        send_key,
+        receive_key,
+        send_record,
+        receive_record,
         pid,
         device
     );
@@ -207,7 +214,12 @@ fn what_ioctls_take() {
     assert_eq!(c["NETVM_MEM_LENDER"], sys::LENDER.into());
     assert_eq!(c["NETVM_MEM_SEGMENT"], sys::SEGMENT.into());
     assert_eq!(c["NETVM_MEM_READ_ONLY"], sys::READ_ONLY.into());
+    assert_eq!(c["NETVM_MEM_ENCRYPTED"], sys::ENCRYPTED.into());
     assert_eq!(c["NETVM_MEM_FORCE"], sys::FORCE.into());
+    assert_eq!(c["NETVM_MEM_PAGE_PRESENT"], sys::PRESENT.into());
+    assert_eq!(c["NETVM_MEM_PAGE_WRITABLE"], sys::WRITABLE.into());
+    assert_eq!(c["NETVM_MEM_PAGE_DIRTY"], sys::DIRTY.into());
+    assert_eq!(c["NETVM_MEM_PAGE_ACCESSED"], sys::ACCESSED.into());
     assert_eq!(c["NETVM_MEM_LEVELS"], sys::LEVELS as u64);
     // _IOWR and _IOW of the header.
     let code = |define: &str| {
@@ -219,7 +231,7 @@ fn what_ioctls_take() {
         assert_eq!(parts[0], "0xd7");
         u64::from(direction << 30 | bytes << 16 | 0xd7 << 8 | parts[1].parse::<u32>().unwrap())
     };
-    assert_eq!(code("NETVM_MEM_ATTACH"), sys::ATTACH as u64);
-    assert_eq!(code("NETVM_MEM_DETACH"), sys::DETACH as u64);
-    assert_eq!(code("NETVM_MEM_PAGE"), sys::PAGE as u64);
+    assert_eq!(code("NETVM_MEM_ATTACH"), sys::ATTACH);
+    assert_eq!(code("NETVM_MEM_DETACH"), sys::DETACH);
+    assert_eq!(code("NETVM_MEM_PAGE"), sys::PAGE);
 }

@@ -6,7 +6,7 @@
 #[cfg(test)]
 mod header_tests;
 
-use std::fs;
+use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -15,9 +15,11 @@ use std::time::Duration;
 use netvm_core::epoch::Incarnation;
 use netvm_core::key::RemoteKey;
 use netvm_core::limits::NAME_BYTES_MAX;
-use netvm_core::opening::Encryption;
 use netvm_core::wire::{Hello, Role};
 use netvm_sys::device as sys;
+pub use netvm_sys::device::Page;
+use netvm_sys::mapping::Mapping;
+use zeroize::Zeroize;
 
 use crate::error::{Error, Result};
 use crate::link::greeting::{self, Transport};
@@ -55,7 +57,7 @@ pub struct AttachOptions {
     pub read_only: bool,
     /// With this key the peer may import the segment `netvm_mem` over this connection, to notify the device.
     pub board_key: Option<RemoteKey>,
-    /// The secret to prove. The kernel does not encrypt.
+    /// The secret to prove, and whether to encrypt.
     pub security: Security,
 }
 
@@ -99,8 +101,6 @@ fn text<const N: usize>(text: &str) -> [u8; N] {
 /// on; [`Error::Other`] when the module is missing or refuses, with what to do.
 pub fn attach(options: &AttachOptions) -> Result<Attached> {
     check(options)?;
-    // Without a fallback, as everywhere: a peer that insists on encryption is told that we do not.
-    let security = Security { encryption: Encryption::Never, ..options.security.clone() };
     let mut hello = Hello::new(match options.source {
         Source::Lender { .. } => Role::Borrower,
         Source::Segment { .. } => Role::Node,
@@ -109,10 +109,9 @@ pub fn attach(options: &AttachOptions) -> Result<Attached> {
     getrandom::fill(&mut client)
         .map_err(|error| Error::Other(format!("cannot get random numbers: {error}")))?;
     hello.session = Incarnation { client, epoch: 0 }.to_bytes();
-    let (transport, theirs) = greeting::connect(&options.address, &hello, CONNECT_TIMEOUT, &security)?;
-    let Transport::Plain(stream, _) = &transport else {
-        return Err(Error::NoEncryption { lender: options.address.clone() });
-    };
+    let (transport, theirs) =
+        greeting::connect(&options.address, &hello, CONNECT_TIMEOUT, &options.security)?;
+    let stream = transport.stream();
     // The kernel module looks for signs of life itself.
     stream.without_user_timeout().map_err(|error| Error::system("set up a connection", &error))?;
     let mut attach = sys::Attach::new(0);
@@ -120,6 +119,13 @@ pub fn attach(options: &AttachOptions) -> Result<Attached> {
     attach.peer = text(&options.address);
     attach.flags = if options.read_only { sys::READ_ONLY } else { 0 };
     attach.board_key = options.board_key.map_or([0; 16], RemoteKey::to_bytes);
+    if let Transport::Sealed(sealed) = &transport {
+        let nonsense = || Error::NotNetvm { lender: options.address.clone() };
+        let [(send_key, send_record), (receive_key, receive_record)] = sealed.keys().ok_or_else(nonsense)?;
+        (attach.send_key, attach.send_record) = (*send_key, send_record);
+        (attach.receive_key, attach.receive_record) = (*receive_key, receive_record);
+        attach.flags |= sys::ENCRYPTED;
+    }
     match &options.source {
         Source::Lender { bytes } => {
             (attach.kind, attach.bytes, attach.name) = (sys::LENDER, *bytes, text("device"));
@@ -128,16 +134,15 @@ pub fn attach(options: &AttachOptions) -> Result<Attached> {
             (attach.kind, attach.key, attach.name) = (sys::SEGMENT, key.to_bytes(), text(name));
         }
     }
-    sys::attach(stream.as_fd(), &mut attach).map_err(|error| refused(options, &error))?;
+    let done = sys::attach(stream.as_fd(), &mut attach);
+    attach.send_key.zeroize();
+    attach.receive_key.zeroize();
+    done.map_err(|error| refused(options, &error))?;
     Ok(Attached { number: attach.device, bytes: attach.bytes, read_only: attach.flags & sys::READ_ONLY != 0 })
 }
 
 /// What can be known to be wrong before anybody is asked.
 fn check(options: &AttachOptions) -> Result<()> {
-    if options.security.encryption == Encryption::Always {
-        let why = "the kernel module does not encrypt: leave --encrypt away on a network that you trust, or use netvm nbd or netvm mount";
-        return Err(Error::Other(why.to_owned()));
-    }
     match &options.source {
         Source::Lender { bytes: 0 } => Err(Error::Other("a device of 0 bytes is of no use".to_owned())),
         Source::Segment { name, .. }
@@ -167,6 +172,10 @@ fn refused(options: &AttachOptions, error: &io::Error) -> Error {
             format!("{peer} has not so much memory left: ask for less, or another lender")
         }
         (Some(libc::EMFILE), _) => "there are 256 devices: detach one (netvm device status)".to_owned(),
+        (Some(libc::ENOPKG), _) => {
+            "this kernel has no AES-GCM, which an encrypted session needs: modprobe gcm, aes and ghash"
+                .to_owned()
+        }
         (Some(libc::EPROTO), _) => format!("{peer} and the kernel module do not understand each other"),
         _ => format!("the kernel module could not attach {peer}: {error}"),
     })
@@ -196,6 +205,25 @@ pub fn detach(number: u32, force: bool) -> Result<()> {
     })
 }
 
+/// Maps a device, reads the byte at `offset`, and tells how its page is mapped: the entries of the page tables, and the physical address.
+///
+/// # Errors
+/// [`Error::Bounds`]; [`Error::System`]: EPERM without CAP_SYS_ADMIN, EIO when the peer is lost.
+pub fn page(number: u32, offset: u64) -> Result<Page> {
+    let failed = |error: &io::Error| Error::system("look at the device's page", error);
+    let file = File::open(path(number)).map_err(|error| failed(&error))?;
+    let folder = PathBuf::from(format!("{CLASS}/netvm_mem{number}"));
+    let status = DeviceStatus::read(&folder, number);
+    let len = status.ok_or_else(|| Error::Other(format!("there is no {}", folder.display())))?.bytes;
+    if offset >= len {
+        return Err(Error::Bounds { offset, bytes: 1, len });
+    }
+    let mapping = Mapping::of_device(&file, len, false).map_err(|error| failed(&error))?;
+    let memory = mapping.shared();
+    memory.touch(offset as usize).ok_or_else(|| failed(&io::Error::from_raw_os_error(libc::EIO)))?;
+    sys::page(&file, memory.as_ptr() as u64 + offset).map_err(|error| failed(&error))
+}
+
 /// What the module tells of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeviceStatus {
@@ -213,6 +241,8 @@ pub struct DeviceStatus {
     pub bytes: u64,
     /// It cannot be written.
     pub read_only: bool,
+    /// All that travels is encrypted.
+    pub encrypted: bool,
     /// Open files of it; mappings count as one.
     pub opens: u64,
     /// Reads, and their bytes.
@@ -241,6 +271,7 @@ impl DeviceStatus {
             state: text("state")?,
             bytes: value("bytes")?,
             read_only: value("read_only")? != 0,
+            encrypted: value("encrypted")? != 0,
             opens: value("opens")?,
             reads: (value("reads")?, value("read_bytes")?),
             writes: (value("writes")?, value("write_bytes")?),

@@ -24,12 +24,19 @@ pub(crate) struct Unproven;
 /// One direction's key and how often it was used. A number is used once: there is no way to set the count.
 pub(crate) struct RecordKey {
     key: LessSafeKey,
+    /// For whoever goes on with the session: the kernel.
+    bytes: Zeroizing<[u8; 32]>,
     count: u64,
 }
 
 impl RecordKey {
     fn new(bytes: &[u8; 32]) -> Self {
-        Self { key: key(bytes), count: 0 }
+        Self { key: key(bytes), bytes: Zeroizing::new(*bytes), count: 0 }
+    }
+
+    /// The key, and the number of the next record.
+    pub(crate) fn state(&self) -> (&[u8; 32], u64) {
+        (&self.bytes, self.count)
     }
 
     /// Encrypts `bytes` where they are. `None` when the numbers are used up, after 2^64 records.
@@ -63,7 +70,7 @@ impl RecordKey {
     fn replace_key(&mut self) -> Option<()> {
         let mut bytes = Zeroizing::new([0; 32]);
         let _tag = self.key.seal_in_place_separate_tag(nonce(u64::MAX), Aad::empty(), &mut *bytes).ok()?;
-        self.key = key(&bytes);
+        (self.key, self.bytes) = (key(&bytes), bytes);
         Some(())
     }
 }

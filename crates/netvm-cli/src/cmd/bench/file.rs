@@ -10,6 +10,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::Args;
+use netvm::device::{self, AttachOptions, Source};
+use netvm::security::Security;
 use netvm_sys::mapping::Mapping;
 use rustix::fs::{Advice, fadvise};
 
@@ -28,6 +30,8 @@ file-seq-write: the file is written anew, 1 MiB at a time, and synced; file-seq-
 byte comes from the lender. file-seq-cached: once more, from the page cache. In GB/s; the floor is one bare TCP stream.
 file-rand: reads of 4 KiB at random; file-mmap: page faults at random on a mapping of the file; in us, without the page cache. The floor is a bare round
 trip of 16 bytes there and 4 KiB back.
+
+What has the word device in its row is one of the kernel module netvm_mem, when that is loaded, with a lender of its own.
 
 tmpfs keeps its files in the page cache itself: its rows show what the kernel costs. nbdfuse has rows when it and nbdkit are installed.")]
 pub struct FileArgs {
@@ -67,7 +71,19 @@ struct Place {
     file: PathBuf,
     /// They end with this, in this order.
     _mount: Option<Mounted>,
+    _device: Option<Device>,
     _processes: Ended,
+}
+
+/// A device of the kernel module, which is detached with this.
+struct Device(u32);
+
+impl Drop for Device {
+    fn drop(&mut self) {
+        if let Err(error) = device::detach(self.0, true) {
+            eprintln!("netvm bench file: {error}");
+        }
+    }
 }
 
 /// Something mounted by a process that is not told to end by a terminal, but by the end of its input, and so of this process.
@@ -125,6 +141,31 @@ fn ours(folder: &Folder, size: u64, lender: &'static str) -> Result<Place, Failu
         lender: Some(lender),
         file: at.join("file"),
         _mount: Some(mount),
+        _device: None,
+        _processes: processes,
+    })
+}
+
+fn of_kernel(size: u64) -> Result<Place, Failure> {
+    if !Path::new(netvm_sys::device::CONTROL).exists() {
+        return Err("the kernel module netvm_mem is not loaded".into());
+    }
+    let bytes = (size + (16 << 20)).to_string();
+    let (lend, address) = netvm(&["lend", "--size", &bytes, "--listen", "127.0.0.1:0"], "socket")?;
+    let processes = Ended(vec![lend]);
+    let attached = device::attach(&AttachOptions {
+        address,
+        source: Source::Lender { bytes: size },
+        read_only: false,
+        board_key: None,
+        security: Security::default(),
+    })?;
+    Ok(Place {
+        peer: None,
+        lender: Some("lender tcp, device"),
+        file: attached.path(),
+        _mount: None,
+        _device: Some(Device(attached.number)),
         _processes: processes,
     })
 }
@@ -136,7 +177,8 @@ fn tmpfs() -> Result<Place, Failure> {
         return Err("/dev/shm is no tmpfs".into());
     }
     let file = Path::new("/dev/shm").join(format!("netvm-bench-file-{}", std::process::id()));
-    Ok(Place { peer: Some("tmpfs"), lender: None, file, _mount: None, _processes: Ended(Vec::new()) })
+    let processes = Ended(Vec::new());
+    Ok(Place { peer: Some("tmpfs"), lender: None, file, _mount: None, _device: None, _processes: processes })
 }
 
 fn nbdfuse(folder: &Folder, size: u64) -> Result<Place, Failure> {
@@ -164,13 +206,14 @@ fn nbdfuse(folder: &Folder, size: u64) -> Result<Place, Failure> {
         lender: None,
         file,
         _mount: Some(mount),
+        _device: None,
         _processes: Ended(Vec::new()),
     })
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        if self._mount.is_none() {
+        if self._mount.is_none() && self._device.is_none() {
             let _ = fs::remove_file(&self.file);
         }
     }
@@ -183,7 +226,8 @@ fn mark(offset: u64, round: u64) -> u64 {
 
 impl Place {
     fn open(&self) -> Result<File, Failure> {
-        Ok(OpenOptions::new().read(true).write(true).create(true).truncate(false).open(&self.file)?)
+        let create = self._device.is_none();
+        Ok(OpenOptions::new().read(true).write(true).create(create).truncate(false).open(&self.file)?)
     }
 
     /// GB/s.
@@ -229,7 +273,7 @@ impl Place {
         let file = self.open()?;
         fadvise(&file, 0, None, Advice::DontNeed)?;
         fadvise(&file, 0, None, Advice::Random)?;
-        let mapping = mapped.then(|| Mapping::of_file(&file, false)).transpose()?;
+        let mapping = mapped.then(|| Mapping::of_device(&file, size, false)).transpose()?;
         if let Some(mapping) = &mapping {
             mapping.expect_random()?;
         }
@@ -281,7 +325,8 @@ pub fn run(args: &FileArgs) -> Result<Vec<Row>, Failure> {
     let rounds = if args.quick { 2 } else { args.rounds.max(1) };
     let folder = Folder::create()?;
     let mut places = vec![ours(&folder, size, "lender tcp")?, ours(&folder, size, "lender unix")?];
-    for (name, place) in [("tmpfs", tmpfs()), ("nbdfuse", nbdfuse(&folder, size))] {
+    let others = [("device", of_kernel(size)), ("tmpfs", tmpfs()), ("nbdfuse", nbdfuse(&folder, size))];
+    for (name, place) in others {
         match place {
             Ok(place) => places.push(place),
             Err(error) => eprintln!("netvm bench file: no rows for {name}: {error}"),
