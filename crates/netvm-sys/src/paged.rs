@@ -562,7 +562,7 @@ impl PagedArea {
         error: io::Error,
     ) -> io::Result<usize> {
         const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;
-        let pagemap = File::open("/proc/self/pagemap")?;
+        let pagemap = File::open("/proc/thread-self/pagemap")?;
         let is_there = |address: usize| {
             let mut word = [0; 8];
             pagemap.read_exact_at(&mut word, (address / PAGE_BYTES * size_of::<u64>()) as u64)?;

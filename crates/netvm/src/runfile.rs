@@ -474,6 +474,11 @@ impl Slot {
         self.run.word(STARVING).load(Relaxed) > self.word(SLOT_STARVING).load(Relaxed)
     }
 
+    /// Whether any process starves, this one too.
+    pub fn any_starve(&self) -> bool {
+        self.run.word(STARVING).load(Relaxed) > 0
+    }
+
     /// Says whether this process has less than its share and cannot get more.
     pub fn set_starving(&self, starving: bool) {
         let was = self.word(SLOT_STARVING).swap(starving.into(), AcqRel) != 0;
@@ -518,10 +523,13 @@ pub fn start_time(pid: u32) -> Option<u64> {
     // The name may contain anything; fields are counted from the last parenthesis.
     let rest = &stat[stat.rfind(')')? + 1..];
     let mut fields = rest.split_ascii_whitespace();
-    if fields.next()? == "Z" {
+    let is_zombie = fields.next()? == "Z";
+    let threads: u64 = fields.nth(16)?.parse().ok()?;
+    // A process whose first thread has ended looks like a zombie; its other threads go on.
+    if is_zombie && threads <= 1 {
         return None;
     }
-    fields.nth(18)?.parse().ok()
+    fields.nth(1)?.parse().ok()
 }
 
 #[cfg(test)]

@@ -182,6 +182,15 @@ static void stops_the_world(void) {
     for (int i = 0; i < 3; i++) CHECK(!pthread_join(threads[i], NULL));
 }
 
+static void *goes_on(void *argument) {
+    usleep(20000);
+    for (int i = 0; i < 3; i++) fork_here();
+    CHECK(holds(area, BYTES, 1));
+    puts("ok");
+    exit(0);
+    return argument;
+}
+
 int main(void) {
     area = anonymous(BYTES);
     fill(area, BYTES, 1);
@@ -190,6 +199,8 @@ int main(void) {
     far_stacks();
     barriers_by_faults();
     stops_the_world();
-    puts("ok");
-    return 0;
+    /* The first thread ends, the process does not. */
+    pthread_t thread;
+    CHECK(!pthread_create(&thread, NULL, goes_on, NULL));
+    pthread_exit(NULL);
 }

@@ -3,6 +3,10 @@
 use crate::detail::PagerDetail;
 use crate::runfile::Slot;
 use crate::stats::PagerStats;
+use std::time::{Duration, Instant};
+
+/// While a process starves, ended ones are looked for so often.
+const REAP_EVERY: Duration = Duration::from_millis(50);
 
 /// The local budget.
 #[derive(Debug)]
@@ -11,12 +15,14 @@ pub(super) struct Budget {
     held: u64,
     /// The last request was refused.
     refused: bool,
+    /// When ended processes were last looked for.
+    looked: Option<Instant>,
     slot: Option<Slot>,
 }
 
 impl Budget {
     pub(super) fn new(frames_max: u64, slot: Option<Slot>) -> Self {
-        Self { frames_max, held: 0, refused: false, slot }
+        Self { frames_max, held: 0, refused: false, looked: None, slot }
     }
 
     /// Asks for up to `frames` more; returns how many may be used.
@@ -39,9 +45,16 @@ impl Budget {
         !self.refused && self.held < self.frames_max
     }
 
-    /// Time has passed: others may have given frames back.
+    /// Time has passed: others may have given frames back. What ended processes held comes back here, if somebody needs it.
     pub(super) fn look_again(&mut self) {
         self.refused = false;
+        if let Some(slot) = &self.slot
+            && slot.any_starve()
+            && self.looked.is_none_or(|looked| looked.elapsed() >= REAP_EVERY)
+        {
+            slot.run().reap();
+            self.looked = Some(Instant::now());
+        }
     }
 
     /// Takes frames that exist already (after a fork), even beyond the limit.
@@ -113,5 +126,36 @@ impl Budget {
     pub(super) fn replace_after_fork(&mut self, slot: Option<Slot>) {
         std::mem::forget(std::mem::replace(&mut self.slot, slot));
         self.held = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::runfile::{RunFile, RunParams};
+
+    #[test]
+    fn what_an_ended_process_held_comes_back_to_one_that_starves() {
+        let path = std::env::temp_dir().join(format!("netvm-budget-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let params = RunParams { budget_bytes: 100 * 4096, ..RunParams::default() };
+        let run = RunFile::create(&path, &params).unwrap();
+        let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        assert_eq!(run.join(other.id()).unwrap().grow(100), 100);
+        let mut budget = Budget::new(100, Some(run.join(std::process::id()).unwrap()));
+        budget.look_again();
+        assert_eq!(budget.grow(10), 0);
+        // It lives, and will give back some by itself.
+        budget.look_again();
+        assert_eq!(budget.grow(10), 0);
+        other.kill().unwrap();
+        other.wait().unwrap();
+        let until = Instant::now() + Duration::from_secs(10);
+        while budget.grow(10) == 0 {
+            assert!(Instant::now() < until);
+            budget.look_again();
+        }
+        assert_eq!((budget.held, budget.excess(10)), (10, 0));
+        std::fs::remove_file(&path).unwrap();
     }
 }

@@ -34,6 +34,9 @@ pub(super) const TRANSFER_PAGES_MAX: u32 = PAYLOAD_BYTES_MAX / PAGE_BYTES as u32
 /// How often an idle pager looks whether others need its frames.
 const TICK: Duration = Duration::from_millis(50);
 
+/// How long to wait for frames that others must give back.
+const STARVED: Duration = Duration::from_millis(1);
+
 /// Faults taken at a time.
 const FAULTS_MAX: usize = 32;
 /// Faults after which the counters are published again.
@@ -268,7 +271,7 @@ impl Engine {
             // Usually while an answer is on its way.
             let evicted = self.evict_ahead()? | self.tend_pool()?;
             self.backing.push()?;
-            let mut block = !evicted && count < FAULTS_MAX && self.deferred.is_empty();
+            let mut block = !evicted && count < FAULTS_MAX && (self.deferred.is_empty() || self.is_starved());
             if !self.spin.is_zero() {
                 let now = Instant::now();
                 if count > 0 || moved {
@@ -359,6 +362,11 @@ impl Engine {
         Ok(())
     }
 
+    /// Faults wait for frames, and nothing is under way that could free one: others must give some back.
+    fn is_starved(&self) -> bool {
+        !self.deferred.is_empty() && self.in_flight() == 0 && self.backing.pending() == 0
+    }
+
     pub(super) fn in_flight(&self) -> usize {
         self.transfers.len() - self.transfers_free.len()
     }
@@ -371,6 +379,8 @@ impl Engine {
         let waiting = self.backing.pending() > 0;
         let timeout = if !block {
             Some(Duration::ZERO)
+        } else if self.is_starved() {
+            Some(STARVED)
         } else if waiting {
             Some(self.backing.patience())
         } else if self.placement.is_holding() {
