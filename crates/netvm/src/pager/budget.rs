@@ -98,6 +98,11 @@ impl Budget {
         }
     }
 
+    /// Whether others have less than their share.
+    pub(super) fn others_starve(&self) -> bool {
+        self.slot.as_ref().is_some_and(Slot::others_starve)
+    }
+
     /// Whether others may ask for frames at any time.
     pub(super) fn is_shared(&self) -> bool {
         self.slot.is_some()

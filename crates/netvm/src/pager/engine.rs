@@ -95,6 +95,8 @@ pub(super) struct Engine {
     pub(super) pins: Marks,
     /// [`Access`](super::hints::Access) of each page.
     pub(super) advice: Marks,
+    /// When [`Engine::tick`] was last.
+    ticked: Instant,
     /// Evicted pages may be packed.
     pub(super) packing: bool,
     area: Range<usize>,
@@ -158,6 +160,7 @@ impl Engine {
             advice: Marks::new(),
             tier: Tier::new(config.tier, frames),
             packing: true,
+            ticked: Instant::now(),
             area,
             secret,
             spin: Duration::from_micros(config.spin_us.into()),
@@ -290,6 +293,10 @@ impl Engine {
             block |= self.in_flight() > 0 && !evicted && count == 0;
             block &= !self.backing.has_ended();
             ready = self.wait(block, &pager.hold)?;
+            // Others need what this process has too much, also if it is never idle.
+            if self.budget.others_starve() && self.ticked.elapsed() >= TICK {
+                self.tick()?;
+            }
         }
     }
 
@@ -430,8 +437,9 @@ impl Engine {
         })
     }
 
-    /// Idle work: give frames to other processes of the run, take frozen slabs back into use.
+    /// Now and then: give frames to other processes of the run, take frozen slabs back into use.
     fn tick(&mut self) -> Result<()> {
+        self.ticked = Instant::now();
         self.budget.look_again();
         self.shrink()?;
         if self.backing.thaw_due(Instant::now()) {

@@ -115,6 +115,8 @@ impl Engine {
                 count += 1;
             }
         }
+        // Neighbours are moved and written together, also where several streams arrived by turns.
+        victims[..count].sort_unstable();
         let taken = self.take_out(&victims[..count])?;
         self.tier.note_evicted(taken);
         self.tier.note_eviction(since, taken, packing);
