@@ -35,8 +35,9 @@ pub enum PageState {
 /// | slot (0: none) | frame          | wanted | queued |state|
 /// +----------------+----------------+--------+--------+-----+
 /// ```
-/// A packed page has the number of its piece in place of a frame; a remote one the moment when it was given up, on a clock of 27 bits.
-/// `wanted`: a thread waits for it (Writing, Fetching). `queued`: it stands in the queue of mapped pages.
+/// A packed page has the number of its piece in place of a frame; a remote one the moment when it was given up, on a clock of 27 bits; a
+/// mapped one how many more times it is spared when its turn to be evicted comes.
+/// `wanted`: a thread waits for it (Writing, Fetching); it was in use before, not only read ahead (Cached). `queued`: it stands in the queue of mapped pages.
 /// An all-zero word is an untouched page, so a fresh table of zeroes is a table of untouched pages.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Entry(u64);

@@ -27,6 +27,8 @@ use xxhash_rust::xxh3::xxh3_64_with_secret;
 
 /// Pages that one eviction step handles: enough to share the cost of a system call, few enough not to delay a fault.
 pub(super) const EVICT_PAGES: usize = 32;
+/// How many times a page is spared that was needed again soon after it had been evicted.
+pub(super) const SPARED: u32 = 2;
 /// Frames that get memory at a time while the budget is not used up.
 const GROW_FRAMES: u64 = 64;
 /// Pages in one transfer: what the protocol carries at once.
@@ -61,6 +63,8 @@ pub(super) struct Transfer {
     pub(super) write: bool,
     /// The frames belong to no page any more: they are free when it is done.
     pub(super) loose: bool,
+    /// The first page was evicted so short a time ago that it is worth being spared.
+    pub(super) again: bool,
 }
 
 /// Everything the pager's thread owns.

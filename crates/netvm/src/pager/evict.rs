@@ -11,6 +11,8 @@ use netvm_sys::paged::ExtractError;
 /// One part in this many of the local memory is kept free or cached.
 const RESERVE_PART: usize = 16;
 const RESERVE_FRAMES_MIN: usize = 2 * EVICT_PAGES;
+/// Pages that one step may spare.
+const SPARED_MAX: usize = 8 * EVICT_PAGES;
 /// Pages in a row that the kernel may refuse to let go before the budget counts as exhausted.
 const BUSY_MAX: usize = 100_000;
 
@@ -104,13 +106,20 @@ impl Engine {
         let packing = self.packing && self.tier.choice.step() > 0;
         let since = self.tier.time_eviction();
         let mut victims = [0_u32; EVICT_PAGES];
-        let mut count = 0;
+        let (mut count, mut spared) = (0, 0);
         while count < want.min(EVICT_PAGES) {
             let Some(page) = self.mapped.pop() else { break };
-            let entry = self.table.get(page).with_queued(false);
-            self.table.set(page, entry);
+            let entry = self.table.get(page);
+            let is_mapped = entry.state() == PageState::Mapped;
+            if is_mapped && entry.frame() > 0 && spared < SPARED_MAX && self.pins.get(page) == 0 {
+                self.table.set(page, entry.with_frame(entry.frame() - 1));
+                self.mapped.push(page);
+                spared += 1;
+                continue;
+            }
+            self.table.set(page, entry.with_queued(false));
             // Who unpins it puts it back.
-            if entry.state() == PageState::Mapped && self.pins.get(page) == 0 {
+            if is_mapped && self.pins.get(page) == 0 {
                 victims[count] = page;
                 count += 1;
             }
@@ -212,7 +221,8 @@ impl Engine {
             return Ok(false);
         }
         if clean {
-            self.table.set(page, entry.with_state(PageState::Cached).with_frame(frame));
+            let entry = entry.with_state(PageState::Cached).with_frame(frame).with_wanted(true);
+            self.table.set(page, entry);
             self.cached.push(frame, page);
             self.stats.clean_drops += 1;
             return Ok(false);
@@ -252,7 +262,10 @@ impl Engine {
                     let entry = self.table.get(taken.page);
                     self.table.set(taken.page, entry.with_slot(first + offset as u32));
                 }
-                self.start(Transfer { page, frame, pages: run as u32, write: true, loose: false }, first)?;
+                self.start(
+                    Transfer { page, frame, pages: run as u32, write: true, loose: false, again: false },
+                    first,
+                )?;
             } else {
                 while index + run < changed.len()
                     && contiguous(&changed[index + run], run)
@@ -263,7 +276,10 @@ impl Engine {
                 {
                     run += 1;
                 }
-                self.start(Transfer { page, frame, pages: run as u32, write: true, loose: false }, slot)?;
+                self.start(
+                    Transfer { page, frame, pages: run as u32, write: true, loose: false, again: false },
+                    slot,
+                )?;
             }
             index += run;
         }
@@ -285,7 +301,7 @@ impl Engine {
                 continue;
             }
             self.writing_frames -= 1;
-            self.table.set(page, entry.with_state(PageState::Cached).with_wanted(false));
+            self.table.set(page, entry.with_state(PageState::Cached).with_wanted(true));
             self.cached.push(frame, page);
             if entry.wanted() {
                 self.map_cached(page, 1)?;

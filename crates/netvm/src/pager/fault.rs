@@ -1,11 +1,14 @@
 //! Faults: bringing pages in.
 
-use super::engine::{Engine, TRANSFER_PAGES_MAX, Transfer};
+use super::engine::{Engine, SPARED, TRANSFER_PAGES_MAX, Transfer};
 use super::error::{PagerError, system};
 use crate::error::Result;
 use netvm_core::residency::{Ahead, Entry, PageState};
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::ops::Range;
+
+/// A page is worth being spared that is needed again before one in so many local pages has been evicted.
+const AGAIN_PART: usize = 2;
 
 impl Engine {
     /// Serves one fault, or puts it off until there is a frame.
@@ -119,8 +122,14 @@ impl Engine {
         for _ in 0..frames {
             let Some((frame, page)) = self.cached.pop() else { return };
             self.free.put(frame as usize, 1);
-            self.table
-                .set(page, self.table.get(page).with_state(PageState::Remote).with_frame(self.tier.stamp()));
+            self.table.set(
+                page,
+                self.table
+                    .get(page)
+                    .with_state(PageState::Remote)
+                    .with_frame(self.tier.stamp())
+                    .with_wanted(false),
+            );
         }
     }
 
@@ -151,8 +160,9 @@ impl Engine {
             Ok(_) => {
                 self.empty.put(frame as usize, pages as usize);
                 for index in 0..pages {
-                    let entry = self.table.get(page + index).with_frame(0);
-                    self.note_mapped(page + index, entry);
+                    let entry = self.table.get(page + index);
+                    let is_rescued = entry.state() == PageState::Cached && entry.wanted();
+                    self.note_mapped(page + index, entry.with_frame(if is_rescued { SPARED } else { 0 }));
                 }
                 Ok(())
             }
@@ -207,13 +217,15 @@ impl Engine {
             run += 1;
         }
         let Some((frame, frames)) = self.take_frames(run)? else { return Ok(0) };
+        let mut again = false;
         for index in 0..frames {
             let entry = self.table.get(page + index);
-            self.tier.note_back(entry.frame());
+            let age = self.tier.note_back(entry.frame());
+            again |= index == 0 && wanted && (age as usize) < self.local_frames / AGAIN_PART;
             let entry = entry.with_state(PageState::Fetching).with_frame(frame + index);
             self.table.set(page + index, entry.with_wanted(wanted));
         }
-        self.start(Transfer { page, frame, pages: frames, write: false, loose: false }, slot)?;
+        self.start(Transfer { page, frame, pages: frames, write: false, loose: false, again }, slot)?;
         Ok(frames)
     }
 
@@ -281,6 +293,9 @@ impl Engine {
                 run += 1;
             }
             self.install(page, frame, run)?;
+            if index == 0 && transfer.again {
+                self.table.set(page, self.table.get(page).with_frame(SPARED));
+            }
             wanted = true;
             index += run;
         }

@@ -94,7 +94,10 @@ impl Engine {
         let stamp = self.tier.stamp();
         let packed = self.tier.pool.pieces().map(|(_, piece)| piece.page);
         for page in std::iter::from_fn(|| self.cached.pop()).map(|(_, page)| page).chain(packed) {
-            self.table.set(page, self.table.get(page).with_state(PageState::Remote).with_frame(stamp));
+            self.table.set(
+                page,
+                self.table.get(page).with_state(PageState::Remote).with_frame(stamp).with_wanted(false),
+            );
         }
         let frames = self.paged.frames();
         self.tier.forget_pool(frames);

@@ -94,10 +94,11 @@ impl Tier {
         self.choice.note_evicted(pages);
     }
 
-    /// A page is brought in that was given up at `stamp`.
-    pub(super) fn note_back(&mut self, stamp: u32) {
+    /// A page is brought in that was given up at `stamp`. Returns how many pages were evicted since.
+    pub(super) fn note_back(&mut self, stamp: u32) -> u32 {
         let age = self.clock.wrapping_sub(stamp) & FRAME_MAX;
         self.decide_due |= self.choice.note_age(age);
+        age
     }
 
     /// A fault begins to wait for a lender.
@@ -509,7 +510,14 @@ impl Engine {
         if used > 0 {
             // Whoever reads the slot from now on does so after this, on the same connection.
             self.writing_frames += used as usize;
-            let transfer = Transfer { page: 0, frame: frame as u32, pages: used, write: true, loose: true };
+            let transfer = Transfer {
+                page: 0,
+                frame: frame as u32,
+                pages: used,
+                write: true,
+                loose: true,
+                again: false,
+            };
             self.start(transfer, slot)?;
         }
         Ok(())
