@@ -133,6 +133,7 @@ impl PagerFar {
                 .collect(),
             replicas: params.replicas.max(1) as usize,
             security: params.security,
+            encrypt_pages: params.encrypt_pages,
             area_bytes: params.area_bytes,
             private_lender: (params.private_lender != 0).then_some(params.private_lender),
             tier: params.tier,

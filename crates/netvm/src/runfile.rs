@@ -48,7 +48,8 @@ const SECRET: usize = 16;
 const LOST: usize = 20;
 const REPLICAS: usize = 21;
 const BUDGET: usize = 22;
-const LENDERS: usize = 23;
+const ENCRYPT_PAGES: usize = 23;
+const LENDERS: usize = 24;
 const TEXT_WORDS: usize = 512;
 const MESSAGE: usize = LENDERS + TEXT_WORDS;
 const COMMAND: usize = MESSAGE + TEXT_WORDS;
@@ -96,6 +97,8 @@ pub struct RunParams {
     pub replicas: u64,
     /// The secret to prove to them, and whether to encrypt.
     pub security: Security,
+    /// Lenders get encrypted pages.
+    pub encrypt_pages: bool,
     /// Process of the lender that serves this run alone, 0 for none.
     pub private_lender: u32,
     /// Where evicted pages may go.
@@ -131,6 +134,7 @@ impl RunFile {
             (FAR_THRESHOLD, params.far_threshold_bytes),
             (VERBOSE, params.verbose.into()),
             (REPLICAS, params.replicas),
+            (ENCRYPT_PAGES, params.encrypt_pages.into()),
             (PRIVATE_LENDER, params.private_lender.into()),
             (
                 TIER,
@@ -189,6 +193,7 @@ impl RunFile {
             lenders: self.text(LENDERS),
             replicas: self.word(REPLICAS).load(Relaxed),
             security: self.security(),
+            encrypt_pages: self.word(ENCRYPT_PAGES).load(Relaxed) != 0,
             private_lender: self.word(PRIVATE_LENDER).load(Relaxed) as u32,
             tier: match self.word(TIER).load(Relaxed) {
                 1 => Policy::Lender,
@@ -544,6 +549,7 @@ mod tests {
             far_threshold_bytes: 128 << 10,
             lenders: "unix:/tmp/a socket,ünïcode:1".into(),
             replicas: 2,
+            encrypt_pages: true,
             security: Security {
                 secret: Some(Secret::from_bytes(std::array::from_fn(|index| index as u8))),
                 encryption: Encryption::Always,

@@ -26,14 +26,19 @@ fn start(lenders: &[&str]) -> (Arc<Pager>, SharedSlice) {
 }
 
 fn start_by(link: LinkChoice, lenders: &[&str]) -> (Arc<Pager>, SharedSlice) {
-    let config = PagerConfig {
-        link,
+    start_with(lenders, |config| config.link = link)
+}
+
+fn start_with(lenders: &[&str], change: impl FnOnce(&mut PagerConfig)) -> (Arc<Pager>, SharedSlice) {
+    let mut config = PagerConfig {
+        link: LinkChoice::Socket,
         local_bytes: LOCAL_BYTES_MIN,
         lenders: lenders.iter().map(|&lender| lender.to_owned()).collect(),
         replicas: 2,
         area_bytes: 1 << 34,
         ..PagerConfig::default()
     };
+    change(&mut config);
     let pager = Pager::start(config).unwrap();
     let address = pager.area().start;
     pager.map(address, MEMORY, 3).unwrap();
@@ -264,10 +269,14 @@ fn pass_answers(mut from: TcpStream, mut to: TcpStream, mode: &AtomicU32) {
 
 /// Two lenders, the second behind a proxy.
 fn with_proxy(seed: u64) -> (Arc<AtomicU32>, Arc<Pager>, Model) {
+    with_proxy_and(seed, |_| {})
+}
+
+fn with_proxy_and(seed: u64, change: impl FnOnce(&mut PagerConfig)) -> (Arc<AtomicU32>, Arc<Pager>, Model) {
     let (first, second) = (lend(), lend());
     let mode = Arc::new(AtomicU32::new(PASS));
     let address = proxy(&second.address, &mode);
-    let (pager, memory) = start(&[&address, &first.address]);
+    let (pager, memory) = start_with(&[&address, &first.address], change);
     let mut model = Model::new(memory, seed);
     model.churn(2000);
     (mode, pager, model)
@@ -326,18 +335,28 @@ fn reads_do_not_wait_for_a_slow_lender() {
 
 #[test]
 fn a_wrong_page_is_read_from_the_other_lender() {
-    returns_other_contents(5, ALTER);
+    returns_other_contents(5, ALTER, false);
+}
+
+#[test]
+fn an_altered_encrypted_page_is_read_from_the_other_lender() {
+    returns_other_contents(7, ALTER, true);
+}
+
+#[test]
+fn a_replayed_encrypted_page_is_read_from_the_other_lender() {
+    returns_other_contents(8, STALE, true);
 }
 
 /// What a lender returns was written to that page, but before something else was.
 #[test]
 fn a_stale_page_is_read_from_the_other_lender() {
-    returns_other_contents(6, STALE);
+    returns_other_contents(6, STALE, false);
 }
 
-fn returns_other_contents(seed: u64, how: u32) {
+fn returns_other_contents(seed: u64, how: u32, encrypt_pages: bool) {
     let Some(_alone) = alone() else { return };
-    let (mode, pager, mut model) = with_proxy(seed);
+    let (mode, pager, mut model) = with_proxy_and(seed, |config| config.encrypt_pages = encrypt_pages);
     mode.store(how, Ordering::Relaxed);
     let stats = until(&pager, &mut model, "it is noticed", |stats| stats.wrong_pages > 0);
     assert_eq!((stats.lenders_lost, stats.lenders_back), (1, 0));
@@ -347,6 +366,66 @@ fn returns_other_contents(seed: u64, how: u32) {
     // It can be reached, but is not trusted any more.
     model.churn(2000);
     assert_eq!(pager.stats().lenders_back, 0);
+}
+
+/// It is found while its pages are copied, before anybody else has got one and anybody has asked for one.
+#[test]
+fn a_lender_that_returns_wrong_pages_to_a_repair_is_blamed_and_not_the_copy() {
+    let Some(_alone) = alone() else { return };
+    for encrypt_pages in [false, true] {
+        let lenders = [lend(), lend(), lend(), lend()];
+        let mode = Arc::new(AtomicU32::new(PASS));
+        let liar = proxy(&lenders[0].address, &mode);
+        let addresses: Vec<&str> =
+            std::iter::once(&*liar).chain(lenders[1..].iter().map(|lender| &*lender.address)).collect();
+        let (pager, memory) = start_with(&addresses, |config| {
+            (config.replicas, config.encrypt_pages) = (3, encrypt_pages);
+        });
+        let mut model = Model::new(memory, 11);
+        model.churn(3000);
+        // What is under way is over.
+        std::thread::sleep(Duration::from_millis(300));
+        mode.store(ALTER, Ordering::Relaxed);
+        lenders[1].stop.stop();
+        lenders[1].stop.stop();
+        let end = Instant::now() + Duration::from_secs(20);
+        while pager.stats().wrong_pages == 0 {
+            assert!(Instant::now() < end, "{:?}", pager.stats());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        mode.store(PASS, Ordering::Relaxed);
+        model.check_all();
+        model.churn(3000);
+        model.check_all();
+        let stats = pager.stats();
+        assert_eq!((stats.wrong_pages, stats.lenders_lost), (1, 2), "{stats:?}");
+    }
+}
+
+/// What lenders get looks like nothing.
+#[test]
+fn encrypted_pages_come_back_and_are_read_by_nobody() {
+    let Some(_alone) = alone() else { return };
+    let lenders = [lend(), lend()];
+    let addresses = lenders.map(|lender| &*lender.address);
+    let (pager, memory) = start_with(&addresses, |config| {
+        (config.encrypt_pages, config.tier) = (true, netvm::pager::TierPolicy::Lender);
+    });
+    // Pages alike but for one word: their copies at the lenders have nothing in common.
+    for page in 0..MEMORY / PAGE {
+        memory.write_from(page * PAGE, &[b'A'; PAGE]).unwrap();
+        memory.write_from(page * PAGE, &(page as u64).to_le_bytes()).unwrap();
+    }
+    for page in 0..MEMORY / PAGE {
+        let mut bytes = [0; PAGE];
+        memory.read_into(page * PAGE, &mut bytes).unwrap();
+        assert!(bytes[..8] == (page as u64).to_le_bytes() && bytes[8..] == [b'A'; PAGE - 8], "page {page}");
+    }
+    let mut model = Model::new(memory, 12);
+    model.churn(5000);
+    model.check_all();
+    let stats = pager.stats();
+    assert!(stats.remote_reads > 3000 && stats.wrong_pages == 0, "{stats:?}");
 }
 
 #[test]

@@ -63,6 +63,9 @@ pub struct RunArgs {
     pub replicas: usize,
     #[command(flatten)]
     pub security: SecurityArgs,
+    /// Encrypt every page that leaves this process, under a key of its own: lenders can neither read it nor change it unnoticed
+    #[arg(long)]
+    pub encrypt_pages: bool,
     /// Without --lender: size of the private lender [default: most of this machine's free memory]
     #[arg(long, value_name = "SIZE", conflicts_with = "lender")]
     pub lend_size: Option<Size>,
@@ -303,6 +306,7 @@ pub fn execute(
             far_threshold_bytes: args.threshold.0,
             lenders: lenders.join(","),
             replicas: args.replicas as u64,
+            encrypt_pages: args.encrypt_pages,
             private_lender: private.as_ref().map_or(0, |lender| lender.child.id()),
             security,
             tier: args.tier.policy(),

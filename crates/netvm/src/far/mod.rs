@@ -284,6 +284,13 @@ impl FarBuilder {
         self
     }
 
+    /// Lenders get encrypted pages: see `PagerConfig::encrypt_pages`.
+    #[must_use]
+    pub fn encrypt_pages(mut self, encrypt: bool) -> Self {
+        self.config.encrypt_pages = encrypt;
+        self
+    }
+
     /// Addresses to reserve, in bytes: the limit of all far memory together. 1 TiB if it is not given.
     #[must_use]
     pub fn area(mut self, bytes: u64) -> Self {

@@ -114,6 +114,7 @@ fn run_file(mut input: Input<'_>) {
         far_threshold_bytes: 0,
         lenders: "unix:/nowhere".to_owned(),
         replicas: 1,
+        encrypt_pages: false,
         security: Security::default(),
         private_lender: 0,
         tier: netvm_core::tier::Policy::Auto,

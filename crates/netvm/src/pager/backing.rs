@@ -1,6 +1,7 @@
 //! Where evicted pages live: slabs of the lenders. docs/design/replicas.md has what happens when one is lost.
 
 use super::error::{PagerError, system};
+use super::seals::Seals;
 use super::side::Sides;
 use crate::detail::PagerDetail;
 use crate::error::{Error, Result, Scope};
@@ -51,6 +52,8 @@ pub(super) struct Backing {
     pub(super) detail: Box<PagerDetail>,
     sides: Sides,
     pub(super) slots: SlotMap,
+    /// What the slots must hold.
+    pub(super) seals: Seals,
     replicas: usize,
     /// By the engine's number.
     ops: Vec<Op>,
@@ -85,6 +88,7 @@ impl Backing {
         hook: Option<fn()>,
         timeout: Duration,
         run: Option<&RunFile>,
+        seal: impl FnOnce(u32) -> Result<Seals>,
     ) -> Result<Self> {
         if addresses.is_empty() {
             return Err(PagerError::NoLender.into());
@@ -123,6 +127,7 @@ impl Backing {
         Ok(Self {
             detail: Box::default(),
             slots,
+            seals: seal(slots_per_slab)?,
             sides,
             replicas,
             ops: Vec::with_capacity(1024),
@@ -367,6 +372,21 @@ impl Backing {
         Ok(())
     }
 
+    /// The first slot of a chunk that has been read to be copied whose contents are not what was written there.
+    fn wrong_slot(&mut self) -> Option<Slot> {
+        let Self { slots, seals, chunk: Some(chunk), .. } = self else { return None };
+        if !slots.is_step_good() {
+            return None;
+        }
+        let mut page = [0; PAGE_BYTES];
+        let is_wrong = |&(index, slot): &(usize, Slot)| {
+            let read = chunk.shared().read_into(index * PAGE_BYTES, &mut page);
+            read.is_some() && !seals.is_right(slot, &mut page)
+        };
+        let live = slots.slots_of_step().enumerate().filter_map(|(index, slot)| Some((index, slot?)));
+        live.into_iter().find(is_wrong).map(|(_, slot)| slot)
+    }
+
     /// What the lender asks back.
     fn hear(&mut self, lender: u32) {
         if let Some(borrower) = self.sides.live(lender)
@@ -410,7 +430,14 @@ impl Backing {
                 (MEND_STEP, true, _) => self.slots.step_ended(StepEnd::Lost),
                 (MEND_STEP, false, Some(slab)) => self.slots.step_ended(StepEnd::Borrowed(slab)),
                 (MEND_STEP, false, None) if self.borrowing => self.slots.step_ended(StepEnd::Full),
-                (MEND_STEP, false, None) => self.slots.step_ended(StepEnd::Done),
+                (MEND_STEP, false, None) => match self.wrong_slot() {
+                    // It is blamed now, not whoever would have got a copy.
+                    Some(slot) => {
+                        self.distrust(lender, slot)?;
+                        self.slots.step_ended(StepEnd::Lost);
+                    }
+                    None => self.slots.step_ended(StepEnd::Done),
+                },
                 _ => {}
             }
             return Ok(());
@@ -734,6 +761,6 @@ impl Backing {
             }
         }
         self.slots.leave_mending();
-        Ok(())
+        self.seals.adopt()
     }
 }

@@ -5,6 +5,7 @@ use super::budget::Budget;
 use super::calls::Call;
 use super::error::{PagerError, system};
 use super::placement::{self, Placement};
+use super::seals::Seals;
 use super::table::PageTable;
 use super::tier::Tier;
 use super::{Pager, PagerConfig};
@@ -17,13 +18,13 @@ use netvm_core::limits::PAYLOAD_BYTES_MAX;
 use netvm_core::residency::{Entry, FRAME_MAX, FrameChain, FrameSet, Marks, PageQueue, PageState, Streams};
 use netvm_sys::cpu::Hold;
 use netvm_sys::paged::{Bell, PagedArea};
+use netvm_sys::shared::SharedSlice;
 use netvm_sys::thread::Gate;
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
-use xxhash_rust::xxh3::xxh3_64_with_secret;
 
 /// Pages that one eviction step handles: enough to share the cost of a system call, few enough not to delay a fault.
 pub(super) const EVICT_PAGES: usize = 32;
@@ -104,7 +105,6 @@ pub(super) struct Engine {
     /// Evicted pages may be packed.
     pub(super) packing: bool,
     area: Range<usize>,
-    secret: [u8; 192],
     spin: Duration,
     answers: Spin,
     completions: Vec<u32>,
@@ -134,11 +134,12 @@ impl Engine {
         };
         let (hook, timeout) = (config.thread_hook, config.lender_timeout);
         let run = slot.as_ref().map(RunSlot::run);
-        let backing = Backing::connect(&config.lenders, config.replicas, options, hook, timeout, run)?;
-        let mut empty = FrameSet::new(frames);
-        empty.put(0, frames);
         let mut secret = [0; 192];
         getrandom::fill(&mut secret).map_err(|_| system("getrandom", std::io::Error::last_os_error()))?;
+        let seal = |slots_per_slab| Seals::new(secret, slots_per_slab, config.encrypt_pages);
+        let backing = Backing::connect(&config.lenders, config.replicas, options, hook, timeout, run, seal)?;
+        let mut empty = FrameSet::new(frames);
+        empty.put(0, frames);
         let area = paged.area();
         Ok(Self {
             table: PageTable::new(area.len() / PAGE_BYTES)
@@ -166,7 +167,6 @@ impl Engine {
             packing: true,
             ticked: Instant::now(),
             area,
-            secret,
             spin: Duration::from_micros(config.spin_us.into()),
             answers: Spin::new(ANSWER_SPIN_MAX),
             completions: Vec::with_capacity(1024),
@@ -571,7 +571,7 @@ impl Engine {
 
     /// Hash by which contents are recognised, keyed with a secret of this process.
     pub(super) fn content_hash(&self, frame: u32) -> u64 {
-        xxh3_64_with_secret(self.paged.frame_bytes(frame as usize), &self.secret)
+        self.backing.seals.hash(self.paged.frame_bytes(frame as usize))
     }
 
     /// Starts a transfer; the entries of its pages say what kind it is.
@@ -588,6 +588,7 @@ impl Engine {
         };
         let local = self.paged.frame_memory(transfer.frame as usize, transfer.pages as usize);
         if transfer.write {
+            let local = self.outgoing(token, transfer, slot, local)?;
             self.stats.remote_writes += u64::from(transfer.pages);
             self.stats.bytes_out += local.len() as u64 * self.backing.write(token, slot, local)?;
             Ok(())
@@ -598,7 +599,30 @@ impl Engine {
         }
     }
 
+    /// What is sent for a write: the frames, or encrypted copies of them. What must come back is noted.
+    fn outgoing(
+        &mut self,
+        token: u32,
+        transfer: Transfer,
+        slot: u32,
+        local: SharedSlice,
+    ) -> Result<SharedSlice> {
+        if self.backing.seals.encrypts() {
+            return self.backing.seals.seal(token, slot, local);
+        }
+        for index in 0..transfer.pages {
+            // Pages of a loose transfer are no neighbours.
+            let hash = match transfer.loose {
+                true => self.content_hash(transfer.frame + index),
+                false => self.table.hash(transfer.page + index),
+            };
+            self.backing.seals.note(slot + index, hash);
+        }
+        Ok(local)
+    }
+
     fn finish(&mut self, token: u32) -> Result<()> {
+        self.backing.seals.sent(token);
         let transfer = self.transfers[token as usize];
         let lender = self.backing.asked(token);
         self.transfers_free.push(token);

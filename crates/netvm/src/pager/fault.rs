@@ -268,6 +268,9 @@ impl Engine {
 
     /// A read has arrived from `lender`.
     pub(super) fn fetched(&mut self, transfer: Transfer, lender: u32) -> Result<()> {
+        if self.backing.seals.encrypts() {
+            self.decrypt(transfer, lender)?;
+        }
         let mut index = 0;
         let mut wanted = false;
         while index < transfer.pages {
@@ -303,13 +306,31 @@ impl Engine {
         Ok(())
     }
 
+    /// What still waits for its frame is decrypted there; what is not what was written is read again.
+    fn decrypt(&mut self, transfer: Transfer, lender: u32) -> Result<()> {
+        for index in 0..transfer.pages {
+            let (page, frame) = (transfer.page + index, transfer.frame + index);
+            let entry = self.table.get(page);
+            if entry.state() != PageState::Fetching || entry.frame() != frame {
+                continue;
+            }
+            let bytes = self.paged.frame_bytes_mut(frame as usize);
+            if !self.backing.seals.open(entry.slot(), bytes) {
+                self.backing.distrust(lender, entry.slot())?;
+                self.read_again(page, frame);
+            }
+        }
+        Ok(())
+    }
+
     /// Whether the page still waits for this frame; then its contents are checked.
     fn arrived(&mut self, page: u32, frame: u32, lender: u32) -> Result<bool> {
         let entry = self.table.get(page);
         if entry.state() != PageState::Fetching || entry.frame() != frame {
             return Ok(false);
         }
-        if self.content_hash(frame) != self.table.hash(page) {
+        // What was encrypted has been checked when it was decrypted.
+        if !self.backing.seals.encrypts() && self.content_hash(frame) != self.table.hash(page) {
             self.backing.distrust(lender, entry.slot())?;
             self.read_again(page, frame);
             return Ok(false);

@@ -16,6 +16,7 @@ mod hints;
 mod local;
 mod placement;
 mod range;
+mod seals;
 mod side;
 mod table;
 mod tier;
@@ -65,6 +66,9 @@ pub struct PagerConfig {
     pub replicas: usize,
     /// The secret to prove to them, and whether to encrypt.
     pub security: Security,
+    /// Lenders get encrypted pages: they can neither read nor change one, nor return an older one, unnoticed. The key is this
+    /// process's own, and never leaves it.
+    pub encrypt_pages: bool,
     /// Whether lenders on this host are read and written without them.
     pub link: LinkChoice,
     /// Addresses to reserve, in bytes: an upper limit on all far mappings together.
@@ -99,6 +103,7 @@ impl Default for PagerConfig {
             lenders: Vec::new(),
             replicas: 1,
             security: Security::default(),
+            encrypt_pages: false,
             link: LinkChoice::Auto,
             area_bytes: 1 << 40,
             run: None,

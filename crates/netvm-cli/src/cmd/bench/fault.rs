@@ -24,6 +24,7 @@ type Failure = Box<dyn Error>;
   netvm bench fault                          all placements, beside disk swap and zram when root
   netvm bench fault --placement same-cpu --peers none --seconds 2
   netvm bench fault --placement same-cpu --replicas 2 --peers none
+  netvm bench fault --placement same-cpu --encrypt-pages --peers none
   netvm bench fault --json --svg fault.svg   for a program, and a picture
   netvm bench fault --walks --local-percent 75,50,25,10   what an access costs with so much local memory
 
@@ -63,6 +64,9 @@ pub struct FaultArgs {
     /// How many lenders hold each page, each a process of its own
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=4))]
     replicas: u8,
+    /// Encrypt the pages that lenders get
+    #[arg(long)]
+    encrypt_pages: bool,
     /// Write a bar plot of the medians to this file
     #[arg(long)]
     svg: Option<PathBuf>,
@@ -295,6 +299,7 @@ struct Plan {
     size_bytes: u64,
     repetitions: usize,
     replicas: u8,
+    encrypt_pages: bool,
     /// Time of one repetition of one case.
     case: Duration,
     /// Time of one repetition of one floor.
@@ -309,12 +314,14 @@ pub fn run(args: &FaultArgs) -> Result<(), Failure> {
     let plan = if args.quick {
         let case = Duration::from_millis(150);
         let (local_bytes, size_bytes, replicas) = (8 << 20, 32 << 20, args.replicas);
-        Plan { local_bytes, size_bytes, repetitions: 2, replicas, case, floor: case / 3 }
+        let encrypt_pages = args.encrypt_pages;
+        Plan { local_bytes, size_bytes, repetitions: 2, replicas, encrypt_pages, case, floor: case / 3 }
     } else {
         let repetitions = 5;
         let case = Duration::try_from_secs_f64(args.seconds / repetitions as f64)?;
         let (local_bytes, size_bytes, replicas) = (args.local.0, args.size.0, args.replicas);
-        Plan { local_bytes, size_bytes, repetitions, replicas, case, floor: case / 3 }
+        let encrypt_pages = args.encrypt_pages;
+        Plan { local_bytes, size_bytes, repetitions, replicas, encrypt_pages, case, floor: case / 3 }
     };
     if plan.size_bytes <= plan.local_bytes {
         return Err(format!(
@@ -417,6 +424,9 @@ impl Setup {
         command.extend(pinned("cpu", placement.program));
         command.extend(pinned("pager-cpu", placement.pager));
         command.extend(words(if placement.nearby { "--link shm" } else { "--link socket" }));
+        if plan.encrypt_pages {
+            command.extend(words("--encrypt-pages"));
+        }
         let mut worker = Helper::start(&command, false)?;
         worker.ask("fill")?;
         Ok(Self { placement, worker, _lenders: lenders, _echo: echo, echo_address })

@@ -39,6 +39,9 @@ pub struct WorkerArgs {
     /// How many lenders hold each page
     #[arg(long, default_value_t = 1)]
     replicas: usize,
+    /// Lenders get encrypted pages
+    #[arg(long)]
+    encrypt_pages: bool,
     #[arg(long)]
     local_bytes: u64,
     #[arg(long)]
@@ -188,6 +191,7 @@ impl Worker {
                     local_bytes: args.local_bytes,
                     lenders: args.lender.clone(),
                     replicas: args.replicas,
+                    encrypt_pages: args.encrypt_pages,
                     link: args.link,
                     area_bytes: 1 << 36,
                     name: "netvm bench".into(),
