@@ -268,8 +268,11 @@ typedef struct netvm_pager_options {
     const uint8_t *secret;
     uint32_t encryption;     /* enum netvm_encryption */
     uint32_t replicas;       /* how many lenders hold each page: up to 4, and to lender_count; 0: 1 */
+    uint64_t local_bytes_max; /* how far netvm_pager_set_local may raise local_bytes; 0: not at all */
+    uint32_t encrypt_pages;  /* 1: lenders get encrypted pages, under a key of this process */
+    uint32_t reserved;       /* 0 */
 } netvm_pager_options;
-#define NETVM_PAGER_OPTIONS_INIT { sizeof(netvm_pager_options), NULL, 0, 0, 0, NULL, NULL, NETVM_ENCRYPT_IF_ASKED, 0 }
+#define NETVM_PAGER_OPTIONS_INIT { sizeof(netvm_pager_options), NULL, 0, 0, 0, NULL, NULL, NETVM_ENCRYPT_IF_ASKED, 0, 0, 0, 0 }
 
 /* Starts a pager: a thread that lends memory from others, and brings pages when they are touched. It goes on until the process ends,
  * which it does with a message when a lender is lost whose pages no other has: what was there is lost with it.
@@ -292,6 +295,42 @@ NETVM_API int netvm_memory_file(int descriptor, int rights, netvm_memory **memor
 /* As netvm_memory_alloc, of far memory: what does not fit the pager's local memory is at its lenders. Peers reach it over their
  * connections. The program uses it like any other; a child of a fork does not have it. NETVM_ERR_OTHER when no addresses are left. */
 NETVM_API int netvm_memory_far(netvm_pager *pager, size_t bytes, netvm_memory **memory);
+
+/* Another local budget, in bytes, while the program runs; a smaller one holds when this returns. NETVM_ERR_ARGUMENT below 4 MiB, below
+ * what pins need, and above local_bytes_max. */
+NETVM_API int netvm_pager_set_local(netvm_pager *pager, uint64_t bytes);
+
+/* For netvm_far_advise. */
+enum netvm_far_advice {
+    NETVM_FAR_NORMAL = 0,     /* nothing is known any more */
+    NETVM_FAR_SEQUENTIAL = 1, /* from the first to the last: what comes next is fetched from the first fault on */
+    NETVM_FAR_RANDOM = 2,     /* here and there: nothing is fetched that was not touched */
+    NETVM_FAR_WILL_NEED = 3,  /* begin to bring it in */
+    NETVM_FAR_WONT_NEED = 4,  /* it leaves before others, and keeps its contents */
+    NETVM_FAR_DISCARD = 5     /* whole pages of it are zero from now on, and cost nothing */
+};
+
+/* How the `bytes` bytes at `address`, which are far memory of this pager, are going to be used. NETVM_ERR_BOUNDS elsewhere. */
+NETVM_API int netvm_far_advise(netvm_pager *pager, const void *address, size_t bytes, int advice);
+
+/* Brings far memory in and keeps it in this machine, until netvm_far_unpin with the same numbers has been called as often, or the memory
+ * is freed. NETVM_ERR_FULL when all pins together need more than three quarters of the budget; nothing is pinned then. */
+NETVM_API int netvm_far_pin(netvm_pager *pager, const void *address, size_t bytes);
+NETVM_API int netvm_far_unpin(netvm_pager *pager, const void *address, size_t bytes);
+
+typedef struct netvm_far_counts {
+    uint64_t faults;           /* page faults served */
+    uint64_t pages_in;         /* pages read from lenders */
+    uint64_t pages_out;        /* pages written to lenders */
+    uint64_t far_bytes;        /* that hold contents now, wherever they are */
+    uint64_t local_bytes;      /* in use now */
+    uint64_t local_bytes_peak; /* the most at any time */
+    uint64_t pages_moved;      /* to other lenders, because theirs asked for its memory */
+    uint64_t lenders_lost;     /* each time counted */
+} netvm_far_counts;
+
+/* What it did so far. */
+NETVM_API int netvm_pager_query(netvm_pager *pager, netvm_far_counts *counts);
 
 /* The `bytes` bytes from `offset` on, as memory to be exported by itself. The same bytes may be exported many times, with different
  * names, keys and rights. */

@@ -174,9 +174,11 @@ fn pager(error: &PagerError) -> Code {
     match error {
         PagerError::Userfaultfd(_) => Code::System,
         PagerError::Reserve { .. } | PagerError::NoLocalMemory(_) => Code::NoMemory,
-        PagerError::LocalTooSmall { .. } | PagerError::NoLender | PagerError::Replicas { .. } => {
-            Code::Argument
-        }
+        PagerError::LocalTooSmall { .. }
+        | PagerError::NoLender
+        | PagerError::Replicas { .. }
+        | PagerError::BudgetRange { .. } => Code::Argument,
+        PagerError::PinnedTooMuch { .. } => Code::Full,
         PagerError::OutsideFarMemory { .. } => Code::Bounds,
         _ => Code::Other,
     }

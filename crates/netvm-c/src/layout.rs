@@ -6,8 +6,8 @@ use netvm_core::limits;
 
 use crate::code::Code;
 use crate::{
-    Buffer, ConnectOptions, Counts, NodeOptions, PagerOptions, Piece, Place, PostOptions, Received,
-    RegionInfo, Signal, copy, memory, node, posted, region, sync,
+    Buffer, ConnectOptions, Counts, FarCounts, NodeOptions, PagerOptions, Piece, Place, PostOptions,
+    Received, RegionInfo, Signal, copy, memory, node, pager, posted, region, sync,
 };
 
 /// Expressions of C and their values.
@@ -82,6 +82,23 @@ pub fn all() -> Vec<(String, i128)> {
         ("offsetof(netvm_pager_options, secret)", offset_of!(PagerOptions, secret)),
         ("offsetof(netvm_pager_options, encryption)", offset_of!(PagerOptions, encryption)),
         ("offsetof(netvm_pager_options, replicas)", offset_of!(PagerOptions, replicas)),
+        ("offsetof(netvm_pager_options, local_bytes_max)", offset_of!(PagerOptions, local_bytes_max)),
+        ("offsetof(netvm_pager_options, encrypt_pages)", offset_of!(PagerOptions, encrypt_pages)),
+        ("offsetof(netvm_pager_options, reserved)", offset_of!(PagerOptions, reserved)),
+        ("sizeof(netvm_far_counts)", size_of::<FarCounts>()),
+        ("offsetof(netvm_far_counts, pages_in)", offset_of!(FarCounts, pages_in)),
+        ("offsetof(netvm_far_counts, pages_out)", offset_of!(FarCounts, pages_out)),
+        ("offsetof(netvm_far_counts, far_bytes)", offset_of!(FarCounts, far_bytes)),
+        ("offsetof(netvm_far_counts, local_bytes)", offset_of!(FarCounts, local_bytes)),
+        ("offsetof(netvm_far_counts, local_bytes_peak)", offset_of!(FarCounts, local_bytes_peak)),
+        ("offsetof(netvm_far_counts, pages_moved)", offset_of!(FarCounts, pages_moved)),
+        ("offsetof(netvm_far_counts, lenders_lost)", offset_of!(FarCounts, lenders_lost)),
+        ("NETVM_FAR_NORMAL", pager::NORMAL as usize),
+        ("NETVM_FAR_SEQUENTIAL", pager::SEQUENTIAL as usize),
+        ("NETVM_FAR_RANDOM", pager::RANDOM as usize),
+        ("NETVM_FAR_WILL_NEED", pager::WILL_NEED as usize),
+        ("NETVM_FAR_WONT_NEED", pager::WONT_NEED as usize),
+        ("NETVM_FAR_DISCARD", pager::DISCARD as usize),
         ("NETVM_DONT_WAIT", posted::DONT_WAIT as usize),
         ("NETVM_POST_BYTES_MAX", region::PART_BYTES),
         ("NETVM_CONFIRM", sync::CONFIRM as usize),

@@ -4,11 +4,11 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use netvm::memory::Memory;
-use netvm::pager::{Pager, PagerConfig};
+use netvm::pager::{Access, Pager, PagerConfig};
 
 use crate::call::call;
 use crate::code::{Failure, Result};
-use crate::ffi::{In, Opaque, Options, OutHandle, Own, Ref, Text};
+use crate::ffi::{Address, In, Opaque, Options, Out, OutHandle, Own, Ref, Text};
 use crate::node::security;
 
 /// `netvm_pager`. Its thread serves page faults as long as the process lives.
@@ -32,6 +32,9 @@ pub struct PagerOptions {
     pub(crate) secret: In<[u8; 32]>,
     pub(crate) encryption: u32,
     pub(crate) replicas: u32,
+    pub(crate) local_bytes_max: u64,
+    pub(crate) encrypt_pages: u32,
+    pub(crate) reserved: u32,
 }
 
 impl Default for PagerOptions {
@@ -46,6 +49,9 @@ impl Default for PagerOptions {
             secret: In::NULL,
             encryption: 0,
             replicas: 0,
+            local_bytes_max: 0,
+            encrypt_pages: 0,
+            reserved: 0,
         }
     }
 }
@@ -55,12 +61,17 @@ impl PagerOptions {
         let lenders = self.lenders.array(self.lender_count)?;
         let lenders: Result<Vec<String>> =
             lenders.iter().map(|lender| Ok(lender.get("address of a lender")?.to_owned())).collect();
+        if self.encrypt_pages > 1 || self.reserved != 0 {
+            return Err(Failure::argument("encrypt_pages is 0 or 1, and reserved is 0"));
+        }
         let usual = PagerConfig::default();
         let or_usual = |bytes: u64, usual: u64| if bytes == 0 { usual } else { bytes };
         Ok(PagerConfig {
             lenders: lenders?,
             replicas: self.replicas.max(1) as usize,
             local_bytes: or_usual(self.local_bytes, usual.local_bytes),
+            local_bytes_max: self.local_bytes_max,
+            encrypt_pages: self.encrypt_pages == 1,
             area_bytes: or_usual(self.area_bytes, usual.area_bytes),
             security: security(self.secret_file, self.secret, self.encryption)?,
             ..usual
@@ -93,6 +104,119 @@ pub extern "C" fn netvm_memory_far(
                 return Err(Failure::argument("memory cannot have 0 bytes"));
             }
             Ok(pager.get()?.0.allocate(bytes)?.into())
+        })
+    })
+}
+
+const PAGE_BYTES: usize = 4096;
+
+pub(crate) const NORMAL: c_int = 0;
+pub(crate) const SEQUENTIAL: c_int = 1;
+pub(crate) const RANDOM: c_int = 2;
+pub(crate) const WILL_NEED: c_int = 3;
+pub(crate) const WONT_NEED: c_int = 4;
+pub(crate) const DISCARD: c_int = 5;
+
+/// All pages that the bytes touch, or those that are theirs alone: address and length, which may be 0.
+fn pages(pager: &Pager, address: &Address, bytes: usize, all: bool) -> Result<(usize, usize)> {
+    let start = address.pointer() as usize;
+    // In the pager's far memory, so that what follows is no overflow.
+    pager.memory(start, bytes)?;
+    let (down, up) = (|at: usize| at / PAGE_BYTES * PAGE_BYTES, |at: usize| at.next_multiple_of(PAGE_BYTES));
+    let end = start + bytes;
+    let (first, last) = if all { (down(start), up(end)) } else { (up(start), down(end)) };
+    Ok((first, last.saturating_sub(first)))
+}
+
+/// Another local budget.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_pager_set_local(pager: Ref<PagerHandle>, bytes: u64) -> c_int {
+    call(|| Ok(pager.get()?.0.set_local_bytes(bytes)?))
+}
+
+/// How far memory is going to be used.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_far_advise(
+    pager: Ref<PagerHandle>,
+    address: Address,
+    bytes: usize,
+    advice: c_int,
+) -> c_int {
+    call(|| {
+        let pager = &pager.get()?.0;
+        if !(NORMAL..=DISCARD).contains(&advice) {
+            return Err(Failure::argument(format!("{advice} is no advice")));
+        }
+        let (address, bytes) = pages(pager, &address, bytes, matches!(advice, NORMAL | WILL_NEED))?;
+        if bytes == 0 {
+            return Ok(());
+        }
+        match advice {
+            SEQUENTIAL => pager.advise(address, bytes, Access::Sequential),
+            RANDOM => pager.advise(address, bytes, Access::Random),
+            WILL_NEED => pager.will_need(address, bytes),
+            WONT_NEED => pager.page_out(address, bytes),
+            DISCARD => pager.discard(address, bytes)?,
+            _ => pager.advise(address, bytes, Access::Normal),
+        }
+        Ok(())
+    })
+}
+
+/// Keeps far memory in local memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_far_pin(pager: Ref<PagerHandle>, address: Address, bytes: usize) -> c_int {
+    call(|| {
+        let pager = &pager.get()?.0;
+        match pages(pager, &address, bytes, true)? {
+            (_, 0) => Ok(()),
+            (address, bytes) => Ok(pager.pin(address, bytes)?),
+        }
+    })
+}
+
+/// Ends that.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_far_unpin(pager: Ref<PagerHandle>, address: Address, bytes: usize) -> c_int {
+    call(|| {
+        let pager = &pager.get()?.0;
+        match pages(pager, &address, bytes, true)? {
+            (_, 0) => Ok(()),
+            (address, bytes) => Ok(pager.unpin(address, bytes)?),
+        }
+    })
+}
+
+/// `netvm_far_counts`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct FarCounts {
+    pub(crate) faults: u64,
+    pub(crate) pages_in: u64,
+    pub(crate) pages_out: u64,
+    pub(crate) far_bytes: u64,
+    pub(crate) local_bytes: u64,
+    pub(crate) local_bytes_peak: u64,
+    pub(crate) pages_moved: u64,
+    pub(crate) lenders_lost: u64,
+}
+
+/// What it did so far.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_pager_query(pager: Ref<PagerHandle>, counts: Out<FarCounts>) -> c_int {
+    call(|| {
+        counts.check()?;
+        let stats = pager.get()?.0.stats();
+        let bytes = |pages: u64| pages * PAGE_BYTES as u64;
+        counts.set(FarCounts {
+            faults: stats.faults,
+            pages_in: stats.remote_reads,
+            pages_out: stats.remote_writes,
+            far_bytes: bytes(stats.far_pages),
+            local_bytes: bytes(stats.local_frames),
+            local_bytes_peak: bytes(stats.local_frames_peak),
+            pages_moved: stats.pages_moved,
+            lenders_lost: stats.lenders_lost,
         })
     })
 }

@@ -20,6 +20,10 @@ static netvm_pager *start(const char *lender) {
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
     CHECK(pager == NULL);
     options.replicas = 0;
+    options.encrypt_pages = 2;
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
+    options.encrypt_pages = 1;
+    options.local_bytes_max = 2 * LOCAL;
     options.encryption = 3;
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
     options.encryption = NETVM_ENCRYPT_ALWAYS; /* without a secret */
@@ -49,6 +53,46 @@ static netvm_pager *start(const char *lender) {
     lenders[0] = "127.0.0.1:1";
     EXPECT(NETVM_ERR_CONNECT, netvm_pager_start(&options, &nobody));
     return pager;
+}
+
+/* Budget, pins and advice; the contents stay. */
+static void advise(netvm_pager *pager, uint32_t *words) {
+    netvm_far_counts counts, later;
+    uint32_t own;
+    size_t half = BYTES / 2;
+    unsigned char *bytes = (unsigned char *)words;
+    for (int advice = NETVM_FAR_NORMAL; advice <= NETVM_FAR_WONT_NEED; advice++) {
+        OK(netvm_far_advise(pager, bytes + 1, BYTES - 2, advice));
+        OK(netvm_far_advise(pager, bytes, 0, advice));
+    }
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_far_advise(pager, bytes, 1, NETVM_FAR_DISCARD + 1));
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_far_advise(NULL, bytes, 1, NETVM_FAR_NORMAL));
+    EXPECT(NETVM_ERR_BOUNDS, netvm_far_advise(pager, &own, sizeof own, NETVM_FAR_DISCARD));
+    EXPECT(NETVM_ERR_BOUNDS, netvm_far_advise(pager, NULL, SIZE_MAX, NETVM_FAR_NORMAL));
+    OK(netvm_far_advise(pager, bytes + half + 1, PAGE, NETVM_FAR_DISCARD)); /* less than a page of its own */
+    EXPECT(NETVM_ERR_FULL, netvm_far_pin(pager, bytes, BYTES));
+    EXPECT(NETVM_ERR_BOUNDS, netvm_far_pin(pager, bytes, SIZE_MAX));
+    OK(netvm_far_pin(pager, bytes + 5, 2 * (size_t)PAGE));
+    OK(netvm_far_pin(pager, bytes, 0));
+    for (uint32_t page = 0; page < BYTES / PAGE; page++)
+        CHECK(words[page * (PAGE / 4) + 7] == page + 2 && words[page * (PAGE / 4) + 8] == page + 5);
+    OK(netvm_pager_query(pager, &counts));
+    CHECK(words[7] == 2 && words[PAGE / 4 + 7] == 3 && words[2 * (PAGE / 4) + 7] == 4);
+    OK(netvm_pager_query(pager, &later));
+    CHECK(later.faults == counts.faults && later.pages_in > 0 && later.pages_out > 0 && later.far_bytes >= BYTES);
+    CHECK(later.local_bytes_peak <= LOCAL && later.local_bytes > 0);
+    OK(netvm_far_unpin(pager, bytes + 5, 2 * (size_t)PAGE));
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_set_local(pager, 3 * (uint64_t)LOCAL));
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_set_local(pager, PAGE));
+    OK(netvm_pager_set_local(pager, 2 * (uint64_t)LOCAL));
+    for (uint32_t page = 0; page < BYTES / PAGE; page++)
+        CHECK(words[page * (PAGE / 4) + 7] == page + 2);
+    OK(netvm_pager_query(pager, &counts));
+    CHECK(counts.local_bytes > LOCAL);
+    OK(netvm_pager_set_local(pager, LOCAL));
+    OK(netvm_pager_query(pager, &counts));
+    CHECK(counts.local_bytes <= LOCAL);
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_query(pager, NULL));
 }
 
 int main(int argc, char **argv) {
@@ -91,6 +135,7 @@ int main(int argc, char **argv) {
     OK(netvm_flush(region));
     for (uint32_t page = 0; page < BYTES / PAGE; page++)
         CHECK(words[page * (PAGE / 4) + 7] == page + 2 && words[page * (PAGE / 4) + 8] == page + 5);
+    advise(pager, words);
     /* A range of it, which is the same bytes. */
     OK(netvm_memory_range(memory, PAGE, PAGE, &others[0]));
     OK(netvm_memory_query(others[0], &address, NULL));

@@ -136,6 +136,7 @@ fn c_type(rust: &str) -> String {
             "RegionInfo" => "netvm_region_info",
             "PostOptions" => "netvm_post_options",
             "Counts" => "netvm_counts",
+            "FarCounts" => "netvm_far_counts",
             "Received" => "netvm_message",
             "Buffer" => "netvm_buffer",
             "Place" => "netvm_location",

@@ -117,15 +117,33 @@ fn peers_are_connected_to_again() {
     program("reconnect", &[]);
 }
 
-#[test]
-fn far_memory_is_exported() {
+/// A lender until these tests end.
+fn lend() -> String {
     let config = LenderConfig { size_bytes: 256 << 20, slab_bytes: 1 << 20, ..LenderConfig::default() };
     let mut lender = Lender::bind(config).unwrap();
     let address = lender.addresses().remove(0);
     let stop = StopFlag::new().unwrap();
-    // Until these tests end.
     std::thread::spawn(move || lender.run(&stop).unwrap());
-    program("far", &[&address]);
+    address
+}
+
+#[test]
+fn far_memory_is_exported() {
+    program("far", &[&lend()]);
+}
+
+#[test]
+fn far_sort() {
+    let (path, address) = (root().join("examples/c/far_sort.c"), lend());
+    for (variant, flags) in variants() {
+        let Some(program) = installed().build(&path, &format!("far_sort-{variant}"), &flags) else { return };
+        let mut command = installed().command(&program);
+        let output = Running::start(command.args([&address, "600000", "4"])).finish();
+        if !output.status.success() && String::from_utf8_lossy(&output.stderr).contains("userfaultfd") {
+            return println!("skipped (far_sort: no userfaultfd here)");
+        }
+        print!("far_sort, {variant}: {}", succeeded("far_sort", &output));
+    }
 }
 
 /// With a secret, from a file that others cannot read.
