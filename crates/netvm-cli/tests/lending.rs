@@ -25,6 +25,10 @@ sys.stdin.readline()
 check()
 child = os.fork()
 check()
+block = bytes(reversed(block)) if child == 0 else block[1:] + block[:1]
+for page in range(0, pages):
+    memory[page * 4096:page * 4096 + 4096] = block
+check()
 if child == 0:
     os._exit(0)
 sys.exit(os.waitpid(child, 0)[1])
@@ -36,12 +40,20 @@ fn a_lender_ends_when_its_borrowers_have_moved_elsewhere() {
     if !can_run(TEST, &[PYTHON]) {
         return;
     }
+    leaves(&[]);
+    // Forks included: parent and child write under keys of their own.
+    leaves(&["--encrypt-pages"]);
+}
+
+fn leaves(more: &[&str]) {
     let folder = Folder::new("leaving");
     let lenders = ["one", "two"].map(|name| Lender::named(&folder, name, "128M"));
     let mut run = Guard(
         netvm()
             .args(["run", "--local", "8M", "--tier", "lender", "--lender", &lenders[0].address])
-            .args(["--lender", &lenders[1].address, "--", PYTHON, "-c", WORK])
+            .args(["--lender", &lenders[1].address])
+            .args(more)
+            .args(["--", PYTHON, "-c", WORK])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

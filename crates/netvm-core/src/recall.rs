@@ -59,7 +59,7 @@ pub struct Recalls {
 pub struct Ask {
     /// Its number.
     pub borrower: u64,
-    /// How many bytes to give back.
+    /// How many bytes to give back; 0: none any more.
     pub bytes: u64,
 }
 
@@ -73,6 +73,11 @@ impl Recalls {
     pub fn look(&mut self, now_ms: u64, missing: u64, borrowers: &[(u64, u64)]) -> Vec<Ask> {
         let held: BTreeMap<u64, u64> = borrowers.iter().copied().collect();
         self.missing = missing;
+        if missing == 0 {
+            self.stuck = false;
+            let asked = core::mem::take(&mut self.asked);
+            return asked.into_keys().map(|borrower| Ask { borrower, bytes: 0 }).collect();
+        }
         self.asked.retain(|borrower, asked| {
             let held = held.get(borrower).copied();
             if held.is_some_and(|held| held < asked.held) {
@@ -102,7 +107,7 @@ impl Recalls {
             asks.push(Ask { borrower, bytes });
         }
         let waits = self.asked.values().any(|asked| !asked.cannot);
-        self.stuck = missing > 0 && !waits;
+        self.stuck = !waits;
         asks
     }
 
@@ -187,12 +192,12 @@ mod tests {
                 let missing = wanted.saturating_sub(gone(&held));
                 for Ask { borrower, bytes } in recalls.look(now, missing, &held) {
                     let index = borrower as usize;
-                    assert!(bytes > 0 && bytes <= held[index].1 && missing > 0);
+                    assert!(bytes <= held[index].1 && (bytes > 0) == (missing > 0));
                     asks += 1;
                     if able[index] {
                         // The last one counts.
                         due[index] = bytes.div_ceil(slab);
-                    } else {
+                    } else if bytes > 0 {
                         recalls.cannot(borrower);
                     }
                 }
@@ -208,7 +213,8 @@ mod tests {
             assert_eq!(recalls.is_stuck(), missing > 0, "seed {seed}");
             assert!(gone(&held) < 2 * wanted + slab * count, "seed {seed}: far more than was missing");
             assert!(asks < 200, "seed {seed}: {asks}");
-            assert!(recalls.look(now, 0, &held).is_empty() && !recalls.is_stuck());
+            assert!(recalls.look(now, 0, &held).iter().all(|ask| ask.bytes == 0) && !recalls.is_stuck());
+            assert!(recalls.look(now, 0, &held).is_empty());
         }
     }
 }

@@ -150,6 +150,29 @@ fn a_lender_short_of_memory_gets_it_back() {
 }
 
 #[test]
+fn pages_come_home_when_nobody_else_has_room_and_the_budget_does() {
+    let Some(_alone) = alone() else { return };
+    let lender = lend(config(128));
+    let far = FarMemory::builder().lender(&lender.address).local(4 * MIB).local_max(64 * MIB).area(1 << 34);
+    let far = far.tier(TierPolicy::Lender).start().unwrap();
+    let mut vec = words(&far, 6);
+    let state = || status(&lender.address).unwrap();
+    lender.stop.stop();
+    until("nobody can take it", || state().borrowers[0].cannot);
+    assert!(state().used_bytes > 16 * MIB);
+    far.set_local(64 * MIB).unwrap();
+    until("it is here", || state().used_bytes == 0);
+    assert!(far.stats().local_frames <= 64 * MIB / 4096);
+    check(&vec, 6);
+    // It is still served, and has to be.
+    vec[0] ^= 1;
+    far.set_local(4 * MIB).unwrap();
+    vec[0] ^= 1;
+    check(&vec, 6);
+    assert!(state().used_bytes > 16 * MIB);
+}
+
+#[test]
 fn pressure_of_a_control_group_asks_for_memory_too() {
     let Some(_alone) = alone() else { return };
     let pressure = Meminfo::new("psi");

@@ -109,6 +109,7 @@ fn runs(json: bool) {
                     "local_bytes": stats.local_frames * 4096, "far_bytes": stats.far_pages * 4096,
                     "replicas": params.replicas, "lenders": lenders, "lost": lost,
                     "pages_repaired": stats.pages_repaired, "pages_unprotected": stats.pages_unprotected,
+                    "pages_moved": stats.pages_moved,
                 })
             );
             continue;
@@ -122,6 +123,9 @@ fn runs(json: bool) {
         println!("  lenders  {}", lenders.join(", "));
         if params.replicas > 1 {
             println!("  replicas {}", params.replicas);
+        }
+        if stats.pages_moved > 0 {
+            println!("  moved    {} pages, whose lenders asked for their memory", stats.pages_moved);
         }
         if !lost.is_empty() {
             println!("  lost     {}", lost.join(", "));

@@ -306,6 +306,20 @@ impl SlotMap {
         Some(lender as u32)
     }
 
+    /// Whether a lender waits for slabs that nobody else can have.
+    pub fn is_stuck(&self) -> bool {
+        self.places.iter().any(|place| place.recalled > 0 && place.stuck != Stuck::No && place.slabs > 0)
+    }
+
+    /// Whether a slot is in such a slab.
+    pub fn is_stuck_slot(&self, slot: Slot) -> bool {
+        let is_stuck = |copy: &SlabCopy| {
+            let place = &self.places[copy.lender as usize];
+            place.recalled > 0 && place.stuck != Stuck::No
+        };
+        self.locate(slot).is_some_and(|(copies, _)| copies.iter().any(is_stuck))
+    }
+
     /// A lender that is leaving, has nothing any more, and is not needed: there are enough others.
     pub fn left(&self) -> Option<u32> {
         let others = self.places.iter().filter(|place| place.alive && place.recalled != ALL).count();

@@ -26,14 +26,21 @@ impl FarBlocks {
         self.heap.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Zero pages; a child of a fork has none.
+    fn pages(&self, bytes: usize, alignment: usize) -> Option<usize> {
+        if self.process != std::process::id() {
+            return None;
+        }
+        self.pager.take_range(bytes, alignment).ok().map(|(address, _)| address)
+    }
+
     /// Moves a large block to `bytes` bytes elsewhere: its pages, not their bytes.
     fn relocate(&self, address: usize, held: usize, new: Layout) -> Option<usize> {
-        let (to, bytes) = self.pager.take_range(new.size(), new.align()).ok()?;
+        let to = self.pages(new.size(), new.align())?;
         if self.pager.relocate(address, to, held).is_err() {
             self.merge(address, to, held);
         }
         self.pager.give_range(address, held);
-        debug_assert!(bytes >= held);
         Some(to)
     }
 
@@ -76,13 +83,13 @@ fn page_bytes(layout: Layout) -> usize {
 impl Blocks for FarBlocks {
     fn take(&self, layout: Layout) -> Option<usize> {
         if is_large(layout) {
-            return self.pager.take_range(layout.size(), layout.align()).ok().map(|(address, _)| address);
+            return self.pages(layout.size(), layout.align());
         }
         let mut heap = self.heap();
         if let Some(block) = heap.take(layout.size(), layout.align()) {
             return Some(block);
         }
-        let (span, _) = self.pager.take_range(SPAN_BYTES, SPAN_BYTES).ok()?;
+        let span = self.pages(SPAN_BYTES, SPAN_BYTES)?;
         heap.add(span, layout.size(), layout.align());
         heap.take(layout.size(), layout.align())
     }

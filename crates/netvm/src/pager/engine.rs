@@ -102,6 +102,8 @@ pub(super) struct Engine {
     pub(super) advice: Marks,
     /// When [`Engine::tick`] was last.
     ticked: Instant,
+    /// Where to look next for pages that are to come home.
+    pub(super) home: u32,
     /// Evicted pages may be packed.
     pub(super) packing: bool,
     area: Range<usize>,
@@ -163,6 +165,7 @@ impl Engine {
             placement: Placement::new(config.private_lender),
             pins: Marks::new(),
             advice: Marks::new(),
+            home: 0,
             tier: Tier::new(config.tier, frames),
             packing: true,
             ticked: Instant::now(),
@@ -448,6 +451,9 @@ impl Engine {
         self.shrink()?;
         if self.backing.thaw_due(Instant::now()) {
             self.backing.thaw_all()?;
+        }
+        if self.backing.slots.is_stuck() {
+            self.bring_home()?;
         }
         if self.backing.is_poor() {
             self.backing.count(&mut self.stats);

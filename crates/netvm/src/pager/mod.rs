@@ -13,6 +13,7 @@ mod evict;
 mod fault;
 mod fork;
 mod hints;
+mod home;
 mod local;
 mod placement;
 mod range;
