@@ -83,6 +83,15 @@ impl Drop for Meminfo {
     }
 }
 
+/// Ends another thread's work, also when this one fails.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 #[test]
 fn a_lender_leaves_while_its_memory_is_used() {
     let Some(_alone) = alone() else { return };
@@ -95,6 +104,7 @@ fn a_lender_leaves_while_its_memory_is_used() {
         assert!(status(&lenders[0].address).unwrap().used_bytes > 4 * MIB);
         let end = AtomicBool::new(false);
         std::thread::scope(|scope| {
+            let ended = End(&end);
             scope.spawn(|| {
                 let mut random = Random::new(9);
                 while !end.load(Ordering::Relaxed) {
@@ -107,7 +117,7 @@ fn a_lender_leaves_while_its_memory_is_used() {
             });
             lenders[0].stop.stop();
             until("the lender has left", || is_over(lenders[0]));
-            end.store(true, Ordering::Relaxed);
+            drop(ended);
         });
         check(&vec, 1);
         let stats = far.stats();

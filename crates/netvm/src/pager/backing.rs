@@ -365,7 +365,7 @@ impl Backing {
             self.hear(lender);
         }
         out.append(&mut self.ended);
-        if self.replicas > 1 {
+        if self.replicas > 1 || self.is_poor() {
             self.look()?;
         }
         self.mend();
@@ -568,7 +568,7 @@ impl Backing {
         }
     }
 
-    /// With replicas, every millisecond: lenders that are silent, and lost ones that have come back.
+    /// With replicas, or when something is amiss, every millisecond: lenders that are silent, and lost ones that have gone or come back.
     fn look(&mut self) -> Result<()> {
         let now = Instant::now();
         if now < self.next_look {
@@ -576,6 +576,11 @@ impl Backing {
         }
         self.next_look = now + LOOK_INTERVAL;
         self.sides.probe(now);
+        // However busy the program is.
+        if now >= self.next_ask && self.is_poor() {
+            self.next_ask = now + ASK_INTERVAL;
+            self.slots.ask_again();
+        }
         let doubtful = self.sides.doubtful(now);
         let can_spare = doubtful != 0 && self.slots.can_spare(|lender| doubtful >> lender & 1 == 1);
         while let Some((lender, error)) = self.sides.silent(can_spare) {
@@ -604,6 +609,8 @@ impl Backing {
         }
         let step = self.unposted.take();
         let step = step.or_else(|| self.slots.next_step());
+        // A move may have been the last, and nothing else wakes us.
+        self.post_returns();
         if self.slots.is_recalled() {
             self.answer_recalls();
         }
@@ -656,11 +663,6 @@ impl Backing {
     pub(super) fn tick(&mut self) -> Result<()> {
         if !self.is_poor() {
             return self.keep_looking();
-        }
-        let now = Instant::now();
-        if now >= self.next_ask {
-            self.next_ask = now + ASK_INTERVAL;
-            self.slots.ask_again();
         }
         self.look()?;
         self.mend();

@@ -201,8 +201,11 @@ impl Sides {
         Error::Timeout { lender, what: "a page", after_ms: after.as_millis() as u64 }
     }
 
-    /// Asks for signs of life where nothing else is asked.
+    /// Asks for signs of life where nothing else is asked, and others have what it has.
     pub(super) fn probe(&mut self, now: Instant) {
+        if self.replicas == 1 {
+            return;
+        }
         for side in &mut self.sides {
             if let Some(borrower) = side.borrower.as_mut().filter(|_| side.lost.is_none())
                 && now.saturating_duration_since(side.probed) >= PROBE_INTERVAL
