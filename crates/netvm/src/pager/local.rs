@@ -47,7 +47,7 @@ impl Engine {
         let mut from = pages.start;
         while let Some(first) = self.table.next_touched(from..pages.end) {
             let end = pages.end.min(first + EVICT_PAGES as u32);
-            self.bring_all_in(first..end)?;
+            self.gather(first..end)?;
             for page in first..end {
                 let offset = (page - pages.start) as usize * PAGE_BYTES;
                 self.take_one_out(page, offset, copy)?;
@@ -58,7 +58,7 @@ impl Engine {
     }
 
     /// Brings pages into frames or into the program's address space.
-    fn bring_all_in(&mut self, pages: Range<u32>) -> Result<()> {
+    fn gather(&mut self, pages: Range<u32>) -> Result<()> {
         loop {
             let mut all = true;
             for page in pages.clone() {
