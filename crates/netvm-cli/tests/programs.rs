@@ -3,8 +3,8 @@
 mod common;
 
 use common::{
-    Done, Folder, Guard, Lender, Random, TIERS, can_run, finish, finish_with, run_on_tier, run_on_two_of,
-    until,
+    Done, Folder, Guard, Lender, Random, TIERS, can_run, finish, finish_with, netvm, run_on_tier,
+    run_on_two_of, until,
 };
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -498,4 +498,46 @@ fn redis_saves(test: &str, far: Command, meanwhile: impl FnOnce()) -> Option<Don
     let done = Done { status: Default::default(), out: Vec::new(), err, elapsed: Default::default() };
     must_have_used_far_memory(&done, 8 * MIB);
     Some(done)
+}
+
+/// The same irregular walk in each of some phases, and in each run.
+#[test]
+fn what_a_program_did_before_is_foreseen() {
+    const PROGRAM: &str = "
+import numpy, sys
+words = numpy.random.default_rng(1).integers(0, 1 << 60, 6 << 20)   # 48 MiB
+order = numpy.random.default_rng(2).permutation(12 << 10) * 512      # each page once
+total = 0
+for phase in range(3):
+    for at in order.tolist():
+        total = (total * 31 + int(words[at])) % (1 << 61)
+print(total)
+";
+    const TEST: &str = "what_a_program_did_before_is_foreseen";
+    if !can_run(TEST, &["/usr/bin/python3", "/usr/lib/python3/dist-packages/numpy"]) {
+        return;
+    }
+    let folder = Folder::new("learn");
+    let record = folder.path("record");
+    let plain = finish(Command::new("/usr/bin/python3").args(["-c", PROGRAM])).must_succeed();
+    let run = || {
+        let mut far = netvm();
+        far.args(["run", "--local", "16M", "--lend-size", "1G", "--tier", "lender", "--json", "--learn"]);
+        let done = finish(far.arg(&record).args(["--", "/usr/bin/python3", "-c", PROGRAM])).must_succeed();
+        assert_eq!(done.out(), plain.out());
+        let summary = done.summary();
+        let number = |name: &str| summary[name].as_u64().unwrap();
+        println!("{summary}");
+        (number("foreseen"), number("foreseen_hits"))
+    };
+    // Two of three phases, then all three.
+    let (first, hits) = run();
+    assert!(first > 12_000 && hits * 2 > first, "{first} {hits}");
+    let (second, hits) = run();
+    assert!(second > first && hits * 2 > second, "{second} {hits}");
+    std::fs::write(&record, "not a record").unwrap();
+    let done = finish(netvm().args(["run", "--learn"]).arg(&record).args(["--", "true"]));
+    assert!(!done.status.success() && done.err.contains("as a record"), "{done:?}");
+    let done = finish(netvm().args(["run", "--learn", "/nonexistent/record", "--", "true"]));
+    assert!(!done.status.success() && done.err.contains("no such folder"), "{done:?}");
 }

@@ -6,6 +6,7 @@ use netvm::Error;
 use netvm::pager::{Pager, PagerConfig, PagerError};
 use netvm::runfile::RunFile;
 use netvm_sys::cpu::Hold;
+use std::io::Write;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -137,6 +138,7 @@ impl PagerFar {
             area_bytes: params.area_bytes,
             private_lender: (params.private_lender != 0).then_some(params.private_lender),
             tier: params.tier,
+            learn: (!params.learn.is_empty() && run.claim_record()).then(|| params.learn.into()),
             run: Some(Arc::clone(run)),
             name: name.trim_end().to_owned(),
             // Nothing that the pager's thread allocates may be far memory.
@@ -194,6 +196,9 @@ impl Far for PagerFar {
     }
 
     fn finish(&self) {
+        if let Err(error) = self.pager.keep_record() {
+            let _ = writeln!(std::io::stderr(), "netvm: {error}");
+        }
         // Asking makes the pager publish its counters in the run file.
         self.pager.stats();
     }

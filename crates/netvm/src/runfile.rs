@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! word  0 magic   1 build   2 free frames   3 fewest free frames   4.. parameters   LENDERS.. text   MESSAGE.. text
-//! COMMAND.. text   SLOTS: 1024 x { pid, start time, frames held, starving, counters, detail }
+//! COMMAND.. text   LEARN.. text   SLOTS: 1024 x { pid, start time, frames held, starving, counters, detail }
 //! ```
 //! All updates are single atomic operations; a process that dies between two of them leaves at worst a slot for
 //! [`RunFile::reap`].
@@ -49,11 +49,13 @@ const LOST: usize = 20;
 const REPLICAS: usize = 21;
 const BUDGET: usize = 22;
 const ENCRYPT_PAGES: usize = 23;
-const LENDERS: usize = 24;
+const LEARN_CLAIMED: usize = 24;
+const LENDERS: usize = 25;
 const TEXT_WORDS: usize = 512;
 const MESSAGE: usize = LENDERS + TEXT_WORDS;
 const COMMAND: usize = MESSAGE + TEXT_WORDS;
-const RETIRED: usize = COMMAND + TEXT_WORDS;
+const LEARN: usize = COMMAND + TEXT_WORDS;
+const RETIRED: usize = LEARN + TEXT_WORDS;
 const RETIRED_DETAIL: usize = RETIRED + PagerStats::FIELDS;
 const SLOTS: usize = RETIRED_DETAIL + PagerDetail::SUMS;
 const SLOT_COUNT: usize = 1024;
@@ -105,6 +107,8 @@ pub struct RunParams {
     pub tier: Policy,
     /// Say more on standard error.
     pub verbose: bool,
+    /// File of the record of what was wanted, empty for none.
+    pub learn: String,
     /// The program and its arguments, for people; what is longer than 4 KiB is cut.
     pub command: String,
 }
@@ -151,6 +155,9 @@ impl RunFile {
         }
         run.set_security(&params.security);
         run.set_text_cut(COMMAND, &params.command);
+        if !run.set_text(LEARN, &params.learn) {
+            return Err(Error::Other("the path of the record is longer than 4 KiB".into()));
+        }
         if !run.set_text(LENDERS, &params.lenders) {
             return Err(Error::Other("the list of lenders is longer than 4 KiB".into()));
         }
@@ -201,6 +208,7 @@ impl RunFile {
                 _ => Policy::Auto,
             },
             verbose: self.word(VERBOSE).load(Relaxed) != 0,
+            learn: self.text(LEARN),
             command: self.text(COMMAND),
         }
     }
@@ -299,6 +307,11 @@ impl RunFile {
     /// Frames that all processes together may use (4096 bytes each).
     pub fn budget_frames(&self) -> u64 {
         self.word(BUDGET).load(Relaxed)
+    }
+
+    /// Whether this is the first process that asks: it follows and keeps the record of the run.
+    pub fn claim_record(&self) -> bool {
+        self.word(LEARN_CLAIMED).swap(1, AcqRel) == 0
     }
 
     /// The process that made the run file.
@@ -558,6 +571,7 @@ mod tests {
             private_lender: 77,
             tier: Policy::Packed,
             verbose: true,
+            learn: "/tmp/a record".into(),
             command: "sort ünïcode".into(),
         }
     }

@@ -46,6 +46,10 @@ stats! {
     prefetched,
     /// Pages mapped together with a neighbour that faulted.
     prefetch_hits,
+    /// Pages asked for because they were wanted next the last time.
+    foreseen,
+    /// Of these, pages that were wanted.
+    foreseen_hits,
     /// Pages evicted without a write because they had not changed.
     clean_drops,
     /// Pages evicted without a write because they were all zero.

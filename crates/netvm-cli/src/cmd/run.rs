@@ -47,6 +47,7 @@ Examples:
   netvm run --lender a:7070 --lender b:7070 --replicas 2 -- ./solver     either of the two may die
   netvm run --local 512M --stats -- sh -c 'first && second'
   netvm run --local 512M --trace job.json --report job.svg -- python3 job.py
+  netvm run --local 512M --learn job.record -- ./pagerank graph        faster in the second phase, and the second time
 
 While it runs: netvm top.
 
@@ -72,6 +73,9 @@ pub struct RunArgs {
     /// Where pages go that are not local: `auto` packs them into local memory as far as this costs less than fetching them
     #[arg(long, value_enum, default_value = "auto")]
     pub tier: Tier,
+    /// Bring pages in by what the program wanted before: in this run, and in the last one with this file, which is written anew at the end
+    #[arg(long, value_name = "FILE")]
+    pub learn: Option<PathBuf>,
     /// Print at the end what each place costs and what was chosen
     #[arg(long)]
     pub explain: bool,
@@ -295,6 +299,7 @@ pub fn execute(
             }
         }
     }
+    let learn = record(args.learn.as_deref())?;
     let run_file = folder.run_file();
     let name = args.program.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
     let run = RunFile::create(
@@ -310,6 +315,7 @@ pub fn execute(
             private_lender: private.as_ref().map_or(0, |lender| lender.child.id()),
             security,
             tier: args.tier.policy(),
+            learn,
             verbose: args.stats,
             command: name.clone(),
         },
@@ -427,6 +433,18 @@ pub fn find_preload() -> Result<PathBuf, String> {
     })
 }
 
+/// The file of the record as the processes of the run find it.
+fn record(file: Option<&Path>) -> Result<String, Box<dyn std::error::Error>> {
+    let Some(file) = file else { return Ok(String::new()) };
+    netvm::pager::check_record(file)?;
+    let file = std::path::absolute(file)?;
+    if !file.parent().is_some_and(Path::is_dir) {
+        return Err(format!("cannot keep a record in {}: there is no such folder", file.display()).into());
+    }
+    let file = file.into_os_string().into_string();
+    Ok(file.map_err(|file| format!("the path of the record is no text: {}", file.display()))?)
+}
+
 fn preload_list(preload: &Path) -> OsString {
     let mut list = preload.as_os_str().to_owned();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
@@ -451,6 +469,15 @@ fn to_line(report: &Report) -> String {
         mib(stats.bytes_out),
         mib(stats.local_frames_peak * 4096),
     ) + &reads(&report.detail)
+        + &foreseen(stats)
+}
+
+/// How good the record was, if there was one.
+fn foreseen(stats: &PagerStats) -> String {
+    match stats.foreseen {
+        0 => String::new(),
+        all => format!("; {all} pages foreseen, {} % of them wanted", stats.foreseen_hits * 100 / all),
+    }
 }
 
 /// How long reads from lenders took, if there were any.

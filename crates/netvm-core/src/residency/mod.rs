@@ -8,6 +8,7 @@ mod frames;
 mod marks;
 mod mend;
 mod queue;
+mod replay;
 mod slots;
 mod stream;
 
@@ -18,5 +19,6 @@ pub use frames::FrameSet;
 pub use marks::Marks;
 pub use mend::{CHUNK_PAGES, Step, StepEnd};
 pub use queue::PageQueue;
+pub use replay::{Index, RECORD_MAX, Replay};
 pub use slots::{ALL, Loss, SlabIndex, Slot, SlotMap};
 pub use stream::{Ahead, Streams};

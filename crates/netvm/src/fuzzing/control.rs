@@ -119,6 +119,7 @@ fn run_file(mut input: Input<'_>) {
         private_lender: 0,
         tier: netvm_core::tier::Policy::Auto,
         verbose: false,
+        learn: String::new(),
         command: String::new(),
     };
     let Ok(run) = RunFile::create(&path, &params) else { return };

@@ -68,6 +68,8 @@ pub(super) enum Call {
         bytes: u64,
     },
     Publish,
+    /// Write the record of what was wanted.
+    KeepRecord,
     /// Finish all I/O, hand the engine over and stand still. If the stack of who asks is far memory, what it needs of it stays here.
     Park {
         stack_pointer: usize,

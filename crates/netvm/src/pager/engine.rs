@@ -4,6 +4,7 @@ use super::backing::Backing;
 use super::budget::Budget;
 use super::calls::Call;
 use super::error::{PagerError, system};
+use super::learn::Learn;
 use super::placement::{self, Placement};
 use super::seals::Seals;
 use super::table::PageTable;
@@ -96,6 +97,7 @@ pub(super) struct Engine {
     pub(super) busy_streak: usize,
     pub(super) placement: Placement,
     pub(super) tier: Tier,
+    pub(super) learn: Option<Learn>,
     /// How often each page is pinned: it is not evicted, and not in the queue of mapped pages once it has left it.
     pub(super) pins: Marks,
     /// [`Access`](super::hints::Access) of each page.
@@ -143,7 +145,10 @@ impl Engine {
         let mut empty = FrameSet::new(frames);
         empty.put(0, frames);
         let area = paged.area();
+        let pages = area.len() / PAGE_BYTES;
+        let learn = config.learn.as_deref().map(|file| Learn::new(file, pages)).transpose()?;
         Ok(Self {
+            learn,
             table: PageTable::new(area.len() / PAGE_BYTES)
                 .map_err(|e| system("reserve the page table", e))?,
             paged,
@@ -467,6 +472,9 @@ impl Engine {
         self.stats.local_frames = self.local_frames as u64;
         self.stats.pool_frames = self.tier.frames() as u64;
         self.stats.pool_pages = self.tier.pool.len() as u64;
+        if let Some(learn) = &self.learn {
+            (self.stats.foreseen, self.stats.foreseen_hits) = learn.usefulness();
+        }
         self.backing.count(&mut self.stats);
         self.budget.publish(&self.stats, &self.backing.detail, self.backing.ever_lost());
         *pager.doorbell.stats() = self.stats;
@@ -521,6 +529,7 @@ impl Engine {
                 self.publish(pager);
                 Ok(())
             }
+            Call::KeepRecord => self.learn.as_ref().map_or(Ok(()), Learn::keep),
             Call::Park { .. } => Ok(()),
         }
     }

@@ -48,6 +48,7 @@ impl Engine {
             | PageState::Filled => {
                 let ahead = self.ahead(page);
                 if self.bring_in(page, ahead.map)? {
+                    self.bring_what_followed(page)?;
                     self.read_ahead(page, ahead)
                 } else {
                     self.deferred.push(fault);
@@ -203,7 +204,7 @@ impl Engine {
 
     /// Starts to fetch a run of remote pages from the first of `pages` on, as far as slots and frames are neighbours; `wanted`
     /// ones are mapped on arrival. Returns how many were started, 0 when there is no frame.
-    fn fetch_run(&mut self, pages: Range<u32>, wanted: bool) -> Result<u32> {
+    pub(super) fn fetch_run(&mut self, pages: Range<u32>, wanted: bool) -> Result<u32> {
         let page = pages.start;
         let slot = self.table.get(page).slot();
         let mut run = 1;

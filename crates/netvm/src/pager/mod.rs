@@ -14,6 +14,7 @@ mod fault;
 mod fork;
 mod hints;
 mod home;
+mod learn;
 mod local;
 mod placement;
 mod range;
@@ -24,6 +25,7 @@ mod tier;
 
 pub use error::PagerError;
 pub use hints::Access;
+pub use learn::check_record;
 pub use netvm_core::tier::Policy as TierPolicy;
 pub use netvm_sys::paged::FrameDesign;
 pub use range::FarRange;
@@ -39,6 +41,7 @@ use error::system;
 use netvm_sys::cpu::Hold;
 use netvm_sys::shared::SharedSlice;
 use std::ops::Range;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -82,6 +85,8 @@ pub struct PagerConfig {
     pub design: Option<FrameDesign>,
     /// Where evicted pages go.
     pub tier: TierPolicy,
+    /// Bring pages in by what the process did before, in this run and in the one that left this file: see docs/design/learn.md. `None`: do not.
+    pub learn: Option<PathBuf>,
     /// Longest prefetch window in pages, 0 for none, at most 256.
     pub prefetch_pages_max: u32,
     /// How long the pager spins for the next event before it sleeps, in microseconds.
@@ -111,6 +116,7 @@ impl Default for PagerConfig {
             name: String::new(),
             design: None,
             tier: TierPolicy::Auto,
+            learn: None,
             prefetch_pages_max: 64,
             spin_us: 0,
             cpu: None,
@@ -260,6 +266,14 @@ impl Pager {
     /// Counters of this process as of now.
     pub fn stats(&self) -> PagerStats {
         self.doorbell.latest_stats()
+    }
+
+    /// Writes the record of what was wanted, for the next run: with [`PagerConfig::learn`].
+    ///
+    /// # Errors
+    /// [`Error::Other`](crate::Error::Other) when the file cannot be written; that of the last run stays.
+    pub fn keep_record(&self) -> Result<()> {
+        if self.config.learn.is_some() { self.call(Call::KeepRecord) } else { Ok(()) }
     }
 
     fn call(&self, call: Call) -> Result<()> {

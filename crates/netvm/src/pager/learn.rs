@@ -1,0 +1,165 @@
+//! What a program wanted last time, brought in before it wants it again: docs/design/learn.md.
+
+use super::engine::Engine;
+use super::error::system;
+use crate::error::{Error, Result};
+use netvm_core::residency::{Index, PageState, RECORD_MAX, Replay};
+use netvm_sys::table::LazyTable;
+use std::fs;
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+const MAGIC: [u8; 8] = *b"netvmlr1";
+
+/// Where each page is in the record: 8 bytes for each page that was ever wanted.
+#[derive(Debug)]
+struct Places(LazyTable);
+
+impl Index for Places {
+    fn get(&self, page: u32) -> u64 {
+        self.0.get(page as usize)
+    }
+
+    fn set(&mut self, page: u32, place: u64) {
+        self.0.set(page as usize, place);
+    }
+}
+
+/// The record of this process, and where it is kept.
+#[derive(Debug)]
+pub(super) struct Learn {
+    replay: Replay,
+    places: Places,
+    /// `None` in the children of forks: the record is that of the first process.
+    file: Option<PathBuf>,
+    /// What `Replay::fault` asked for last.
+    next: Vec<u32>,
+}
+
+impl Learn {
+    /// With the record in `file`, if there is one, of pages below `pages`.
+    ///
+    /// # Errors
+    /// [`Error::Other`] when the file is no record or cannot be read; [`Error::System`] when there are no addresses for the index.
+    pub(super) fn new(file: &Path, pages: usize) -> Result<Self> {
+        let mut places =
+            Places(LazyTable::new(pages).map_err(|e| system("reserve the index of the record", e))?);
+        let mut replay = Replay::new();
+        if let Some(record) = load(file)? {
+            replay.load(record.into_iter().filter(|&page| (page as usize) < pages), &mut places);
+        }
+        Ok(Self { replay, places, file: Some(file.to_owned()), next: Vec::with_capacity(64) })
+    }
+
+    /// After fork(2), in the child: it follows the record, and keeps none.
+    pub(super) fn forked(&mut self) {
+        self.file = None;
+    }
+
+    /// Writes the record of this run.
+    ///
+    /// # Errors
+    /// [`Error::Other`] with a sentence.
+    pub(super) fn keep(&self) -> Result<()> {
+        let Some(file) = &self.file else { return Ok(()) };
+        let mut part = file.clone().into_os_string();
+        part.push(".part");
+        let part = PathBuf::from(part);
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(self.replay.pages().flat_map(u32::to_le_bytes));
+        let written = fs::write(&part, bytes).and_then(|()| fs::rename(&part, file));
+        written.map_err(|error| {
+            let _ = fs::remove_file(&part);
+            Error::Other(format!("cannot write the record {}: {error}", file.display()))
+        })
+    }
+
+    /// Pages that were asked for, and those that were wanted then.
+    pub(super) fn usefulness(&self) -> (u64, u64) {
+        self.replay.usefulness()
+    }
+}
+
+/// Whether `file` can be the record of a program: one that is not there can.
+///
+/// # Errors
+/// [`Error::Other`] with a sentence.
+pub fn check_record(file: &Path) -> Result<()> {
+    load(file).map(drop)
+}
+
+/// The pages of a record; `None` when there is no such file.
+fn load(file: &Path) -> Result<Option<Vec<u32>>> {
+    let failed = |why: &str| Error::Other(format!("cannot use {} as a record: {why}", file.display()));
+    let open = match fs::File::open(file) {
+        Ok(open) => open,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(failed(&error.to_string())),
+    };
+    let most = MAGIC.len() + 4 * RECORD_MAX;
+    let mut bytes = Vec::new();
+    open.take(most as u64 + 1).read_to_end(&mut bytes).map_err(|error| failed(&error.to_string()))?;
+    match bytes.strip_prefix(&MAGIC) {
+        Some(pages) if bytes.len() <= most && pages.len().is_multiple_of(4) => {
+            Ok(Some(pages.as_chunks().0.iter().map(|page| u32::from_le_bytes(*page)).collect()))
+        }
+        _ if bytes.is_empty() => Ok(None),
+        _ => Err(failed("it is none of this netvm's; name another file, or remove it")),
+    }
+}
+
+impl Engine {
+    /// A page that has contents elsewhere was wanted: what was wanted after it last time is brought in, as far as there is room.
+    pub(super) fn bring_what_followed(&mut self, page: u32) -> Result<()> {
+        let Some(mut learn) = self.learn.take() else { return Ok(()) };
+        // Never at the expense of pages in use, as with streams.
+        let mut room = (self.free.len() + self.cached.len()) / 2;
+        let Learn { replay, places, next, .. } = &mut learn;
+        next.clear();
+        replay.fault(page, places, |page| {
+            next.push(page);
+            room = room.saturating_sub(1);
+            room > 0
+        });
+        let brought = next.iter().try_for_each(|&page| {
+            if self.table.get(page).state() == PageState::Remote {
+                let started = self.fetch_run(page..page + 1, false)?;
+                self.stats.prefetched += u64::from(started);
+            }
+            Ok(())
+        });
+        self.learn = Some(learn);
+        brought
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_kept_and_anything_else_is_refused() {
+        let file = std::env::temp_dir().join(format!("netvm-learn-{}", std::process::id()));
+        let _ = fs::remove_file(&file);
+        let mut learn = Learn::new(&file, 1000).unwrap();
+        for page in [5, 999, 7, 5] {
+            learn.replay.fault(page, &mut learn.places, |_| true);
+        }
+        learn.keep().unwrap();
+        assert_eq!(load(&file).unwrap(), Some(vec![5, 999, 7, 5]));
+        // Pages that this run does not have are left out.
+        let again = Learn::new(&file, 100).unwrap();
+        assert_eq!(again.replay.pages().collect::<Vec<_>>(), [5, 7, 5]);
+        for (bytes, refused) in
+            [(&b""[..], false), (b"netvmlr1", false), (b"netvmlr1xyz", true), (b"#!/bin/sh\n", true)]
+        {
+            fs::write(&file, bytes).unwrap();
+            assert_eq!(Learn::new(&file, 10).is_err(), refused, "{bytes:?}");
+        }
+        fs::write(&file, vec![b'x'; 9 << 20]).unwrap();
+        assert!(Learn::new(&file, 10).unwrap_err().to_string().contains("name another file"));
+        fs::remove_file(&file).unwrap();
+        let nowhere = Learn::new(Path::new("/nonexistent/record"), 10).unwrap();
+        assert!(nowhere.keep().unwrap_err().to_string().contains("/nonexistent/record"));
+    }
+}
