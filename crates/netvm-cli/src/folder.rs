@@ -118,15 +118,20 @@ fn processes() -> impl Iterator<Item = u32> {
     fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(number)
 }
 
-/// How often an empty environment is looked at again, a millisecond apart.
+/// How often an environment that is empty or torn is looked at again, a millisecond apart.
 const LOOKS: usize = 20;
 
 /// Whether a process was started with this entry. Others' processes cannot be in a run of ours.
 fn has_in_environment(pid: u32, entry: &[u8]) -> bool {
     for _ in 0..LOOKS {
-        let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return false };
-        if !environment.is_empty() {
-            return environment.split(|&byte| byte == 0).any(|word| word == entry);
+        match fs::read(format!("/proc/{pid}/environ")) {
+            Ok(environment) if environment.split(|&byte| byte == 0).any(|word| word == entry) => return true,
+            Ok(environment) if environment.ends_with(&[0]) => return false,
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
+                return false;
+            }
+            // None, a part, or an error while it is replaced.
+            _ => {}
         }
         // It has ended, or is a thread of the kernel.
         if fs::read_link(format!("/proc/{pid}/exe")).is_err() {
