@@ -28,6 +28,7 @@ Needs root and a block device of the kernel: ublk, nbd, or a loop device on a FU
 what is swapped out. A server stays behind until `netvm swap off`. When the last lender of a page is lost, programs that need the page are
 killed (SIGBUS): use replicas. Lenders belong on other machines. One on this machine frees nothing, and its memory may be swapped to itself: then
 everything that needs memory waits for good, and the machine has to be reset. Such lenders are refused without --lender-here.
+Meanwhile vm.min_free_kbytes is at least a sixteenth of all memory or 16 MiB, and vm.watermark_boost_factor is 0.
 
 Examples:
   netvm swap on --size 8G --lender big:7070 --secret key
@@ -110,6 +111,7 @@ pub fn run(args: &OnArgs) -> Outcome {
     write_header(&path, size_bytes).map_err(|error| format!("cannot write a swap header: {error}"))?;
     let failed;
     (making.changed, failed) = reserve::raise();
+    making.changed.iter().for_each(|changed| eprintln!("netvm: {changed}"));
     failed.iter().for_each(|warning| eprintln!("netvm: {warning}"));
     // From here on `swap off` finds it, and the server stays when this process is killed: pages may be on it.
     let guard = making.ready.guard.map(started_at).transpose()?;

@@ -4,7 +4,7 @@
 //! itself takes from it.
 
 use serde::{Deserialize, Serialize};
-use std::fs;
+use std::{fmt, fs};
 
 /// Of all memory, the kernel should keep this part.
 const PART: u64 = 16;
@@ -17,6 +17,13 @@ pub struct Changed {
     path: String,
     old: u64,
     new: u64,
+}
+
+impl fmt::Display for Changed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = self.path.trim_start_matches("/proc/sys/").replace('/', ".");
+        write!(f, "{name} is {} instead of {} until the last `netvm swap off`", self.new, self.old)
+    }
 }
 
 /// Raises what is too little. What was changed, and what could not be.
