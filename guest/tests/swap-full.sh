@@ -10,8 +10,8 @@
 . /test/functions
 if [ "$ROLE" = first ]; then
     netvm secret new key
-    lender a 7070 160M
-    lender b 7071 160M
+    lender a 7070 320M
+    lender b 7071 320M
     obey
     exit
 fi
