@@ -35,21 +35,23 @@ fn main() -> Result {
     std::fs::write(Path::new(key_file), key.to_text() + "\n")?;
     let address = node.listen(address)?;
     println!("netvm device attach --segment service --at {address} --key {key_file} --board-key {key_file}");
+    let mut devices = Vec::new();
     loop {
-        let Some(peer) = node.accept(Duration::from_secs(3600)) else { continue };
-        println!("somebody has come");
-        // The device's end of the connection: the same key opens it.
-        let Ok(device) = peer.import("netvm_mem", &key) else { continue };
-        while board.wait(ASKED, Some(Duration::from_secs(30))) && board.acknowledge(ASKED) {
-            let mut request = [0; REQUEST_BYTES];
-            memory.shared().read_into(0, &mut request).ok_or("no request")?;
-            let end = request.iter().position(|&byte| byte == b'\n').unwrap_or(request.len());
-            request[..end].reverse();
-            memory.shared().write_from(ANSWER, &request).ok_or("no answer")?;
-            // It may be gone by now.
-            if device.notify(Notify::Count { number: ANSWERED }).is_err() {
-                break;
-            }
+        let asked = board.wait(ASKED, Some(Duration::from_millis(200))) && board.acknowledge(ASKED);
+        // Whoever has asked came before.
+        while let Some(peer) = node.accept(Duration::ZERO) {
+            // The device's end of the connection: the same key opens it. Others only use the segment.
+            devices.extend(peer.import("netvm_mem", &key));
         }
+        if !asked {
+            continue;
+        }
+        let mut request = [0; REQUEST_BYTES];
+        memory.shared().read_into(0, &mut request).ok_or("no request")?;
+        let end = request.iter().position(|&byte| byte == b'\n').unwrap_or(request.len());
+        request[..end].reverse();
+        memory.shared().write_from(ANSWER, &request).ok_or("no answer")?;
+        // All devices are told; those that have gone are forgotten.
+        devices.retain(|device| device.notify(Notify::Count { number: ANSWERED }).is_ok());
     }
 }

@@ -6,7 +6,7 @@
 # programs: netvm
 # examples: device_service
 # compiles: memory
-# limit: 240
+# limit: 300
 . /test/functions
 umask 077
 if [ "$ROLE" = first ]; then

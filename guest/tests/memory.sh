@@ -3,7 +3,7 @@
 # kernels: 6.1 6.12 6.12-arm64
 # kmod: netvm_mem
 # compiles: memory memory_peer
-# limit: 180
+# limit: 300
 . /test/functions
 state=/sys/class/netvm_mem
 quiet() { "$@" 2>/dev/null; }

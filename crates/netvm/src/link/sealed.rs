@@ -61,7 +61,6 @@ impl<L: Link> Sealed<L> {
 
     /// The keys for sending and receiving, and the numbers of the next records, for whoever goes on with the link; none after something was
     /// received or has not been sent.
-    #[expect(clippy::type_complexity, reason = "two of the same")]
     pub(crate) fn keys(&self) -> Option<[(&[u8; 32], u64); 2]> {
         let idle = self.unsent.is_empty() && self.unopened.is_empty() && self.opened.is_empty();
         idle.then(|| [self.seal.state(), self.open.state()])
