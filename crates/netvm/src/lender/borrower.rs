@@ -9,7 +9,7 @@ use netvm_core::wire::{BodyReader, BodyWriter, Hello, Role, Status};
 use netvm_sys::shared::SharedSlice;
 
 use super::nearby::{self, Nearby};
-use super::protocol::{self, LenderStatus, Recall};
+use super::protocol::{self, BorrowAnswer, LenderStatus, Recall};
 use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::link::greeting::{self, Transport};
@@ -506,7 +506,7 @@ impl Borrower {
     /// [`Error::LenderFull`], [`Error::Timeout`], [`Error::LenderLost`].
     pub fn borrow_slab(&mut self) -> Result<u32> {
         let answer = self.call(protocol::BORROW, Vec::new(), "slab")?;
-        match borrow_answer(&answer) {
+        match BorrowAnswer::decode(&answer) {
             Some(BorrowAnswer { slab: Some(slab), .. }) => {
                 if let Some(nearby) = &mut self.nearby {
                     nearby.borrowed(slab);
@@ -679,7 +679,7 @@ impl Borrower {
                     let mut slab = None;
                     let result = match result {
                         Ok(Answer::Reply(body)) if token & BORROW_BIT != 0 => {
-                            let answer = borrow_answer(&body).ok_or_else(|| self.nonsense());
+                            let answer = BorrowAnswer::decode(&body).ok_or_else(|| self.nonsense());
                             let got = answer.as_ref().ok().and_then(|answer| answer.slab);
                             if let (Some(nearby), Some(slab)) = (&mut self.nearby, got) {
                                 nearby.borrowed(slab);
@@ -769,23 +769,6 @@ impl Borrower {
             }
         }
     }
-}
-
-/// What a lender says to who wants a slab.
-struct BorrowAnswer {
-    slab: Option<u32>,
-    /// What it lends in all, and how much of that is lent; to this borrower if that is the limit.
-    size_bytes: u64,
-    used_bytes: u64,
-    quota: bool,
-}
-
-fn borrow_answer(body: &[u8]) -> Option<BorrowAnswer> {
-    let mut body = BodyReader(body);
-    let (had, slab, size_bytes, used_bytes) = (body.u32()?, body.u32()?, body.u64()?, body.u64()?);
-    let quota = body.u32()? != 0;
-    let slab = (had == 1).then_some(slab);
-    (had <= 1).then_some(BorrowAnswer { slab, size_bytes, used_bytes, quota })
 }
 
 fn total(locals: &[SharedSlice]) -> Result<u32, PostError> {

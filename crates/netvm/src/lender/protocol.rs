@@ -8,7 +8,7 @@ use crate::security::Protection;
 
 /// Body: ticket (16 zeros for a new lease), pid, name. Answer: slab bytes.
 pub(super) const ATTACH: u32 = 1;
-/// Answer: 1 and the slab, or 0, the lender's size and how much of it is lent.
+/// Answer: see [`BorrowAnswer`].
 pub(super) const BORROW: u32 = 2;
 /// Body: slab.
 pub(super) const RETURN: u32 = 3;
@@ -62,6 +62,32 @@ impl Recall {
             return u32::MAX;
         }
         u32::try_from(self.bytes.div_ceil(slab_bytes.max(1))).unwrap_or(u32::MAX).min(u32::MAX - 1)
+    }
+}
+
+/// What a lender says to who wants a slab.
+pub(super) struct BorrowAnswer {
+    pub(super) slab: Option<u32>,
+    /// What it lends in all, and how much of that is lent; to this borrower if that is the limit.
+    pub(super) size_bytes: u64,
+    pub(super) used_bytes: u64,
+    pub(super) quota: bool,
+}
+
+impl BorrowAnswer {
+    pub(super) fn encode(&self) -> Vec<u8> {
+        let mut body = BodyWriter::default();
+        body.u32(u32::from(self.slab.is_some())).u32(self.slab.unwrap_or(0));
+        body.u64(self.size_bytes).u64(self.used_bytes).u32(u32::from(self.quota));
+        body.0
+    }
+
+    pub(super) fn decode(body: &[u8]) -> Option<Self> {
+        let mut body = BodyReader(body);
+        let (had, slab, size_bytes, used_bytes) = (body.u32()?, body.u32()?, body.u64()?, body.u64()?);
+        let quota = body.u32()? != 0;
+        let slab = (had == 1).then_some(slab);
+        (had <= 1).then_some(Self { slab, size_bytes, used_bytes, quota })
     }
 }
 

@@ -17,7 +17,7 @@ use netvm_sys::net::{Address, Listener};
 use netvm_sys::shared::SharedSlice;
 
 use super::memories::Memories;
-use super::protocol::{self, BorrowerStatus, LenderStatus};
+use super::protocol::{self, BorrowAnswer, BorrowerStatus, LenderStatus};
 use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::link::greeting::{self, Greeted, Greeting, Transport};
@@ -613,11 +613,10 @@ impl Lender {
             let quota = self.config.quota_bytes;
             let beyond = quota > 0 && held + self.memories.slabs.slab_bytes() > quota;
             let slab = if beyond { None } else { self.memories.borrow(lease).ok() };
-            out.u32(u32::from(slab.is_some())).u32(slab.unwrap_or(0));
             let slabs = &self.memories.slabs;
-            let (size, used) = if beyond { (quota, held) } else { (slabs.size_bytes(), slabs.used_bytes()) };
-            out.u64(size).u64(used).u32(u32::from(beyond));
-            return Ok(out.0);
+            let (size_bytes, used_bytes) =
+                if beyond { (quota, held) } else { (slabs.size_bytes(), slabs.used_bytes()) };
+            return Ok(BorrowAnswer { slab, size_bytes, used_bytes, quota: beyond }.encode());
         }
         let slabs = &mut self.memories.slabs;
         match method {
