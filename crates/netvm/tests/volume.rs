@@ -225,3 +225,46 @@ fn discarded_memory_goes_back_to_the_machine() {
     let bytes = memory.shared().to_vec();
     assert!(bytes[..half].iter().all(|&byte| byte == 7) && bytes[half..].iter().all(|&byte| byte == 0));
 }
+
+/// Also when it was full when it was asked last: others give memory back, and who comes back holds its old lease for a while.
+#[test]
+fn a_lender_that_has_room_again_gets_what_lacks_a_copy() {
+    let lenders: Vec<Serving> = (0..2).map(|_| Serving::new(4)).collect();
+    let full = Serving::new(4);
+    let mut other = full.connect();
+    let slabs: Vec<u32> = (0..4).map(|_| other.borrow_slab().unwrap()).collect();
+    let mut volume = open(&[&lenders[0], &lenders[1], &full], 4 * SLAB, 2).unwrap();
+    let memory = Mapping::anonymous(SLAB as usize).unwrap();
+    for extent in 0..4u64 {
+        memory.shared().fill(extent as u8 + 1);
+        volume.write(1, extent * SLAB, memory.shared()).unwrap();
+        wait(&mut volume, 1).unwrap();
+    }
+    let mut lenders = lenders;
+    drop(lenders.remove(0));
+    let mut ended = Vec::new();
+    let start = Instant::now();
+    let mut events = Vec::new();
+    // It has been asked, and had nothing.
+    while start.elapsed() < Duration::from_millis(1500) || volume.degraded() == (0, 0) {
+        turn(&mut volume, &mut ended);
+        events.extend(std::iter::from_fn(|| volume.event()));
+        assert!(start.elapsed() < Duration::from_secs(20), "{events:?}");
+    }
+    assert!(!events.iter().any(|event| matches!(event, Event::Mended { .. })), "{events:?}");
+    for slab in slabs {
+        other.return_slab(slab).unwrap();
+    }
+    while !events.iter().any(|event| matches!(event, Event::Mended { .. })) {
+        turn(&mut volume, &mut ended);
+        events.extend(std::iter::from_fn(|| volume.event()));
+        assert!(start.elapsed() < Duration::from_secs(40), "never mended: {events:?}");
+    }
+    assert_eq!(volume.degraded(), (0, 0));
+    drop(lenders);
+    for extent in 0..4u64 {
+        volume.read(1, extent * SLAB, memory.shared()).unwrap();
+        wait(&mut volume, 1).unwrap();
+        assert!(memory.shared().to_vec().iter().all(|&byte| byte == extent as u8 + 1), "{extent}");
+    }
+}

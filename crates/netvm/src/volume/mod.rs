@@ -497,6 +497,7 @@ impl Volume {
             }
         }
         self.answer_recalls();
+        self.ask_again();
         self.push();
         self.collect(out);
         self.note_repair();
@@ -517,6 +518,18 @@ impl Volume {
         self.core.recall(lender as u32, slabs);
     }
 
+    /// Asks full lenders again, while something lacks a copy or is to be moved: others may have given back what they had, and one that
+    /// has come back has its old lease until it notices that its old connection has ended.
+    fn ask_again(&mut self) {
+        let is_short = self.poor_since.is_some() && !self.core.is_mending();
+        let now = Instant::now();
+        if (is_short || self.core.is_recalled()) && now >= self.next_ask {
+            self.next_ask = now + ASK_INTERVAL;
+            self.core.look_again();
+            self.post();
+        }
+    }
+
     /// Tells lenders what nobody else can have, and leaves those that are leaving and have nothing any more.
     fn answer_recalls(&mut self) {
         if !self.core.is_recalled() {
@@ -528,12 +541,6 @@ impl Volume {
                 borrower.post_cannot();
             }
             self.events.push_back(Event::Stuck { lender: side.address.clone() });
-        }
-        let now = Instant::now();
-        if now >= self.next_ask {
-            self.next_ask = now + ASK_INTERVAL;
-            self.core.look_again();
-            self.post();
         }
         let Some(lender) = self.core.left() else { return };
         let side = &mut self.sides[lender as usize];
