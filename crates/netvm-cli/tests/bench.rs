@@ -405,3 +405,27 @@ fn bench_apps_compares_with_ram() {
     assert!(!drawn || picture.contains("-50"), "{picture}");
     std::fs::remove_file(svg).unwrap();
 }
+
+#[test]
+fn evictions_are_compared_on_traces() {
+    let svg = std::env::temp_dir().join(format!("netvm-bench-eviction-{}.svg", std::process::id()));
+    let rows = rows_of(&["eviction", "--quick", "--json", "--plot", svg.to_str().unwrap()]);
+    assert_eq!(rows.len(), 5 * 4 * 7, "{rows:?}");
+    let missed = |case: &str, peer: Option<&str>| {
+        let row = rows.iter().find(|row| row["case"] == case && row["peer"].as_str() == peer).unwrap();
+        assert!(number(row, "ratio") >= 1.0 && number(row, "median") >= number(row, "floor"), "{row}");
+        number(row, "median")
+    };
+    // A loop defeats LRU, and whatever is likelier is worth keeping.
+    assert!(missed("loop-50", Some("LRU")) > 99.0);
+    assert!(missed("zipf-25", None) < missed("zipf-25", Some("FIFO")));
+    let picture = std::fs::read_to_string(&svg).unwrap();
+    assert!(picture.contains("S3-FIFO") && picture.contains("phases"));
+    std::fs::remove_file(svg).unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_netvm"))
+        .args(["bench", "eviction", "--trace", "/nonexistent/record"])
+        .output()
+        .unwrap();
+    assert!(!output.status.success());
+    assert!(String::from_utf8_lossy(&output.stderr).contains("no record in /nonexistent/record"));
+}

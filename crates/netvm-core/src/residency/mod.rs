@@ -9,6 +9,7 @@ mod marks;
 mod mend;
 mod queue;
 mod replay;
+mod simulate;
 mod slots;
 mod stream;
 
@@ -20,5 +21,6 @@ pub use marks::Marks;
 pub use mend::{CHUNK_PAGES, Step, StepEnd};
 pub use queue::PageQueue;
 pub use replay::{Index, RECORD_MAX, Replay};
+pub use simulate::{Eviction, Trace};
 pub use slots::{ALL, Loss, SlabIndex, Slot, SlotMap};
 pub use stream::{Ahead, Streams};

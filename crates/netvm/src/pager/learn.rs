@@ -88,6 +88,14 @@ pub fn check_record(file: &Path) -> Result<()> {
     load(file).map(drop)
 }
 
+/// The pages that a record names, in the order of their faults.
+///
+/// # Errors
+/// [`Error::Other`] with a sentence, also when there is no such file.
+pub fn read_record(file: &Path) -> Result<Vec<u32>> {
+    load(file)?.ok_or_else(|| Error::Other(format!("there is no record in {}", file.display())))
+}
+
 /// The pages of a record; `None` when there is no such file.
 fn load(file: &Path) -> Result<Option<Vec<u32>>> {
     let failed = |why: &str| Error::Other(format!("cannot use {} as a record: {why}", file.display()));

@@ -25,7 +25,7 @@ mod tier;
 
 pub use error::PagerError;
 pub use hints::Access;
-pub use learn::check_record;
+pub use learn::{check_record, read_record};
 pub use netvm_core::tier::Policy as TierPolicy;
 pub use netvm_sys::paged::FrameDesign;
 pub use range::FarRange;

@@ -8,6 +8,7 @@ use clap::{Args, Subcommand};
 mod apps;
 mod block;
 mod child;
+mod eviction;
 mod fault;
 mod file;
 mod floors;
@@ -57,6 +58,8 @@ enum Which {
     File(file::FileArgs),
     /// Measure file transfer by every method, next to a bare TCP stream, socat and rsync
     Transfer(transfer::TransferArgs),
+    /// Compare ways to choose which page leaves, on traces of page accesses, by simulation
+    Eviction(eviction::EvictionArgs),
     /// Measure programs that people use with a part of their memory local, next to all of it in RAM
     Apps(apps::AppsArgs),
     #[command(hide = true)]
@@ -84,6 +87,7 @@ pub fn run(args: BenchArgs) -> Result<(), Box<dyn Error>> {
         Which::Block(args) => print(&block::run(&args)?, args.json()),
         Which::File(args) => print(&file::run(&args)?, args.json()),
         Which::Transfer(args) => print(&transfer::run(&args)?, args.json()),
+        Which::Eviction(args) => print(&eviction::run(&args)?, args.json()),
         Which::Apps(args) => print(&apps::run(&args)?, args.json()),
         Which::AppsKeeper(args) => apps::keep(&args),
         Which::RmaPartner(args) => rma::run_partner(&args),
