@@ -5,7 +5,7 @@ use super::secret::SecurityArgs;
 use crate::machine::{HUGE_ADVISE, lent_hugepages, meminfo};
 use crate::size::Size;
 use clap::Args;
-use netvm::lender::{Lender, LenderConfig, StopFlag};
+use netvm::lender::{Lender, LenderConfig};
 use netvm::security::{Encryption, Secret, Security};
 use netvm_sys::signal::{SIGINT, SIGTERM, Signals};
 use std::io::Write;
@@ -160,14 +160,7 @@ pub fn run(args: LendArgs) -> Outcome {
             writeln!(out, "netvm: lending {} in slabs of {} at {address}{protection}", args.size, args.slab);
     }
     let _ = out.flush();
-    let stop = StopFlag::new()?;
-    let flag = stop.clone();
-    std::thread::spawn(move || {
-        loop {
-            signals.wait();
-            flag.stop();
-        }
-    });
+    let stop = super::stop_on(signals)?;
     lender.run(&stop)?;
     Ok(ExitCode::SUCCESS)
 }

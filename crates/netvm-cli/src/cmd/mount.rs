@@ -1,14 +1,14 @@
 //! `netvm mount`: lent memory and segments as files.
 
-use super::Outcome;
 use super::secret::SecurityArgs;
+use super::{Outcome, volume};
 use crate::size::Size;
 use clap::Args;
 use netvm::Error;
 use netvm::lender::{BorrowOptions, StopFlag};
 use netvm::node::{ConnectOptions, LinkChoice, Node};
 use netvm::view::mount::{JoinOptions, Joined, MountConfig, MountNotice, MountServer};
-use netvm::volume::{Event, Volume, VolumeOptions};
+use netvm::volume::{Volume, VolumeOptions};
 use netvm_core::key::RemoteKey;
 use netvm_sys::signal::{SIGHUP, SIGINT, SIGTERM, Signals};
 use std::fs;
@@ -317,28 +317,7 @@ fn tell(notice: &MountNotice) {
 
 fn sentence(notice: &MountNotice) -> Option<String> {
     Some(match notice {
-        MountNotice::Volume(Event::LenderLost { lender, error, degraded, lost }) => {
-            let what = match (degraded, lost) {
-                (_, 1..) => "what only it had is lost: reads of that fail (EIO), the rest goes on",
-                (1.., 0) => "nothing is lost; the other copies are copied to another lender if there is one",
-                (0, 0) => "it had nothing",
-            };
-            // The error's own sentence knows nothing of copies.
-            let why = match error {
-                Error::LenderLost { reason, .. } => reason.clone(),
-                other => other.to_string(),
-            };
-            format!("lost lender {lender}, {why}: {what}")
-        }
-        MountNotice::Volume(Event::LenderBack { lender }) => {
-            format!("{lender} is back, empty, and used again")
-        }
-        MountNotice::Volume(
-            event @ (Event::Recalled { .. } | Event::Stuck { .. } | Event::LenderLeft { .. }),
-        ) => event.to_string(),
-        MountNotice::Volume(Event::Mended { after }) => {
-            format!("all copies are complete again, after {:.1} s", after.as_secs_f64())
-        }
+        MountNotice::Volume(event) => volume::sentence(event),
         MountNotice::Segment(error) => format!("a segment failed (EIO): {error}"),
         MountNotice::Joined { peer, read_only } => {
             format!("{peer} has joined{}", if *read_only { ", to read" } else { "" })

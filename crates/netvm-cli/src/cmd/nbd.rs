@@ -3,7 +3,6 @@
 use super::Outcome;
 use super::volume::{self, VolumeArgs};
 use clap::Args;
-use netvm::lender::StopFlag;
 use netvm::view::nbd::{NbdConfig, NbdServer, Notice, TlsFiles};
 use netvm_sys::signal::{SIGINT, SIGTERM, Signals};
 use std::io::Write;
@@ -78,14 +77,7 @@ pub fn run(args: NbdArgs) -> Outcome {
         let _ = writeln!(out, "netvm: serving {size} at {address}");
     }
     let _ = out.flush();
-    let stop = StopFlag::new()?;
-    let flag = stop.clone();
-    std::thread::spawn(move || {
-        loop {
-            signals.wait();
-            flag.stop();
-        }
-    });
+    let stop = super::stop_on(signals)?;
     server.run(&stop, |notice| eprintln!("netvm nbd: {}", sentence(&notice)))?;
     Ok(ExitCode::SUCCESS)
 }

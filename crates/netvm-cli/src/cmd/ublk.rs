@@ -3,7 +3,6 @@
 use super::Outcome;
 use super::volume::{self, VolumeArgs};
 use clap::Args;
-use netvm::lender::StopFlag;
 use netvm::view::ublk::{self, Notice, StandIn, UblkConfig, UblkServer};
 use netvm_sys::signal::{SIGHUP, SIGINT, SIGTERM, Signals};
 use std::io::{Read, Write};
@@ -66,14 +65,7 @@ pub fn run(args: &UblkArgs) -> Outcome {
     let config = UblkConfig { queues: args.queues, depth: args.depth, ..UblkConfig::default() };
     let mut server = UblkServer::new(volume, &config)?;
     let guard = Guard::start(server.id(), false)?;
-    let stop = StopFlag::new()?;
-    let flag = stop.clone();
-    std::thread::spawn(move || {
-        loop {
-            signals.wait();
-            flag.stop();
-        }
-    });
+    let stop = super::stop_on(signals)?;
     let disk = server.disk();
     let result = server.run(&stop, |_, notice| match notice {
         Notice::Started => {

@@ -68,7 +68,7 @@ pub fn sentence(event: &Event) -> String {
     match event {
         Event::LenderLost { lender, error, degraded, lost } => {
             let what = match (degraded, lost) {
-                (_, 1..) => "what only it had is lost: reads of that fail",
+                (_, 1..) => "what only it had is lost: reads of that fail (EIO), the rest goes on",
                 (1.., 0) => "nothing is lost; the other copies are copied to another lender if there is one",
                 (0, 0) => "it had nothing",
             };
