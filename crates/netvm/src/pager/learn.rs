@@ -156,8 +156,14 @@ mod tests {
         learn.keep().unwrap();
         assert_eq!(load(&file).unwrap(), Some(vec![5, 999, 7, 5]));
         // Pages that this run does not have are left out.
-        let again = Learn::new(&file, 100).unwrap();
-        assert_eq!(again.replay.pages().collect::<Vec<_>>(), [5, 7, 5]);
+        let mut again = Learn::new(&file, 100).unwrap();
+        let mut next = Vec::new();
+        again.replay.fault(5, &mut again.places, |page| {
+            next.push(page);
+            true
+        });
+        assert_eq!(next, [7, 5]);
+        assert_eq!(again.replay.pages().collect::<Vec<_>>(), [5], "its own");
         for (bytes, refused) in
             [(&b""[..], false), (b"netvmlr1", false), (b"netvmlr1xyz", true), (b"#!/bin/sh\n", true)]
         {
