@@ -40,7 +40,7 @@ static int borrow(struct mem_device *device, const struct netvm_mem_attach *atta
 {
 	u8 body[16 + 4 + 2 + NETVM_NAME_BYTES_MAX];
 	u32 name_bytes = strlen(attach->name);
-	u8 reply[24];
+	u8 reply[NETVM_BORROW_ANSWER_BYTES];
 	u64 count, i;
 	int error;
 
@@ -62,7 +62,8 @@ static int borrow(struct mem_device *device, const struct netvm_mem_attach *atta
 	if (!device->handles)
 		return -ENOMEM;
 	for (i = 0; i < count; i++) {
-		error = call(device, NETVM_METHOD_BORROW, NULL, 0, reply, 24);
+		error = call(device, NETVM_METHOD_BORROW, NULL, 0, reply,
+			     sizeof(reply));
 		if (error)
 			return error;
 		if (get_unaligned_le32(reply) != 1)

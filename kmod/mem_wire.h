@@ -92,5 +92,6 @@ struct netvm_header {
 /* What a lender may be called for (crates/netvm/src/lender/protocol.rs). */
 #define NETVM_METHOD_ATTACH 1
 #define NETVM_METHOD_BORROW 2
+#define NETVM_BORROW_ANSWER_BYTES 28
 
 #endif

@@ -121,6 +121,7 @@ fn numbers_on_the_wire() {
         ("KEEP_ALIVE_TIMEOUT_MS", keep_alive.timeout_ms),
         ("METHOD_ATTACH", crate::lender::METHODS.0.into()),
         ("METHOD_BORROW", crate::lender::METHODS.1.into()),
+        ("BORROW_ANSWER_BYTES", crate::lender::BORROW_ANSWER_BYTES as u64),
     ] {
         same(&format!("NETVM_{name}"), rust);
     }

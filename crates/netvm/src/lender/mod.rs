@@ -21,3 +21,6 @@ pub use server::{Lender, LenderConfig, StopFlag};
 /// What the kernel module calls a lender for: ATTACH and BORROW.
 #[cfg(test)]
 pub(crate) const METHODS: (u32, u32) = (protocol::ATTACH, protocol::BORROW);
+/// Bytes that a lender answers BORROW with.
+#[cfg(test)]
+pub(crate) const BORROW_ANSWER_BYTES: usize = protocol::BorrowAnswer::BYTES;

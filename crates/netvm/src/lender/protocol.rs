@@ -75,10 +75,13 @@ pub(super) struct BorrowAnswer {
 }
 
 impl BorrowAnswer {
+    pub(super) const BYTES: usize = 28;
+
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut body = BodyWriter::default();
         body.u32(u32::from(self.slab.is_some())).u32(self.slab.unwrap_or(0));
         body.u64(self.size_bytes).u64(self.used_bytes).u32(u32::from(self.quota));
+        debug_assert_eq!(body.0.len(), Self::BYTES);
         body.0
     }
 
