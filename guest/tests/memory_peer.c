@@ -220,7 +220,8 @@ static void serve_call(const struct netvm_header *header)
 	struct {
 		uint32_t had, slab;
 		uint64_t size, used;
-	} given = { 0, 0, (uint64_t)SLABS * SLAB_BYTES, 0 };
+		uint32_t quota;
+	} given = { 0, 0, (uint64_t)SLABS * SLAB_BYTES, 0, 0 };
 
 	if (header->handle == NETVM_METHOD_ATTACH) {
 		is_lender = 1;
@@ -235,7 +236,8 @@ static void serve_call(const struct netvm_header *header)
 			given.slab = lent++;
 		}
 		given.used = (uint64_t)lent * SLAB_BYTES;
-		frame(answer, &given, sizeof(given));
+		/* Without what the compiler puts behind it. */
+		frame(answer, &given, NETVM_BORROW_ANSWER_BYTES);
 	} else {
 		refuse(header, NETVM_NO_METHOD);
 	}
