@@ -79,11 +79,14 @@ impl Random {
     }
 }
 
+/// Which page is accessed, of the number of the access.
+type Access = Box<dyn FnMut(&mut Random, u32) -> u32>;
+
 /// A name and the pages that are accessed.
 fn built_in(quick: bool) -> Vec<(String, Vec<u32>)> {
     let (pages, accesses) = if quick { (1000, 20_000) } else { (10_000, 400_000) };
     let mut random = Random(7);
-    let mut trace = |name: &str, mut access: Box<dyn FnMut(&mut Random, u32) -> u32>| {
+    let mut trace = |name: &str, mut access: Access| {
         (name.to_owned(), (0..accesses).map(|at| access(&mut random, at)).collect())
     };
     let scan_every = pages * 6;
