@@ -301,7 +301,15 @@ fn a_partner_that_fails_leaves_nothing_behind() {
 
 #[test]
 fn bench_block() {
-    let rows = rows_of(&["block", "--quick", "--json"]);
+    let svg = std::env::temp_dir().join(format!("netvm-bench-block-{}.svg", std::process::id()));
+    let rows = rows_of(&["block", "--quick", "--json", "--plot", svg.to_str().unwrap()]);
+    let picture = std::fs::read_to_string(&svg).unwrap();
+    assert!(
+        picture.contains("nbd-128k-qd4")
+            && picture.contains("lender nearby")
+            && picture.contains("lower is better")
+    );
+    std::fs::remove_file(svg).unwrap();
     for case in ["nbd-4k-qd1", "nbd-4k-qd1-write", "nbd-4k-qd16", "nbd-4k-qd16-write", "nbd-128k-qd4"] {
         for lender in ["lender nearby", "lender tcp"] {
             let row = rows.iter().find(|row| row["case"] == case && row["placement"] == lender);
@@ -316,7 +324,8 @@ fn bench_block() {
 #[test]
 fn bench_file() {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_netvm"));
-    command.args(["bench", "file", "--quick", "--json"]);
+    let svg = std::env::temp_dir().join(format!("netvm-bench-file-{}.svg", std::process::id()));
+    command.args(["bench", "file", "--quick", "--json", "--plot"]).arg(&svg);
     let child =
         command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
     let folder = format!("/netvm-{}-", child.id());
@@ -346,6 +355,8 @@ fn bench_file() {
             rows.iter().any(|row| row["case"] == case && row["peer"] == "tmpfs") || said.contains("tmpfs")
         );
     }
+    assert!(std::fs::read_to_string(&svg).unwrap().contains("file-mmap"));
+    std::fs::remove_file(svg).unwrap();
     // It takes away what it has mounted.
     assert!(!std::fs::read_to_string("/proc/self/mounts").unwrap().contains(&folder));
 }

@@ -37,6 +37,9 @@ pub struct BlockArgs {
     /// A short run on a small device
     #[arg(long)]
     quick: bool,
+    /// Draw the rows to this SVG file
+    #[arg(long, value_name = "FILE")]
+    plot: Option<std::path::PathBuf>,
 }
 
 type Failure = Box<dyn Error>;
@@ -362,6 +365,9 @@ pub fn run(args: &BlockArgs) -> Result<Vec<Row>, Failure> {
             }
             rows.push(row);
         }
+    }
+    if let Some(path) = &args.plot {
+        super::plot::by_unit(&rows, path, "Block device over NBD")?;
     }
     Ok(rows)
 }

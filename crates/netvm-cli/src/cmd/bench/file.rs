@@ -44,6 +44,9 @@ pub struct FileArgs {
     /// A short run on a small file
     #[arg(long)]
     quick: bool,
+    /// Draw the rows to this SVG file
+    #[arg(long, value_name = "FILE")]
+    plot: Option<std::path::PathBuf>,
 }
 
 impl FileArgs {
@@ -381,5 +384,8 @@ pub fn run(args: &FileArgs) -> Result<Vec<Row>, Failure> {
     // What is still there is unmounted before the folder goes.
     drop(places);
     std::io::stdout().flush()?;
+    if let Some(path) = &args.plot {
+        super::plot::by_unit(&rows, path, "Files")?;
+    }
     Ok(rows)
 }

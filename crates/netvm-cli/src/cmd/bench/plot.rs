@@ -1,4 +1,4 @@
-//! The picture of `netvm bench fault`: latency of a fault to the left, bandwidth to the right.
+//! Pictures of benches whose rows stand beside each other: a bar for each, with its floor.
 
 use std::error::Error;
 use std::path::Path;
@@ -7,7 +7,10 @@ use plotters::prelude::*;
 
 use super::report::Row;
 
-const SIZE: (u32, u32) = (1000, 640);
+/// Width, and most that one chart is high.
+const SIZE: (u32, u32) = (1000, 900);
+/// Room for the title of a chart.
+const TOP: i32 = 44;
 const NETVM: RGBColor = RGBColor(0x1b, 0x6c, 0xa8);
 const FLOOR: RGBColor = RGBColor(0xb8, 0xc4, 0xce);
 const PEER: RGBColor = RGBColor(0xe0, 0x9f, 0x3e);
@@ -21,18 +24,43 @@ struct Bar {
     color: RGBColor,
 }
 
-/// Writes an SVG file with two bar charts.
+/// Writes an SVG file with two bar charts, of what `netvm bench fault` measures.
 ///
 /// # Errors
 /// When the file cannot be written.
 pub fn write(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
-    let root = SVGBackend::new(path, SIZE).into_drawing_area();
+    let charts = [
+        ("Far page fault, median microseconds (lower is better)", &["random-read", "random-rmw"]),
+        ("Sequential, GB/s (higher is better)", &["seq-read", "seq-write"]),
+    ];
+    draw(path, "swap", &charts.map(|(title, cases)| (title.to_owned(), bars(rows, cases))))
+}
+
+/// Writes an SVG file with a bar chart for each unit: what took so long, and what moved so much.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn by_unit(rows: &[Row], path: &Path, what: &str) -> Result<(), Box<dyn Error>> {
+    let chart = |unit: &str, better: &str| {
+        let of_unit: Vec<Row> = rows.iter().filter(|row| row.unit == unit).cloned().collect();
+        let mut cases: Vec<&str> = of_unit.iter().map(|row| row.case.as_str()).collect();
+        cases.dedup();
+        (format!("{what}, median {unit} ({better} is better)"), bars(&of_unit, &cases))
+    };
+    draw(path, "others", &[chart("us", "lower"), chart("GB/s", "higher")])
+}
+
+fn draw(path: &Path, peers: &str, charts: &[(String, Vec<Bar>)]) -> Result<(), Box<dyn Error>> {
+    let height = |bars: &[Bar]| (TOP as u32 + 24 + bars.len() as u32 * 26).clamp(120, SIZE.1);
+    let all = charts.iter().map(|(_, bars)| height(bars)).sum();
+    let root = SVGBackend::new(path, (SIZE.0, all)).into_drawing_area();
     root.fill(&WHITE)?;
-    let (upper, lower) = root.split_vertically(SIZE.1 / 2);
-    let latency = ["random-read", "random-rmw"];
-    let bandwidth = ["seq-read", "seq-write"];
-    chart(&upper, "Far page fault, median microseconds (lower is better)", &bars(rows, &latency))?;
-    chart(&lower, "Sequential, GB/s (higher is better)", &bars(rows, &bandwidth))?;
+    let mut rest = root.clone();
+    for (title, bars) in charts {
+        let (area, below) = rest.split_vertically(height(bars));
+        chart(&area, title, bars, peers)?;
+        rest = below;
+    }
     root.present()?;
     Ok(())
 }
@@ -58,23 +86,23 @@ fn chart<DB: DrawingBackend>(
     area: &DrawingArea<DB, plotters::coord::Shift>,
     title: &str,
     bars: &[Bar],
+    peers: &str,
 ) -> Result<(), Box<dyn Error>>
 where
     DB::ErrorType: 'static,
 {
-    const LEFT: i32 = 210;
-    const TOP: i32 = 44;
+    const LEFT: i32 = 290;
     let (width, height) = area.dim_in_pixel();
     let (width, height) = (width as i32, height as i32);
     area.draw(&Text::new(title.to_string(), (16, 12), ("sans-serif", 18).into_font().color(&INK)))?;
-    let legend = [(NETVM, "netvm"), (FLOOR, "floor (bare kernel)"), (PEER, "swap")];
+    let legend = [(NETVM, "netvm"), (FLOOR, "floor (bare kernel)"), (PEER, peers)];
     for (index, (color, name)) in legend.iter().enumerate() {
         let x = width - 330 + index as i32 * 90 + if index == 2 { 60 } else { 0 };
         area.draw(&Rectangle::new([(x, 16), (x + 12, 28)], color.filled()))?;
         area.draw(&Text::new(name.to_string(), (x + 17, 16), ("sans-serif", 13).into_font().color(&INK)))?;
     }
     let most = bars.iter().map(|bar| bar.value.max(bar.floor.unwrap_or(0.0))).fold(0.0, f64::max);
-    if most <= 0.0 {
+    if most <= 0.0 || bars.is_empty() {
         return Ok(());
     }
     let step = ((height - TOP - 12) / bars.len() as i32).min(40);
