@@ -358,8 +358,8 @@ fn views() -> Vec<Finding> {
         found(
             "zram",
             "/sys/class/zram-control",
-            "netvm bench swap compares with it",
-            "netvm bench swap compares without it",
+            "netvm bench fault and bench apps compare with it",
+            "netvm bench fault and bench apps compare without it",
             None,
         ),
     ]
