@@ -8,6 +8,8 @@ use std::process::Stdio;
 
 /// More failures than this are no accident.
 const AGAIN_MAX: usize = 4;
+/// Nor are more programs that crash.
+const CRASHES_MAX: usize = 2;
 
 /// What came of a run.
 #[derive(Default)]
@@ -41,20 +43,26 @@ pub fn run(arguments: &[&str]) -> Tally {
     if ended_well {
         return tally;
     }
-    let Some(failures) = said.failures() else {
-        // A program that crashed, or one that does not compile.
-        tally.failed = tally.failed.max(1);
-        return tally;
-    };
+    let failures = said.failures();
+    // One that does not compile, too.
+    tally.failed = tally.failed.max(1).max(failures.len() as u64);
     let profile: Vec<&str> =
         arguments.iter().copied().filter(|&word| !matches!(word, "--workspace" | "--no-fail-fast")).collect();
     for (target, name) in failures {
-        let words = target.split(' ').chain(["--", "--exact", &name]);
-        let again: Vec<&str> = profile.iter().copied().chain(words).collect();
+        let exact = name.iter().flat_map(|name| ["--", "--exact", name]);
+        let again: Vec<&str> = profile.iter().copied().chain(target.split(' ')).chain(exact).collect();
         let mut said = Said::default();
-        if cargo_test(&again, &mut said) && said.passed == 1 {
-            (tally.passed, tally.failed) = (tally.passed + 1, tally.failed - 1);
-            tally.alone.push(format!("{name} ({target})"));
+        let passed = cargo_test(&again, &mut said) && said.failed == 0;
+        match name {
+            Some(name) if passed && said.passed == 1 => {
+                (tally.passed, tally.failed) = (tally.passed + 1, tally.failed - 1);
+                tally.alone.push(format!("{name} ({target})"));
+            }
+            None if passed && said.passed > 0 => {
+                (tally.passed, tally.failed) = (tally.passed + said.passed, tally.failed - 1);
+                tally.alone.push(format!("all of {target}, which had crashed"));
+            }
+            _ => {}
         }
     }
     tally
@@ -124,18 +132,21 @@ impl Said {
         }
     }
 
-    /// Each failed test and where it is, if it is known of all.
-    fn failures(&self) -> Option<Vec<(String, String)>> {
+    /// What is worth another try: each failed test and where it is; or, when nothing else has failed, the programs that crashed.
+    fn failures(&self) -> Vec<(String, Option<String>)> {
         let known = self.groups.iter().map(Vec::len).sum::<usize>();
-        if self.targets.len() != self.groups.len() || known as u64 != self.failed || known > AGAIN_MAX {
-            return None;
+        let all_known = self.targets.len() == self.groups.len() && known as u64 == self.failed;
+        if all_known && known <= AGAIN_MAX {
+            let pairs = self.targets.iter().zip(&self.groups);
+            let each = |(target, names): (&String, &Vec<String>)| {
+                names.iter().map(|name| (target.clone(), Some(name.clone()))).collect::<Vec<_>>()
+            };
+            pairs.flat_map(each).collect()
+        } else if self.groups.is_empty() && self.targets.len() <= CRASHES_MAX {
+            self.targets.iter().map(|target| (target.clone(), None)).collect()
+        } else {
+            Vec::new()
         }
-        let pairs = self.targets.iter().zip(&self.groups);
-        Some(
-            pairs
-                .flat_map(|(target, names)| names.iter().map(|name| (target.clone(), name.clone())))
-                .collect(),
-        )
     }
 }
 
@@ -175,14 +186,18 @@ error: 1 target failed:
     fn failed_tests_are_found_where_they_are() {
         let said = said(OUTPUT);
         assert_eq!((said.passed, said.failed), (4, 1));
-        assert_eq!(said.failures(), Some(vec![("-p netvm --test a".to_owned(), "two".to_owned())]));
+        assert_eq!(said.failures(), [("-p netvm --test a".to_owned(), Some("two".to_owned()))]);
     }
 
     #[test]
     fn what_is_not_understood_is_not_run_again() {
         let crashed =
             OUTPUT.replace("    `-p netvm --test a`", "    `-p netvm --test a`\n    `-p netvm --test c`");
-        assert_eq!(said(&crashed).failures(), None);
-        assert_eq!(said(&OUTPUT.replace("    two\n", "")).failures(), None);
+        assert_eq!(said(&crashed).failures(), []);
+        assert_eq!(said(&OUTPUT.replace("    two\n", "")).failures(), []);
+        assert_eq!(said("error: could not compile `netvm`\n").failures(), []);
+        // Unless it is a crash and nothing else.
+        let crash = "error: 1 target failed:\n    `-p netvm --test c`\n";
+        assert_eq!(said(crash).failures(), [("-p netvm --test c".to_owned(), None)]);
     }
 }
