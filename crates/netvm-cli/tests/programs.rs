@@ -541,3 +541,62 @@ print(total)
     let done = finish(netvm().args(["run", "--learn", "/nonexistent/record", "--", "true"]));
     assert!(!done.status.success() && done.err.contains("no such folder"), "{done:?}");
 }
+
+/// Forks that follow the record, on encrypted pages, while one of two lenders is killed.
+#[test]
+fn a_record_survives_forks_and_a_lost_lender() {
+    const PROGRAM: &str = "
+import numpy, os
+words = numpy.random.default_rng(1).integers(0, 1 << 60, 4 << 20)
+order = numpy.random.default_rng(2).permutation(8 << 10) * 512
+def walk(phases):
+    total = 0
+    for phase in range(phases):
+        for at in order.tolist(): total = (total * 31 + int(words[at])) % (1 << 61)
+    return total
+walk(1)
+children = []
+for child in range(2):
+    read, write = os.pipe()
+    if os.fork() == 0:
+        words[order[child]] = child
+        os.write(write, str(walk(2)).encode())
+        os._exit(0)
+    os.close(write)
+    children.append(read)
+print(walk(2), *[os.read(read, 100) for read in children])
+";
+    const TEST: &str = "a_record_survives_forks_and_a_lost_lender";
+    if !can_run(TEST, &["/usr/bin/python3", "/usr/lib/python3/dist-packages/numpy"]) {
+        return;
+    }
+    let folder = Folder::new("learn-forks");
+
+    let lenders = ["one", "two"].map(|name| Lender::named(&folder, name, "512M"));
+    let plain = finish(Command::new("/usr/bin/python3").args(["-c", PROGRAM])).must_succeed();
+    for round in 0..2 {
+        let mut far = netvm();
+        far.args(["run", "--local", "12M", "--replicas", "2", "--encrypt-pages", "--json", "--learn"]);
+        far.arg(folder.path("record")).args([
+            "--lender",
+            &lenders[0].address,
+            "--lender",
+            &lenders[1].address,
+        ]);
+        far.args(["--", "/usr/bin/python3", "-c", PROGRAM]);
+        let killer = (round == 1).then(|| {
+            let pid = lenders[1].process.0.id();
+            std::thread::spawn(move || {
+                std::thread::sleep(Duration::from_millis(700));
+                common::signal(pid, "KILL");
+            })
+        });
+        let done = finish(&mut far).must_succeed();
+        if let Some(killer) = killer {
+            killer.join().unwrap();
+        }
+        assert_eq!(done.out(), plain.out(), "{round}");
+        assert!(done.summary()["foreseen_hits"].as_u64().unwrap() > 4000, "{}", done.summary());
+        assert!(folder.path("record").metadata().unwrap().len() > 30_000);
+    }
+}
