@@ -71,8 +71,9 @@ pub struct LendArgs {
     #[arg(long, value_name = "SECONDS")]
     leave_timeout: Option<u64>,
     /// While requests come in quick succession, look for the next one this long before sleeping, in microseconds; 0: never
-    #[arg(long, value_name = "US", default_value_t = 0)]
-    spin_us: u32,
+    /// [default: 50, with a single CPU 0]
+    #[arg(long, value_name = "US")]
+    spin_us: Option<u32>,
     /// Run on this CPU only
     #[arg(long)]
     cpu: Option<usize>,
@@ -142,7 +143,8 @@ pub fn run(args: LendArgs) -> Outcome {
         hugepages: args.hugepages,
         private: args.private,
         parent_fd: None,
-        spin_us: args.spin_us,
+        // A private lender shares its borrower's CPU most of the time.
+        spin_us: if args.private { Some(args.spin_us.unwrap_or(0)) } else { args.spin_us },
         verbose: !args.private,
         reserve_bytes: args.reserve.map_or(0, |size| size.0),
         stall: args.pressure.unwrap_or(0),

@@ -43,8 +43,9 @@ pub struct NbdArgs {
     #[arg(long)]
     insecure: bool,
     /// While requests come in quick succession, look for the next one this long before sleeping, in microseconds; 0: never
-    #[arg(long, value_name = "US", default_value_t = 0)]
-    spin_us: u32,
+    /// [default: 50, with a single CPU 0]
+    #[arg(long, value_name = "US")]
+    spin_us: Option<u32>,
 }
 
 pub fn run(args: NbdArgs) -> Outcome {

@@ -57,8 +57,9 @@ pub struct LenderConfig {
     pub private: bool,
     /// What `private` watches: standard input if `None`.
     pub parent_fd: Option<RawFd>,
-    /// Microseconds to look for the next request before sleeping; 0 on busy machines.
-    pub spin_us: u32,
+    /// Microseconds to look for the next request before sleeping, while they come in quick succession: 0 never, `None` 50 where there
+    /// are several CPUs.
+    pub spin_us: Option<u32>,
     /// Tell on standard error who comes and goes.
     pub verbose: bool,
     /// Memory that is to stay available on this machine, in bytes: when there is less, borrowers are asked to give some back. 0: none.
@@ -90,7 +91,7 @@ impl Default for LenderConfig {
             hugepages: false,
             private: false,
             parent_fd: None,
-            spin_us: 0,
+            spin_us: Some(0),
             verbose: false,
             reserve_bytes: 0,
             stall: 0,
@@ -311,7 +312,7 @@ impl Lender {
     fn serve(&mut self, stop: &StopFlag, parent: Option<BorrowedFd<'_>>) -> Result<()> {
         let mut ready = Vec::new();
         let mut next_tick = Instant::now() + TICK;
-        let mut spin = Spin::new(Duration::from_micros(u64::from(self.config.spin_us)));
+        let mut spin = Spin::server(self.config.spin_us);
         loop {
             if self.draining && self.borrowers() == 0 {
                 return Ok(());
@@ -327,7 +328,8 @@ impl Lender {
                 ));
                 return Ok(());
             }
-            self.wait(&mut ready, &mut spin)?;
+            let waited = spin.wait_for(&self.epoll, &mut ready, TICK);
+            waited.map_err(|error| Error::system("wait for borrowers", &error))?;
             for Ready { id, interest } in ready.drain(..) {
                 match id {
                     STOP_ID => {
@@ -356,24 +358,6 @@ impl Lender {
                 self.tick();
             }
         }
-    }
-
-    fn wait(&self, ready: &mut Vec<Ready>, spin: &mut Spin) -> Result<()> {
-        let wait = |ready: &mut Vec<Ready>, timeout| {
-            let waited = self.epoll.wait(ready, Some(timeout));
-            waited.map_err(|error| Error::system("wait for borrowers", &error))
-        };
-        let ready = std::cell::RefCell::new(ready);
-        let look = || {
-            wait(&mut ready.borrow_mut(), Duration::ZERO)?;
-            // Others may want this CPU.
-            let came = !ready.borrow().is_empty();
-            if !came {
-                std::thread::yield_now();
-            }
-            Ok(came)
-        };
-        spin.wait(look, || wait(&mut ready.borrow_mut(), TICK))
     }
 
     pub(super) fn say(&self, what: std::fmt::Arguments<'_>) {

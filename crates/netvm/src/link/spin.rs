@@ -4,12 +4,18 @@
 //! what the last waits took decides (Karlin et al., *Empirical studies of competitive spinning for a shared-memory
 //! multiprocessor*, SOSP 1991).
 
+use netvm_sys::epoll::{Epoll, Ready};
+use std::cell::RefCell;
+use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// Waits in a row that must have been short before spinning starts is half of this; it stops as soon after long ones.
 const SCORE_MAX: u32 = 16;
 const LONG_WAIT_COSTS: u32 = 4;
+
+/// For how long servers look, in microseconds, unless told otherwise: about what a sleep and a wake-up on another CPU cost.
+const SERVER_US: u32 = 50;
 
 /// Decides for one kind of wait.
 #[derive(Clone, Debug)]
@@ -23,6 +29,34 @@ impl Spin {
     /// Never spins for longer than `max`; zero: never at all.
     pub fn new(max: Duration) -> Self {
         Self { max, score: 0 }
+    }
+
+    /// For a server that waits for requests: looks for so many microseconds. `None`: for 50, or not at all where there is a single CPU,
+    /// which whoever sends the next request needs.
+    pub fn server(us: Option<u32>) -> Self {
+        let one_cpu = || std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1);
+        let us = us.unwrap_or_else(|| if one_cpu() { 0 } else { SERVER_US });
+        Self::new(Duration::from_micros(us.into()))
+    }
+
+    /// Waits until something of `epoll` is ready or `patience` has passed. While it looks, others that want this CPU get it.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn wait_for(&mut self, epoll: &Epoll, ready: &mut Vec<Ready>, patience: Duration) -> io::Result<()> {
+        if patience.is_zero() {
+            return epoll.wait(ready, Some(patience));
+        }
+        let ready = RefCell::new(ready);
+        let look = || {
+            epoll.wait(&mut ready.borrow_mut(), Some(Duration::ZERO))?;
+            let came = !ready.borrow().is_empty();
+            if !came {
+                std::thread::yield_now();
+            }
+            Ok(came)
+        };
+        self.wait(look, || epoll.wait(&mut ready.borrow_mut(), Some(patience)))
     }
 
     /// How long to spin now.

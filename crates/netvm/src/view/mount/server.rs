@@ -23,6 +23,7 @@ use super::{FEATURE_ORDER, MountNotice, OUR_ORDER, errno};
 use crate::error::{Error, Result};
 use crate::lender::StopFlag;
 use crate::link::greeting::{self, Arrival, Greeted, Greeting};
+use crate::link::spin::Spin;
 use crate::node::{Node, Rights};
 use crate::region::Region;
 use crate::security::Security;
@@ -75,6 +76,7 @@ pub struct MountServer {
     pub(super) segments: Segments,
     device: Arc<FuseDevice>,
     epoll: Epoll,
+    spin: Spin,
     owner: Owner,
     at: PathBuf,
     entrances: Vec<Entrance>,
@@ -143,6 +145,7 @@ impl MountServer {
             segments: Segments::new()?,
             device,
             epoll,
+            spin: Spin::server(None),
             owner,
             at: at.to_owned(),
             entrances,
@@ -251,7 +254,7 @@ impl MountServer {
             if self.sessions.values().any(Session::has_received) {
                 patience = Duration::ZERO;
             }
-            let waited = self.epoll.wait(&mut ready, Some(patience));
+            let waited = self.spin.wait_for(&self.epoll, &mut ready, patience);
             waited.map_err(|error| Error::system("wait for requests", &error))?;
             for &Ready { id, .. } in &ready {
                 match id {

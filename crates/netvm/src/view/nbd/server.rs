@@ -45,8 +45,9 @@ pub struct NbdConfig {
     pub tls: Option<TlsFiles>,
     /// Listen on a network although nothing tells who the clients are.
     pub insecure: bool,
-    /// Microseconds to look for the next request before sleeping, while they come in quick succession; 0 on busy machines.
-    pub spin_us: u32,
+    /// Microseconds to look for the next request before sleeping, while they come in quick succession: 0 never, `None` 50 where there
+    /// are several CPUs.
+    pub spin_us: Option<u32>,
 }
 
 /// Whether a client may use more buffers: one that has none always may, whatever the others have.
@@ -150,7 +151,7 @@ impl NbdServer {
             size_bytes: volume.size_bytes(),
             flags: flags | writes,
         };
-        let spin = Spin::new(Duration::from_micros(config.spin_us.into()));
+        let spin = Spin::server(config.spin_us);
         Ok(Self {
             volume,
             export,
@@ -241,17 +242,8 @@ impl NbdServer {
     fn wait(&mut self, ready: &mut Vec<Ready>) -> Result<()> {
         let patience = self.volume.patience().min(Duration::from_millis(500));
         let patience = if self.eager.is_empty() { patience } else { Duration::ZERO };
-        let epoll = &self.epoll;
-        let wait = |ready: &mut Vec<Ready>, timeout| {
-            let waited = epoll.wait(ready, Some(timeout));
-            waited.map_err(|error| Error::system("wait for clients", &error))
-        };
-        let ready = std::cell::RefCell::new(ready);
-        let look = || {
-            wait(&mut ready.borrow_mut(), Duration::ZERO)?;
-            Ok(!ready.borrow().is_empty())
-        };
-        self.spin.wait(look, || wait(&mut ready.borrow_mut(), patience))
+        let waited = self.spin.wait_for(&self.epoll, ready, patience);
+        waited.map_err(|error| Error::system("wait for clients", &error))
     }
 
     fn accept_more(&mut self, accepting: bool) {
