@@ -21,6 +21,9 @@ use std::time::Duration;
 
 /// Requests of the kernel have at most so many bytes.
 const READAHEAD_KIB: u32 = 1024;
+/// How much of what may be dirty in this machine's page cache may be of one mount. The kernel's own limit for FUSE, 1, stops writers for most of
+/// the time; more would hold up writers to other file systems when lenders stand still.
+const DIRTY_PERCENT: u32 = 20;
 
 /// Arguments of `netvm mount`.
 #[derive(Args, Debug)]
@@ -178,11 +181,14 @@ fn unescaped(path: &str) -> std::ffi::OsString {
     std::os::unix::ffi::OsStringExt::from_vec(bytes)
 }
 
-/// Reads ahead as much as one request may have. Without it only sequential reads are slower.
-fn widen_readahead(folder: &Path) {
+/// Reads ahead as much as one request may have, and lets writers run ahead of us. Without either, sequential access is only slower.
+fn widen(folder: &Path) {
     if let Some(mount) = mount_of(folder).filter(|mount| mount.is_ours) {
-        let path = format!("/sys/class/bdi/{}/read_ahead_kb", mount.device);
-        let _ = fs::write(path, READAHEAD_KIB.to_string());
+        let set = |what, value: u32| {
+            let _ = fs::write(format!("/sys/class/bdi/{}/{what}", mount.device), value.to_string());
+        };
+        set("read_ahead_kb", READAHEAD_KIB);
+        set("max_ratio", DIRTY_PERCENT);
     }
 }
 
@@ -231,7 +237,7 @@ fn serve(
         let _ = writeln!(out, "netvm: others may join at {address}{how}");
     }
     let _ = out.flush();
-    widen_readahead(folder);
+    widen(folder);
     server.run(stop, |notice| tell(&notice))?;
     Ok(())
 }
@@ -254,7 +260,7 @@ fn join(
     let mut out = std::io::stdout();
     let _ = writeln!(out, "netvm: mounted {address} at {}", folder.display());
     let _ = out.flush();
-    widen_readahead(folder);
+    widen(folder);
     joined.run(stop, |notice| tell(&notice))?;
     Ok(())
 }
