@@ -2,6 +2,7 @@
 
 pub(crate) mod gather;
 mod paging;
+mod polling;
 mod posted;
 mod pulse;
 mod ride;
@@ -55,6 +56,8 @@ const ROUNDS_MAX: usize = 16;
 const FAREWELL_ROUNDS_MAX: usize = 256;
 /// A wait without end: the clock has one.
 pub(crate) const FOREVER: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
+/// The node's thread looks by itself at a peer at which it found something so often, and only then is not told any more.
+const FINDS_MIN: u32 = 32;
 /// Polls without anything received after which a peer is quiet.
 const QUIET_POLLS: u32 = 64;
 
@@ -113,6 +116,8 @@ pub(crate) struct State {
     watches_no_input: bool,
     /// The node's thread does not even learn of an end.
     unwatched: bool,
+    /// How often it found something when it looked by itself.
+    finds: u32,
     /// What they hold, as the node knows it, in bytes.
     bounced: usize,
     gather: Gather,
@@ -161,6 +166,7 @@ impl PeerSession {
             watches_room: false,
             watches_no_input: false,
             unwatched: false,
+            finds: 0,
             bounced: 0,
             gather: Gather::default(),
             ride: Ride::default(),
@@ -276,106 +282,6 @@ impl PeerSession {
         (0..session.endpoint.rails()).try_for_each(|rail| session.send(rail, &mut view))
     }
 
-    /// The node's thread: time to send what has been gathered, and to come by where it does not watch. Returns when to come again.
-    pub(crate) fn tick(&self) -> Option<Duration> {
-        let pace = Duration::from_micros(self.pace_us.load(Ordering::Relaxed).into());
-        // Who holds the lock sends and receives himself.
-        let Ok(mut state) = self.state.try_lock() else { return Some(pace.max(gather::TICK)) };
-        if state.session.has_output()
-            && state.broken.is_none()
-            && let Err(failure) = self.send_all(&mut state)
-        {
-            self.fail(&mut state, &failure);
-        }
-        let sent_all = !state.session.has_output();
-        let gathers = state.gather.tick(sent_all);
-        state.ride.tick(Instant::now);
-        let mut busy = false;
-        if state.leased && !state.led {
-            // Who came by since the last tick received what there was.
-            busy = std::mem::take(&mut state.visits) > 0;
-            if !busy {
-                self.progress(&mut state);
-                self.end_lease(&mut state);
-            }
-        }
-        // Whoever leads may be asleep without watching for room.
-        let stuck = state.led && !sent_all;
-        let lease = (state.leased || stuck).then(|| match busy {
-            // What is left for the next request must not wait for long.
-            true if !state.ride.is_on() => (pace * 2).clamp(LEASE_TICK, LEASE_TICK_MAX),
-            _ => LEASE_TICK,
-        });
-        let next = gathers.or(lease).filter(|_| state.broken.is_none());
-        match next {
-            Some(pace) => self.pace_us.store(pace.as_micros() as u32, Ordering::Relaxed),
-            None => state.ticking = false,
-        }
-        next
-    }
-
-    fn begin_ticks(&self, state: &mut State) {
-        if !std::mem::replace(&mut state.ticking, true) {
-            self.shared.tick_for(self.id);
-        }
-    }
-
-    fn begin_lease(&self, state: &mut State) {
-        if !state.leased {
-            state.leased = true;
-            self.set_interest(state, Interest { readable: false, writable: false });
-            if !state.ticking {
-                // The first tick may find the session locked.
-                self.pace_us.store(LEASE_TICK.as_micros() as u32, Ordering::Relaxed);
-            }
-            self.begin_ticks(state);
-        }
-    }
-
-    fn end_lease(&self, state: &mut State) {
-        if state.leased {
-            state.leased = false;
-            (state.series, state.waited) = (0, None);
-            self.watch_again(state);
-        }
-    }
-
-    /// The node's thread watches the links again.
-    fn watch_again(&self, state: &mut State) {
-        if state.broken.is_none() {
-            state.watches_room = state.session.has_output();
-            state.watches_no_input = state.session.is_stalled();
-            let (readable, writable) = (!state.watches_no_input, state.watches_room);
-            self.set_interest(state, Interest { readable, writable });
-        }
-    }
-
-    /// Sends and receives for whoever waits for something that a peer does.
-    pub(crate) fn poll(&self) {
-        // Who holds the lock does it.
-        let Ok(mut state) = self.state.try_lock() else { return };
-        if state.broken.is_none() && !state.led {
-            self.begin_lease(&mut state);
-            state.visits += 1;
-            let received = self.progress(&mut state);
-            let quiet = if received { 0 } else { self.quiet.load(Ordering::Relaxed).saturating_add(1) };
-            self.quiet.store(quiet, Ordering::Relaxed);
-        }
-    }
-
-    /// Nothing has come for so many polls that it is not worth looking each time.
-    pub(crate) fn is_quiet(&self) -> bool {
-        self.quiet.load(Ordering::Relaxed) >= QUIET_POLLS
-    }
-
-    /// Nobody polls any more.
-    pub(crate) fn stop_polling(&self) {
-        let mut state = self.lock();
-        if !state.led {
-            self.end_lease(&mut state);
-        }
-    }
-
     fn break_off(&self, state: &mut State, error: Error) {
         if state.broken.is_some() {
             return;
@@ -402,39 +308,6 @@ impl PeerSession {
         drop(hub);
         if news {
             self.shared.ring();
-        }
-    }
-
-    /// The node's thread: something is ready.
-    pub(crate) fn serve(&self) {
-        let mut state = self.lock();
-        if !state.led && !state.leased {
-            self.progress(&mut state);
-            self.arm(&mut state);
-        }
-    }
-
-    /// Tells the node's thread what to watch for.
-    fn arm(&self, state: &mut State) {
-        let (room, stalled) = (state.session.has_output(), state.session.is_stalled());
-        if state.broken.is_none() && (room, stalled) != (state.watches_room, state.watches_no_input) {
-            (state.watches_room, state.watches_no_input) = (room, stalled);
-            self.set_interest(state, Interest { readable: !stalled, writable: room });
-        }
-    }
-
-    fn set_interest(&self, state: &mut State, interest: Interest) {
-        // A hang-up is reported whatever one watches for, again and again; it is seen when more may be received.
-        let is_blind = state.session.is_stalled() && !interest.writable;
-        let was_blind = std::mem::replace(&mut state.unwatched, is_blind);
-        for rail in 0..state.session.endpoint.rails() {
-            let (fd, id) = (state.session.link(rail).wait_fd(), self.id + rail as u64);
-            let _ = match (was_blind, is_blind) {
-                (false, false) => self.shared.epoll.change(fd, id, interest),
-                (false, true) => self.shared.epoll.remove(fd),
-                (true, false) => self.shared.epoll.add(fd, id, interest),
-                (true, true) => Ok(()),
-            };
         }
     }
 

@@ -160,8 +160,9 @@ impl PeerSession {
             state.waited = Some(Instant::now());
             state.visits += 1;
             if state.leased || state.series >= SERIES_MIN {
-                // Its interest is off as it is.
-                state.leased = true;
+                if !std::mem::replace(&mut state.leased, true) && state.broken.is_none() {
+                    self.set_interest(&mut state, Interest { readable: false, writable: false });
+                }
                 self.begin_ticks(&mut state);
             } else {
                 self.watch_again(&mut state);

@@ -17,6 +17,8 @@ const BUFFER_BYTES: usize = 64 << 10;
 /// After a payload of at least so many bytes only a header is received besides: the next one is probably as long, and goes
 /// straight to its place. Below, a second copy costs less than a second call.
 const DIRECT_BYTES_MIN: usize = 12 << 10;
+/// Replies of so few bytes in all are received in one piece and copied: a list of places costs the kernel more, with each look in vain too.
+const LONE_BYTES_MAX: u32 = 4 << 10;
 /// Bytes offered to one send or receive; more would only be looked at again.
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
@@ -343,7 +345,10 @@ impl<L: Link> Session<L> {
             Want::Payload { .. } => chained = false,
         }
         let Rail { link, headers, buffer, direct, .. } = &mut self.rails[rail];
-        if chained {
+        let expected = self.endpoint.expected(rail).take(CHAIN_MAX).map(|(_, bytes)| bytes);
+        let expected = expected.fold(0, u32::saturating_add);
+        let lone = plan.sure == 0 && (1..=LONE_BYTES_MAX).contains(&expected);
+        if chained && !lone {
             let mut headers = headers.iter_mut();
             for (slot, bytes) in self.endpoint.expected(rail).take(CHAIN_MAX) {
                 let locals = &self.locals[usize::from(slot)];
@@ -358,7 +363,7 @@ impl<L: Link> Session<L> {
                 plan.links += 1;
             }
         }
-        let besides = if *direct && chained { HEADER_BYTES } else { buffer.len() };
+        let besides = if *direct && chained && !lone { HEADER_BYTES } else { buffer.len() };
         into.bytes(&mut buffer[..besides]);
         let offered = into.total_bytes();
         (plan, offered, link.poll(&mut into))

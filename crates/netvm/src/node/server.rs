@@ -10,11 +10,17 @@ use netvm_core::wire::{Refusal, Role};
 use netvm_sys::epoll::Ready;
 
 use super::shared::{GREETING_ID, KICK_ID, LISTENER_ID, STOP_ID, Shared, add_peer, lock, watch};
-use crate::connection::{LEASE_TICK_MAX, LOOK_MAX, Origin, gather};
+use crate::connection::{LEASE_TICK_MAX, LOOK_MAX, Origin, PeerSession, gather};
 use crate::link::Link;
 use crate::link::greeting::{Greeted, Greeting, Transport};
 use crate::link::spin::Trial;
 
+/// Peers that are looked at directly, without asking epoll who has something.
+const HOT_MAX: usize = 4;
+/// One at which so many looks in a row found nothing is left to epoll.
+const MISSES_MAX: u32 = 64;
+/// Looks between two at everybody else, and at whether somebody wants the CPU.
+const LOOKS_AT_HOT: u32 = 8;
 /// Who comes back from yielding the CPU so late had to share it.
 const AWAY: Duration = Duration::from_micros(50);
 /// Then it does not look for so long, twice as long each time until looking is not disturbed.
@@ -44,6 +50,9 @@ pub(super) struct Server {
     woke: Instant,
     pub(super) interval: Duration,
     pub(super) look: Trial,
+    /// Who was served lately, with the looks that found nothing since. What they have to send is not watched for.
+    pub(super) hot: Vec<(Arc<PeerSession>, u32)>,
+    pub(super) looks: u32,
     /// Others wanted this CPU: no looking before then.
     pub(super) look_again: Instant,
     pub(super) rest: Duration,
@@ -64,6 +73,8 @@ impl Server {
             woke: Instant::now(),
             interval: gather::TICK,
             look: Trial::new(LOOK_MAX),
+            hot: Vec::new(),
+            looks: 0,
             look_again: Instant::now(),
             rest: REST_MIN,
         }
@@ -74,10 +85,10 @@ impl Server {
         let mut served = false;
         loop {
             let timeout = if self.ticking.is_empty() { self.look_every } else { self.interval };
-            if self.wait(&mut ready, timeout, served).is_err() {
-                return;
+            match self.wait(&mut ready, timeout, served) {
+                Ok(looked) => served = looked,
+                Err(_) => return,
             }
-            served = false;
             for Ready { id, .. } in ready.drain(..) {
                 match id {
                     STOP_ID => return,
@@ -93,6 +104,7 @@ impl Server {
                         if let Some(peer) = self.shared.peer(id) {
                             peer.serve();
                             served = true;
+                            self.heat(peer);
                         }
                     }
                 }
@@ -109,34 +121,70 @@ impl Server {
     }
 
     /// Waits for something to do. After a request the next one may come soon: then it looks for it before it sleeps, as long as
-    /// that pays and nobody else wants the CPU.
-    fn wait(&mut self, ready: &mut Vec<Ready>, timeout: Duration, served: bool) -> std::io::Result<()> {
+    /// that pays and nobody else wants the CPU. True when it has served somebody at whom it looked directly.
+    fn wait(&mut self, ready: &mut Vec<Ready>, timeout: Duration, served: bool) -> std::io::Result<bool> {
         let mut last = Instant::now();
         if served && last >= self.look_again {
             let budget = self.look.budget();
             let until = last + budget.min(timeout);
             while last < until {
-                self.shared.epoll.wait(ready, Some(Duration::ZERO))?;
-                if !ready.is_empty() {
+                self.looks = self.looks.wrapping_add(1);
+                let at_all = self.looks.is_multiple_of(LOOKS_AT_HOT) || self.hot.is_empty();
+                if at_all {
+                    self.shared.epoll.wait(ready, Some(Duration::ZERO))?;
+                }
+                let hot = self.serve_hot();
+                if hot || !ready.is_empty() {
                     self.woke = last;
                     self.look.note(true);
                     self.rest = (self.rest / 2).max(REST_MIN);
-                    return Ok(());
+                    return Ok(hot);
                 }
-                std::thread::yield_now();
+                if at_all {
+                    std::thread::yield_now();
+                }
                 let now = Instant::now();
                 if now.duration_since(last) > AWAY {
                     self.look_again = now + self.rest;
                     self.rest = (self.rest * 2).min(REST_MAX);
-                    return self.sleep(ready, timeout);
+                    break;
                 }
                 last = now;
             }
-            if !budget.is_zero() {
+            if !budget.is_zero() && last >= until {
                 self.look.note(false);
             }
         }
-        self.sleep(ready, timeout)
+        self.hot.drain(..).for_each(|(peer, _)| peer.watch_output());
+        self.sleep(ready, timeout)?;
+        Ok(false)
+    }
+
+    /// From now on a peer is looked at directly.
+    fn heat(&mut self, peer: Arc<PeerSession>) {
+        if self.hot.iter().any(|(hot, _)| Arc::ptr_eq(hot, &peer)) {
+            return;
+        }
+        if self.hot.len() == HOT_MAX {
+            self.hot.remove(0).0.watch_output();
+        }
+        self.hot.push((peer, 0));
+    }
+
+    /// Looks at those who were served lately; whether there was something to do.
+    fn serve_hot(&mut self) -> bool {
+        let mut any = false;
+        self.hot.retain_mut(|(peer, misses)| {
+            let found = peer.look();
+            any |= found;
+            *misses = if found { 0 } else { *misses + 1 };
+            let stays = *misses < MISSES_MAX;
+            if !stays {
+                peer.watch_output();
+            }
+            stays
+        });
+        any
     }
 
     fn sleep(&mut self, ready: &mut Vec<Ready>, timeout: Duration) -> std::io::Result<()> {
