@@ -4,8 +4,9 @@ use std::collections::HashMap;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use netvm::Error;
 use netvm::channel::{ChannelError, Receiver, Sender, Shape};
-use netvm::node::{Node, RemoteKey};
+use netvm::node::{ConnectOptions, LinkChoice, Node, RemoteKey};
 use netvm::notify::Notify;
 use netvm::region::Peer;
 
@@ -22,10 +23,15 @@ fn home() -> (Node, String) {
     (node, address)
 }
 
+/// Over the connection, and through shared memory.
+fn cases() -> impl Iterator<Item = (LinkChoice, Shape)> {
+    [LinkChoice::Socket, LinkChoice::Shm].into_iter().flat_map(|link| SHAPES.map(|shape| (link, shape)))
+}
+
 /// Another process, as far as the receiver can tell.
-fn guest(address: &str) -> (Node, Peer) {
+fn guest(address: &str, link: LinkChoice) -> (Node, Peer) {
     let node = Node::new().unwrap();
-    let peer = node.connect(address).unwrap();
+    let peer = node.connect_with(address, &ConnectOptions { link, ..ConnectOptions::default() }).unwrap();
     (node, peer)
 }
 
@@ -46,7 +52,7 @@ fn head(bytes: &[u8]) -> (u64, u64) {
 #[test]
 fn messages_arrive_in_order_from_many() {
     const MESSAGES: u64 = 1000;
-    for shape in SHAPES {
+    for (link, shape) in cases() {
         let (node, address) = home();
         let (key, mut receiver) = Receiver::new(&node, "channel", shape).unwrap();
         std::thread::scope(|scope| {
@@ -54,7 +60,8 @@ fn messages_arrive_in_order_from_many() {
                 let address = &address;
                 scope.spawn(move || {
                     let node = Node::new().unwrap();
-                    let peer = node.connect_rails(address, 1 + id as usize % 3).unwrap();
+                    let options = ConnectOptions { rails: Some(1 + id as usize % 3), link };
+                    let peer = node.connect_with(address, &options).unwrap();
                     let mut sender = Sender::open(&peer, "channel", &key).unwrap();
                     let most = sender.message_bytes_max() as u64 - 24;
                     let mut number = 0;
@@ -94,10 +101,12 @@ fn messages_arrive_in_order_from_many() {
 
 #[test]
 fn who_finds_no_room_waits_and_is_told() {
-    for shape in [Shape::Rings { senders: 1, bytes: 1024 }, Shape::Shared { bytes: 1024 }] {
+    let shapes = [Shape::Rings { senders: 1, bytes: 1024 }, Shape::Shared { bytes: 1024 }];
+    let links = [LinkChoice::Socket, LinkChoice::Shm];
+    for (link, shape) in links.into_iter().flat_map(|link| shapes.map(|shape| (link, shape))) {
         let (node, address) = home();
         let (key, mut receiver) = Receiver::new(&node, "channel", shape).unwrap();
-        let (_node, peer) = guest(&address);
+        let (_node, peer) = guest(&address, link);
         let mut sender = Sender::open(&peer, "channel", &key).unwrap();
         let max = sender.message_bytes_max();
         assert!(
@@ -131,10 +140,10 @@ fn who_finds_no_room_waits_and_is_told() {
 
 #[test]
 fn ends_are_told_behind_the_messages() {
-    for shape in SHAPES {
+    for (link, shape) in cases() {
         let (node, address) = home();
         let (key, mut receiver) = Receiver::new(&node, "channel", shape).unwrap();
-        let ((dying, peer), (_other, other)) = (guest(&address), guest(&address));
+        let ((dying, peer), (_other, other)) = (guest(&address, link), guest(&address, link));
         assert!(matches!(
             Sender::open(&peer, "channel", &RemoteKey::from_bytes([0; 16])),
             Err(ChannelError::Failed(_))
@@ -191,10 +200,10 @@ fn ends_are_told_behind_the_messages() {
 #[test]
 fn descriptors_tell_of_messages() {
     use std::os::fd::AsRawFd;
-    for shape in SHAPES {
+    for (link, shape) in cases() {
         let (node, address) = home();
         let (key, mut receiver) = Receiver::new(&node, "channel", shape).unwrap();
-        let (_node, peer) = guest(&address);
+        let (_node, peer) = guest(&address, link);
         let mut sender = Sender::open(&peer, "channel", &key).unwrap();
         for round in 0..200u64 {
             let fd = receiver.descriptor().unwrap().as_raw_fd();
@@ -222,9 +231,10 @@ fn garbage_is_refused() {
     let (mut good, mut lost) = (0, 0);
     for round in 0..60 {
         let shape = SHAPES[round % 2];
+        let link = [LinkChoice::Socket, LinkChoice::Shm][round / 2 % 2];
         let (node, address) = home();
         let (key, mut receiver) = Receiver::new(&node, "channel", shape).unwrap();
-        let (_node, peer) = guest(&address);
+        let (_node, peer) = guest(&address, link);
         let mut sender = Sender::open(&peer, "channel", &key).unwrap();
         let raw = peer.import("channel", &key).unwrap();
         for _ in 0..random.next() % 5 {
@@ -250,7 +260,7 @@ fn garbage_is_refused() {
             }
         }
         // Others are not disturbed.
-        let (_node, other) = guest(&address);
+        let (_node, other) = guest(&address, link);
         let mut other = Sender::open(&other, "channel", &key).unwrap();
         other.send(b"fine", LONG).unwrap();
         assert_eq!(receiver.receive(LONG).unwrap().to_vec(), b"fine", "{shape:?} in round {round}");
@@ -258,7 +268,157 @@ fn garbage_is_refused() {
     assert!(good > 0 && lost > 0, "{good} good, {lost} lost");
 }
 
+/// Where the receiver tells the only sender how far it is: behind the ring.
+const LINE: u64 = 1024;
+
+/// Whoever has the key writes what he likes where the receiver tells how far it is.
+#[test]
+fn garbage_about_room_is_refused() {
+    let mut random = Random::new(17);
+    let (mut sent, mut full, mut refused) = (0, 0, 0);
+    for _ in 0..40 {
+        let (node, address) = home();
+        let shape = Shape::Rings { senders: 1, bytes: LINE as usize };
+        let (key, mut receiver) = Receiver::new(&node, "channel", shape).unwrap();
+        let (_node, peer) = guest(&address, LinkChoice::Shm);
+        let mut sender = Sender::open(&peer, "channel", &key).unwrap();
+        let raw = peer.import("channel", &key).unwrap();
+        assert_eq!(raw.link(), "shm");
+        for _ in 0..20 {
+            while sender.try_send(&[7; 100]).is_ok() {}
+            let word = match random.next() % 3 {
+                0 => random.next(),
+                1 => random.next() % 4096,
+                _ => random.next() % 128 * 8 | 2,
+            };
+            if raw.write(LINE, &word.to_le_bytes()).is_err() {
+                break;
+            }
+            match sender.send(&[7; 100], SHORT) {
+                Ok(()) => sent += 1,
+                Err(ChannelError::TimedOut) => full += 1,
+                Err(ChannelError::Failed(Error::Protocol { lender, .. })) => {
+                    assert_eq!(lender, address);
+                    refused += 1;
+                }
+                Err(ChannelError::Failed(_)) => break,
+                Err(error) => panic!("{error}"),
+            }
+            if random.next().is_multiple_of(2) {
+                // What it finds may have been overwritten: then its sender has not kept to the protocol.
+                while let Ok(message) = receiver.try_receive() {
+                    assert_eq!(message.len(), 100);
+                }
+            }
+        }
+        // Others are not disturbed.
+        let (_node, other) = guest(&address, LinkChoice::Shm);
+        drop((sender, raw));
+        let limit = Instant::now() + LONG.unwrap();
+        let mut other = loop {
+            let _ = receiver.receive(SHORT);
+            match Sender::open(&other, "channel", &key) {
+                Ok(other) => break other,
+                Err(error) => assert!(Instant::now() < limit, "{error}"),
+            }
+        };
+        for number in 0..100u64 {
+            other.send(&number.to_le_bytes(), LONG).unwrap();
+            let message = receiver.receive(LONG).unwrap();
+            assert_eq!(message.to_vec(), number.to_le_bytes());
+        }
+    }
+    assert!(sent > 0 && full > 0 && refused > 0, "{sent} sent, {full} without room, {refused} refused");
+}
+
+/// A mark that is taken away delays a sender, and no more.
+#[test]
+fn who_sleeps_without_its_mark_goes_on() {
+    let (node, address) = home();
+    let shape = Shape::Rings { senders: 1, bytes: LINE as usize };
+    let (key, mut receiver) = Receiver::new(&node, "channel", shape).unwrap();
+    let (_node, peer) = guest(&address, LinkChoice::Shm);
+    let mut sender = Sender::open(&peer, "channel", &key).unwrap();
+    let raw = peer.import("channel", &key).unwrap();
+    while sender.try_send(&[7; 100]).is_ok() {}
+    let mut word = [0; 8];
+    raw.read(LINE, &mut word).unwrap();
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| sender.send(&[8; 100], LONG));
+        std::thread::sleep(Duration::from_millis(30));
+        raw.write(LINE, &word).unwrap();
+        let start = Instant::now();
+        while !waiting.is_finished() {
+            if let Ok(message) = receiver.try_receive() {
+                assert_eq!(message.len(), 100);
+            }
+            assert!(start.elapsed() < Duration::from_secs(5), "it sleeps for ever");
+        }
+        waiting.join().unwrap().unwrap();
+    });
+}
+
 // ---- killed processes ----
+
+/// What a receiving process does; started by [`senders_outlive_killed_receivers`].
+#[test]
+#[ignore = "started by other tests"]
+fn receives() {
+    if std::env::var("NETVM_TEST_RECEIVER").is_err() {
+        return;
+    }
+    let (node, address) = home();
+    let shape = Shape::Rings { senders: 1, bytes: 4096 };
+    let (key, mut receiver) = Receiver::new(&node, "channel", shape).unwrap();
+    println!("> {address} {:032x}", u128::from_be_bytes(key.to_bytes()));
+    // The second half is never received.
+    for number in 0..500 {
+        assert!(receiver.receive(LONG).unwrap().to_vec() == message(9, number, 200));
+    }
+    println!("> received");
+    std::thread::sleep(LONG.unwrap());
+}
+
+#[test]
+fn senders_outlive_killed_receivers() {
+    use std::io::{BufRead, BufReader};
+    for link in [LinkChoice::Socket, LinkChoice::Shm, LinkChoice::Shm] {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "receives", "--ignored", "--nocapture"])
+            .env("NETVM_TEST_RECEIVER", "1")
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+        let mut hear =
+            || lines.find_map(|line| line.split_once("> ").map(|(_, said)| said.to_owned())).unwrap();
+        let said = hear();
+        let (address, hex) = said.split_once(' ').unwrap();
+        let key = RemoteKey::from_bytes(u128::from_str_radix(hex, 16).unwrap().to_be_bytes());
+        let (_node, peer) = guest(address, link);
+        let mut sender = Sender::open(&peer, "channel", &key).unwrap();
+        (0..500).for_each(|number| sender.send(&message(9, number, 200), LONG).unwrap());
+        assert_eq!(hear(), "received");
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                loop {
+                    if let Err(error) = sender.send(&[1; 200], LONG) {
+                        break (error, Instant::now());
+                    }
+                }
+            });
+            std::thread::sleep(Duration::from_millis(100));
+            assert!(!waiting.is_finished(), "the ring should be full");
+            child.kill().unwrap();
+            child.wait().unwrap();
+            let killed = Instant::now();
+            let (error, ended) = waiting.join().unwrap();
+            assert!(matches!(error, ChannelError::Failed(_)), "{error}");
+            assert!(ended.saturating_duration_since(killed) < Duration::from_secs(5));
+        });
+        assert!(sender.send(&[1], SHORT).is_err());
+    }
+}
 
 /// What a sending process does; started by [`killed_senders_leave_whole_messages`].
 #[test]
@@ -269,7 +429,8 @@ fn sends() {
     let key = RemoteKey::from_bytes(u128::from_str_radix(job[1], 16).unwrap().to_be_bytes());
     let id = job[2].parse().unwrap();
     let node = Node::new().unwrap();
-    let peer = node.connect(job[0]).unwrap();
+    let link = job[3].parse().unwrap();
+    let peer = node.connect_with(job[0], &ConnectOptions { link, ..ConnectOptions::default() }).unwrap();
     // A place is free when the receiver has heard of the death of the one before.
     let limit = Instant::now() + LONG.unwrap();
     let mut sender = loop {
@@ -294,7 +455,8 @@ fn sends() {
 #[test]
 fn killed_senders_leave_whole_messages() {
     const SENDERS: usize = 3;
-    for shape in [Shape::Rings { senders: 3, bytes: 32 << 10 }, Shape::Shared { bytes: 32 << 10 }] {
+    let shapes = [Shape::Rings { senders: 3, bytes: 32 << 10 }, Shape::Shared { bytes: 32 << 10 }];
+    for (link, shape) in ["socket", "shm"].into_iter().flat_map(|link| shapes.map(|shape| (link, shape))) {
         let (node, address) = home();
         let (key, mut receiver) = Receiver::new(&node, "channel", shape).unwrap();
         let hex = format!("{:032x}", u128::from_be_bytes(key.to_bytes()));
@@ -303,7 +465,7 @@ fn killed_senders_leave_whole_messages() {
             ids += 1;
             Command::new(std::env::current_exe().unwrap())
                 .args(["--exact", "sends", "--ignored", "--nocapture"])
-                .env("NETVM_TEST_SENDER", format!("{address} {hex} {ids}"))
+                .env("NETVM_TEST_SENDER", format!("{address} {hex} {ids} {link}"))
                 .stdout(Stdio::null())
                 .spawn()
                 .unwrap()

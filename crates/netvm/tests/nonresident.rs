@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use netvm::channel::{Receiver, Sender, Shape};
 use netvm::error::Error;
 use netvm::memory::{Memory, RawRange};
 use netvm::node::{ConnectOptions, LinkChoice, Node, Rights};
@@ -484,6 +485,64 @@ fn a_far_page_behind_a_slow_lender() {
     }
     assert!(late == 5 && others > 100, "{others} reads beside {late} pages of 100 ms");
     assert!(world.server.unexport("far").unwrap());
+}
+
+/// A receiver's ring is away: its senders and everybody else on the node go on, and no message is lost, torn or out of order.
+#[test]
+fn a_ring_that_is_away_keeps_only_its_receiver_waiting() {
+    let Some(_alone) = common::alone() else { return };
+    const MESSAGES: u64 = 200;
+    for shape in [Shape::Shared { bytes: 64 << 10 }, Shape::Rings { senders: 1, bytes: 64 << 10 }] {
+        let world = World::new();
+        let gated = Gated::new(20, 20);
+        let given = |bytes: usize| {
+            assert!(bytes <= gated.shared().len());
+            Ok(gated.memory())
+        };
+        let (key, mut receiver) = Receiver::within(&world.server, "ring", shape, given).unwrap();
+        let board = Mapping::anonymous(4096).unwrap();
+        let other_key = world.server.export("other", Arc::new(board), Rights::ReadWrite).unwrap();
+        let other = world.peer(1).import("other", &other_key).unwrap();
+        let peer = world.peer(1);
+        let client = &world.client;
+        std::thread::scope(|scope| {
+            let sends = scope.spawn(move || {
+                let _client = client;
+                let mut random = Random::new(5);
+                let mut sender = Sender::open(&peer, "ring", &key).unwrap();
+                for number in 0..MESSAGES {
+                    let len = random.next() as usize % 1500;
+                    let mut bytes: Vec<u8> = number.to_le_bytes().to_vec();
+                    bytes.extend((0..len).map(|_| random.next() as u8));
+                    sender.send(&bytes, Some(Duration::from_secs(60))).unwrap();
+                }
+                sender
+            });
+            let receives = scope.spawn(move || {
+                let mut random = Random::new(5);
+                for number in 0..MESSAGES {
+                    let len = random.next() as usize % 1500;
+                    let mut bytes: Vec<u8> = number.to_le_bytes().to_vec();
+                    bytes.extend((0..len).map(|_| random.next() as u8));
+                    let message = receiver.receive(Some(Duration::from_secs(60))).unwrap();
+                    assert!(message.to_vec() == bytes, "{shape:?}: message {number}");
+                }
+                receiver
+            });
+            gated.gate.wait_for_fault(0);
+            for round in 0..200u64 {
+                assert_eq!(other.fetch_add(8, 1u64).unwrap(), round);
+                other.write(64, &round.to_le_bytes()).unwrap();
+                other.flush().unwrap();
+                std::thread::sleep(Duration::from_micros(200));
+            }
+            assert!(!receives.is_finished());
+            gated.gate.set(true);
+            let sender = sends.join().unwrap();
+            drop(receives.join().unwrap());
+            drop(sender);
+        });
+    }
 }
 
 fn is_resident(memory: SharedSlice) -> bool {

@@ -5,6 +5,7 @@
 //!  notice   a notification of the session: number = the sender's slot, value = number 29 | code 3
 //! ```
 
+pub mod line;
 mod notice;
 mod queue;
 mod ring;

@@ -22,7 +22,7 @@ pub struct Placed {
     pub offset: u64,
     /// The header.
     pub header: u64,
-    end: u64,
+    pub(super) end: u64,
 }
 
 /// What a sender has sent and the receiver has told of it: positions that only grow.
@@ -57,6 +57,19 @@ impl Flow {
         }
         self.freed += more;
         Ok(())
+    }
+
+    /// The receiver's word says that it has consumed so many bytes.
+    ///
+    /// # Errors
+    /// Farther than was sent, or back.
+    pub fn credit_to(&mut self, position: u64) -> Result<bool, Garbage> {
+        if !(self.freed..=self.sent).contains(&position) || !position.is_multiple_of(8) {
+            return Err(Garbage);
+        }
+        let is_news = position > self.freed;
+        self.freed = position;
+        Ok(is_news)
     }
 }
 
@@ -138,6 +151,14 @@ impl SendRing {
     pub fn credit(&mut self, units: u32) -> Result<(), Garbage> {
         self.flow.credit(units)
     }
+
+    /// The receiver's word ([`super::line`]) says what it consumed; whether that is more than before.
+    ///
+    /// # Errors
+    /// More than was sent, or less than before.
+    pub fn credit_to(&mut self, position: u64) -> Result<bool, Garbage> {
+        self.flow.credit_to(position)
+    }
 }
 
 /// What a header says.
@@ -171,6 +192,11 @@ impl ReceiveRing {
     /// Where the next header is.
     pub fn offset(&self) -> u64 {
         self.progress.at % self.capacity
+    }
+
+    /// What has been consumed, in bytes.
+    pub fn position(&self) -> u64 {
+        self.progress.at
     }
 
     /// What the header there, of a message that was notified, says.

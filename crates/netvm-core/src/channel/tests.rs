@@ -369,3 +369,30 @@ fn shared_rings_survive_their_senders() {
     }
     assert!(deaths > 1000 && waits > 1000 && held > 1000, "{deaths} deaths, {waits} waits, {held} held");
 }
+
+#[test]
+fn a_position_in_memory_is_believed_where_it_makes_sense() {
+    let mut random = Random::new(3);
+    let mut ring = SendRing::new(1024, 7);
+    let (mut sent, mut freed, mut refused) = (0, 0, 0);
+    for _ in 0..100_000 {
+        while let Ok(placed) = ring.place(random.below(250) as usize) {
+            ring.written(&placed);
+            sent = placed.end;
+        }
+        let position = match random.below(3) {
+            0 => random.draw(),
+            1 => freed + random.below(1200),
+            _ => freed + random.below((sent - freed) / 8 + 1) * 8,
+        };
+        let believed = ring.credit_to(position);
+        if (freed..=sent).contains(&position) && position.is_multiple_of(8) {
+            assert_eq!(believed, Ok(position > freed));
+            freed = position;
+        } else {
+            assert_eq!(believed, Err(Garbage));
+            refused += 1;
+        }
+    }
+    assert!(refused > 10_000 && freed > 1 << 20);
+}

@@ -9,8 +9,9 @@ use netvm_core::limits::{HELD_BYTES_MAX, OUTLETS_MAX};
 use netvm_core::notify::Notify;
 use netvm_core::sync::SessionId;
 use netvm_core::wire::Status;
-use netvm_sys::mapping::Mapping;
+use netvm_sys::shared::SharedSlice;
 
+use crate::memory::{Memory, now};
 use crate::node::lock;
 use crate::notify::Notifications;
 
@@ -33,6 +34,15 @@ pub(super) struct Source {
     pub(super) ring: ReceiveRing,
     /// How much of what came with requests has its place.
     placed: Progress,
+    /// Bytes of its blocks whose places are not there.
+    away: u64,
+}
+
+/// A block whose place in the ring is not there just now: the receiver writes it.
+pub(super) struct Away {
+    sender: u32,
+    offset: u64,
+    block: Vec<u8>,
 }
 
 /// Stands for the end of a block in place of a message's length.
@@ -42,7 +52,7 @@ pub(super) const BLOCK_END: u32 = u32::MAX;
 pub(crate) struct Inlet {
     pub(super) board: Notifications,
     pub(super) ring_bytes: u64,
-    memory: Arc<Mapping>,
+    memory: Memory,
     state: Mutex<Sources>,
 }
 
@@ -52,6 +62,8 @@ pub(super) struct Sources {
     pub(super) queue: Option<Queue>,
     /// Senders that have ended, in this order, for a shared ring.
     pub(super) ended: VecDeque<u32>,
+    /// In the order in which they came.
+    pub(super) away: Vec<Away>,
     closed: bool,
     uses: u32,
 }
@@ -59,7 +71,7 @@ pub(super) struct Sources {
 impl Inlet {
     pub(super) fn new(
         board: Notifications,
-        memory: Arc<Mapping>,
+        memory: Memory,
         ring_bytes: u64,
         senders: u32,
         shared: bool,
@@ -68,6 +80,7 @@ impl Inlet {
             sources: (0..senders).map(|_| None).collect(),
             queue: shared.then(|| Queue::new(ring_bytes)),
             ended: VecDeque::new(),
+            away: Vec::new(),
             closed: false,
             uses: 0,
         };
@@ -97,7 +110,8 @@ impl Inlet {
         // Far from the tags of the use before: positions go on from there.
         let nonce = state.uses.wrapping_mul(0x9E37_79B1);
         let ring = ReceiveRing::new(self.ring_bytes, nonce);
-        state.sources[free] = Some(Source { end, state: State::Open, ring, placed: Progress::default() });
+        let placed = Progress::default();
+        state.sources[free] = Some(Source { end, state: State::Open, ring, placed, away: 0 });
         let mut answer = Vec::with_capacity(20);
         for word in [u32::from(state.queue.is_some()), free as u32, nonce] {
             answer.extend_from_slice(&word.to_le_bytes());
@@ -131,7 +145,13 @@ impl Inlet {
     /// A block has come with the request for its place.
     fn put(&self, sender: u32, block: &[u8]) -> Result<Vec<(End, Told)>, Status> {
         let mut state = self.lock();
-        let queue = state.queue.as_mut().ok_or(Status::Unsupported)?;
+        let Sources { sources, queue, .. } = &mut *state;
+        let queue = queue.as_mut().ok_or(Status::Unsupported)?;
+        let source = sources.get(sender as usize).and_then(Option::as_ref);
+        // Of those it has not been told that they are placed.
+        if source.is_some_and(|source| source.away + block.len() as u64 > HELD_BYTES_MAX) {
+            return Err(Status::BadRequest);
+        }
         match queue.put(sender, block) {
             Ok(Place::At(offset)) => {
                 let told = self.place(&mut state, sender, offset, block);
@@ -144,17 +164,53 @@ impl Inlet {
         }
     }
 
-    /// Writes a block to the place that it has got; whom to tell of it.
+    /// Writes a block to the place that it has got, or leaves that to the receiver: who is here serves others, too, and waits for no page.
+    /// Whom to tell of it.
     fn place(&self, state: &mut Sources, sender: u32, offset: u64, block: &[u8]) -> Option<(End, Told)> {
-        let bytes = (block.len() as u64).next_multiple_of(BLOCK_BYTES);
-        let place = self.memory.shared().sub(offset as usize, bytes as usize)?;
-        place.write_from(0, block)?;
-        if (block.len() as u64) < bytes {
-            place.write_from(block.len(), &u64::from(BLOCK_END).to_le_bytes())?;
+        let place = self.place_of(offset, block)?;
+        let now = now();
+        if !self.memory.is_known_here(place, now) && !self.memory.is_here(place, now) {
+            if let Some(Some(source)) = state.sources.get_mut(sender as usize) {
+                source.away += block.len() as u64;
+            }
+            state.away.push(Away { sender, offset, block: block.to_vec() });
+            return None;
         }
-        let source = state.sources.get_mut(sender as usize)?.as_mut()?;
-        let units = source.placed.step(bytes, HELD_BYTES_MAX)?;
-        (source.state == State::Open).then_some((source.end, Told::Placed(units)))
+        self.write(place, block);
+        placed(state, sender, block)
+    }
+
+    fn place_of(&self, offset: u64, block: &[u8]) -> Option<SharedSlice> {
+        let bytes = (block.len() as u64).next_multiple_of(BLOCK_BYTES);
+        self.memory.shared().sub(offset as usize, bytes as usize)
+    }
+
+    fn write(&self, place: SharedSlice, block: &[u8]) {
+        let _ = place.write_from(0, block);
+        if block.len() < place.len() {
+            let _ = place.write_from(block.len(), &u64::from(BLOCK_END).to_le_bytes());
+        }
+    }
+
+    /// The receiver's thread writes what nobody else could, for as long as that takes; whom to tell. None when there is nothing.
+    pub(super) fn write_away(&self) -> Option<Vec<(End, Told)>> {
+        let blocks = std::mem::take(&mut self.lock().away);
+        if blocks.is_empty() {
+            return None;
+        }
+        for Away { offset, block, .. } in &blocks {
+            if let Some(place) = self.place_of(*offset, block) {
+                self.write(place, block);
+            }
+        }
+        let mut state = self.lock();
+        let told = blocks.iter().filter_map(|Away { sender, block, .. }| {
+            if let Some(Some(source)) = state.sources.get_mut(*sender as usize) {
+                source.away = source.away.saturating_sub(block.len() as u64);
+            }
+            placed(&mut state, *sender, block)
+        });
+        Some(told.collect())
     }
 
     /// Places for what waited, and whom to tell. Whoever calls this looks at the ring afterwards, or has it looked at.
@@ -170,6 +226,13 @@ impl Inlet {
         }
         told
     }
+}
+
+/// A block has been written; whom to tell.
+fn placed(state: &mut Sources, sender: u32, block: &[u8]) -> Option<(End, Told)> {
+    let source = state.sources.get_mut(sender as usize)?.as_mut()?;
+    let units = source.placed.step((block.len() as u64).next_multiple_of(BLOCK_BYTES), HELD_BYTES_MAX)?;
+    (source.state == State::Open).then_some((source.end, Told::Placed(units)))
 }
 
 /// The senders of a node's peers.

@@ -4,15 +4,16 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use netvm_core::channel::{Block, Notice, Parsed, Told, taken};
+use netvm_core::channel::line::{self, LINE_BYTES};
+use netvm_core::channel::{Block, Notice, Parsed, ReceiveRing, Told, taken};
 use netvm_core::key::{RemoteKey, Rights};
 use netvm_core::limits::SENDERS_MAX;
-use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
 
 use super::inlet::{End, State};
 use super::{ChannelError, Inlet, Shape};
 use crate::error::{Error, Result};
+use crate::memory::Memory;
 use crate::node::{Node, Shared};
 use crate::notify::Notifications;
 
@@ -20,7 +21,7 @@ use crate::notify::Notifications;
 pub struct Receiver {
     node: Arc<Shared>,
     name: String,
-    memory: Arc<Mapping>,
+    memory: Memory,
     board: Notifications,
     inlet: Arc<Inlet>,
     senders: u32,
@@ -126,16 +127,28 @@ impl Receiver {
     /// # Errors
     /// [`Error::Other`] for a shape beyond the limits, and as [`Node::export`].
     pub fn new(node: &Node, name: &str, shape: Shape) -> Result<(RemoteKey, Self)> {
+        Self::within(node, name, shape, Memory::new)
+    }
+
+    /// As [`Receiver::new`], in memory that `memory` makes, of at least so many bytes: for tests.
+    #[doc(hidden)]
+    pub fn within(
+        node: &Node,
+        name: &str,
+        shape: Shape,
+        memory: impl FnOnce(usize) -> Result<Memory>,
+    ) -> Result<(RemoteKey, Self)> {
         let rings = shape.rings().filter(|(rings, _)| (1..=SENDERS_MAX).contains(rings));
         let (rings, ring_bytes) =
             rings.ok_or_else(|| Error::Other(format!("no channel can be {shape:?}")))?;
-        let bytes = usize::try_from(u64::from(rings) * ring_bytes)
-            .map_err(|_| Error::Other(format!("{shape:?} is too large for this machine")))?;
-        let memory = Node::memory(bytes)?;
-        let (key, board) = node.export_notified(name, Arc::clone(&memory), Rights::ReadWrite, rings)?;
         let shared = matches!(shape, Shape::Shared { .. });
+        let line_bytes = if shared { 0 } else { LINE_BYTES };
+        let bytes = usize::try_from(u64::from(rings) * (ring_bytes + line_bytes))
+            .map_err(|_| Error::Other(format!("{shape:?} is too large for this machine")))?;
+        let memory = memory(bytes)?;
+        let (key, board) = node.export_notified(name, &memory, Rights::ReadWrite, rings)?;
         let senders = if shared { SENDERS_MAX } else { rings };
-        let inlet = Arc::new(Inlet::new(board.clone(), Arc::clone(&memory), ring_bytes, senders, shared));
+        let inlet = Arc::new(Inlet::new(board.clone(), memory.clone(), ring_bytes, senders, shared));
         node.shared().set_inlet(name, &inlet);
         let node = Arc::clone(node.shared());
         Ok((key, Self { node, name: name.to_owned(), memory, board, inlet, senders: rings, block: None }))
@@ -209,22 +222,24 @@ impl Receiver {
     fn look_in_rings(&mut self) -> Result<Found, ChannelError> {
         let Some(number) = self.board.test_any(0..self.senders) else { return Ok(Found::Nothing) };
         let sender = u32::from(number);
-        let mut state = self.inlet.lock();
-        let place = &mut state.sources[usize::from(number)];
         // Messages first: the end comes behind them.
         if self.board.acknowledge(number) {
-            let Some(source) = place else { return Ok(Found::Again) };
-            if let Some(bytes) = self.message(source, sender) {
+            let state = self.inlet.lock();
+            let Some(source) = &state.sources[usize::from(number)] else { return Ok(Found::Again) };
+            let (end, open, ring) = (source.end, source.state == State::Open, source.ring.clone());
+            // The ring may not be there, and the node's thread must not wait for it.
+            drop(state);
+            if let Some(bytes) = self.message(ring, sender) {
                 return Ok(Found::Message(sender, bytes));
             }
-            let (end, open) = (source.end, source.state == State::Open);
-            drop(state);
             self.board.acknowledge_many(number, u64::MAX);
             if open {
                 self.node.violated(end.0, "it wrote garbage into a channel");
             }
             return Ok(Found::Again);
         }
+        let mut state = self.inlet.lock();
+        let place = &mut state.sources[usize::from(number)];
         if self.board.reset(number).is_none() {
             return Ok(Found::Again);
         }
@@ -238,13 +253,18 @@ impl Receiver {
     }
 
     /// The message that has been notified.
-    fn message(&self, source: &mut super::inlet::Source, sender: u32) -> Option<SharedSlice> {
+    fn message(&self, mut ring: ReceiveRing, sender: u32) -> Option<SharedSlice> {
         let ring_bytes = self.inlet.ring_bytes as usize;
-        let ring = self.memory.shared().sub(sender as usize * ring_bytes, ring_bytes)?;
+        let bytes = self.memory.shared().sub(sender as usize * ring_bytes, ring_bytes)?;
         loop {
-            match source.ring.parse(word(&ring, source.ring.offset())?).ok()? {
-                Parsed::Skipped => {}
-                Parsed::Message { offset, len } => return ring.sub(offset as usize, len),
+            match ring.parse(word(&bytes, ring.offset())?).ok()? {
+                Parsed::Skipped => {
+                    // Nobody else changes it.
+                    if let Some(source) = &mut self.inlet.lock().sources[sender as usize] {
+                        source.ring = ring.clone();
+                    }
+                }
+                Parsed::Message { offset, len } => return bytes.sub(offset as usize, len),
             }
         }
     }
@@ -253,7 +273,13 @@ impl Receiver {
         if self.block.is_none() {
             // In this order: what comes after the look is signalled again.
             self.board.acknowledge_many(0, u64::MAX);
+            if let Some(told) = self.inlet.write_away() {
+                self.tell(told);
+            }
             let mut state = self.inlet.lock();
+            if !state.away.is_empty() {
+                return Ok(Found::Again);
+            }
             let super::inlet::Sources { sources, queue, ended, .. } = &mut *state;
             let Some(queue) = queue else { return Ok(Found::Nothing) };
             if let Some(block) = queue.front() {
@@ -317,9 +343,11 @@ impl Receiver {
         let mut state = self.inlet.lock();
         let Some(source) = state.sources.get_mut(sender as usize).and_then(Option::as_mut) else { return };
         let Some(units) = source.ring.consumed(len) else { return };
-        let (end, open) = (source.end, source.state == State::Open);
+        let (end, open, position) = (source.end, source.state == State::Open, source.ring.position());
         drop(state);
-        if open {
+        let at = self.inlet.ring_bytes * u64::from(self.senders) + LINE_BYTES * u64::from(sender);
+        let waits = self.memory.shared().with_u64(at as usize, |word| line::advance(word, position));
+        if open && waits != Some(false) {
             self.tell(vec![(end, Told::Position(units))]);
         }
     }

@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use netvm_core::atomic::{Atomic, AtomicOp, Width};
+use netvm_core::channel::line::{self, LINE_BYTES};
 use netvm_core::channel::{
     Ask, BLOCK_BYTES, Flow, MESSAGE_HEADER_BYTES, NoPlace, Notice, Queue, SendRing, Told, taken,
 };
@@ -17,6 +19,11 @@ use crate::error::Error;
 use crate::posted::Counter;
 use crate::region::{Peer, Region};
 
+/// Who finds no room looks for so long whether the receiver has made some, before sleeping.
+const LOOK_MAX: Duration = Duration::from_micros(50);
+/// And then so often.
+const LINE_LOOK: Duration = Duration::from_millis(100);
+
 /// The sending end of a channel. Dropping it closes it: the receiver gets all that was sent, and is told.
 #[derive(Debug)]
 pub struct Sender {
@@ -26,6 +33,8 @@ pub struct Sender {
     capacity: u64,
     /// None: the ring is shared, and the receiver's node gives out the places.
     ring: Option<SendRing>,
+    /// Where in the region the receiver tells how far it is, if that is mapped here.
+    line: Option<u64>,
     /// Of small blocks for a shared ring: what has been sent and placed, and the answers.
     flow: Flow,
     answers: Counter,
@@ -52,6 +61,7 @@ impl Sender {
             number: 0,
             capacity: 0,
             ring: None,
+            line: None,
             flow: Flow::default(),
             answers: Counter::new(),
             rails,
@@ -72,7 +82,31 @@ impl Sender {
         (sender.number, sender.capacity) = (u16::try_from(number).map_err(|_| nonsense())?, capacity);
         sender.ring = (!shared).then(|| SendRing::new(capacity, nonce));
         sender.ended = false;
+        if !shared {
+            sender.choose_line(capacity)?;
+        }
         Ok(sender)
+    }
+
+    /// Has the receiver tell in shared memory how far it is, or over the session.
+    fn choose_line(&mut self, capacity: u64) -> Result<(), Error> {
+        let rings = u64::from(self.region.notifications());
+        let at =
+            rings.checked_mul(capacity).and_then(|end| end.checked_add(LINE_BYTES * u64::from(self.number)));
+        let at = at.filter(|at| at.checked_add(LINE_BYTES).is_some_and(|end| end <= self.region.len()));
+        let Some(at) = at else { return Err(nonsense()) };
+        self.line = self.change_line(at, AtomicOp::Swap, line::beginning(true)).map(|_| at);
+        match self.line {
+            Some(_) => Ok(()),
+            // The sender before may have been near.
+            None => self.region.write(at, &line::beginning(false).to_ne_bytes()),
+        }
+    }
+
+    /// What the receiver's word was; None where it is not mapped here (any more).
+    fn change_line(&self, at: u64, op: AtomicOp, operand: u64) -> Option<u64> {
+        let mapped = self.region.mapped(false)?;
+        mapped.atomic(self.region.peer(), at, &Atomic::new(op, Width::Eight, operand))
     }
 
     /// Longest message that this channel takes.
@@ -127,7 +161,11 @@ impl Sender {
     }
 
     fn put(&mut self, messages: &[&[u8]], limit: Limit) -> Result<(), ChannelError> {
-        let heard = self.region.peer().hear(self.slot);
+        let heard = match self.line {
+            // Who has the session is about to hear; what matters in memory is refused there.
+            Some(_) => self.region.peer().try_hear(self.slot),
+            None => self.region.peer().hear(self.slot),
+        };
         self.take(heard)?;
         let answered = if self.ring.is_none() { self.answers.take_error() } else { None };
         let done = answered.map_or(Ok(()), |error| Err(error.into()));
@@ -151,10 +189,7 @@ impl Sender {
                 Err(NoPlace::TooLong) => {
                     return Err(ChannelError::TooLong { bytes: bytes.len(), max: self.message_bytes_max() });
                 }
-                Err(NoPlace::Full) => {
-                    let heard = self.wait(limit)?;
-                    self.take(heard)?;
-                }
+                Err(NoPlace::Full) => self.wait_for_room(limit)?,
             }
         };
         let base = u64::from(self.number) * self.capacity;
@@ -176,6 +211,46 @@ impl Sender {
             ring.written(&placed);
         }
         Ok(())
+    }
+
+    /// Waits until the receiver has told that it is farther.
+    fn wait_for_room(&mut self, limit: Limit) -> Result<(), ChannelError> {
+        let mut looks = 0;
+        let start = Instant::now();
+        while let Some(at) = self.line {
+            // The mark that we sleep is set only when looking has not helped.
+            let sleeps = !matches!(limit, Limit::Now) && start.elapsed() > LOOK_MAX;
+            let (op, mark) = if sleeps { (AtomicOp::Or, line::SLEEPS) } else { (AtomicOp::Load, 0) };
+            let Some(word) = self.change_line(at, op, mark) else { break };
+            match self.ring.as_mut().map(|ring| ring.credit_to(line::position(word))) {
+                Some(Ok(true)) => return Ok(()),
+                Some(Err(_)) => return Err(self.garbage().into()),
+                Some(Ok(false)) | None => {}
+            }
+            if sleeps {
+                // Others who have the key can take our mark away.
+                let heard = match self.wait(limit.at_most(LINE_LOOK)) {
+                    Err(ChannelError::TimedOut) if !limit.is_over() => continue,
+                    heard => heard?,
+                };
+                return self.take(heard);
+            }
+            if matches!(limit, Limit::Now) {
+                break;
+            }
+            looks += 1;
+            match looks % 64 {
+                0 => std::thread::yield_now(),
+                _ => std::hint::spin_loop(),
+            }
+        }
+        let heard = self.wait(limit)?;
+        self.take(heard)
+    }
+
+    fn garbage(&self) -> Error {
+        let reason = "it told of messages that it cannot have received".to_owned();
+        Error::Protocol { lender: self.region.peer().address.clone(), reason }
     }
 
     fn put_in_block(&mut self, messages: &[&[u8]], limit: Limit) -> Result<(), ChannelError> {
@@ -326,6 +401,24 @@ enum Limit {
 }
 
 impl Limit {
+    /// The same, but not longer than `most`.
+    fn at_most(self, most: Duration) -> Self {
+        let end = Instant::now() + most;
+        match self {
+            Self::Now => Self::Now,
+            Self::Until(until) => Self::Until(until.min(end)),
+            Self::Never => Self::Until(end),
+        }
+    }
+
+    fn is_over(self) -> bool {
+        match self {
+            Self::Now => true,
+            Self::Until(until) => until <= Instant::now(),
+            Self::Never => false,
+        }
+    }
+
     fn new(timeout: Option<Duration>) -> Self {
         timeout.and_then(|timeout| Instant::now().checked_add(timeout)).map_or(Self::Never, Self::Until)
     }

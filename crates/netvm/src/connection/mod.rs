@@ -141,8 +141,26 @@ pub(crate) struct State {
     pulses: Vec<pulse::Seen>,
     /// What is to be told to the peer's senders, until the window has room.
     notices: Notices,
+    /// Posted writes as of the last look, and those of them that are not of the session itself.
+    posted_writes: (u64, u64),
+    /// The peer has been asked whether it has applied so many.
+    asked: u64,
     /// Who copies to and from third nodes for the peer.
     pub(crate) copier: Option<mpsc::Sender<copier::Job>>,
+}
+
+impl State {
+    /// Posts a notification of the session itself. Operations on mapped memory need not come behind it.
+    fn post_notice(&mut self, handle: u32, options: WriteOptions) -> Result<(), PostError> {
+        let endpoint = &mut self.session.endpoint;
+        let (seen, _) = &mut self.posted_writes;
+        let is_known = endpoint.posted_writes() == *seen;
+        endpoint.post_write_copied(handle, 0, &[], options)?;
+        if is_known {
+            *seen = endpoint.posted_writes();
+        }
+        Ok(())
+    }
 }
 
 impl PeerSession {
@@ -183,6 +201,8 @@ impl PeerSession {
             sharing: Sharing::default(),
             pulses: Vec::new(),
             notices: Notices::default(),
+            posted_writes: (0, 0),
+            asked: 0,
             copier: None,
         };
         let address = address.to_owned();
@@ -461,7 +481,7 @@ impl PeerSession {
     ) -> Result<(MutexGuard<'a, State>, u64)> {
         let token = state.next_token;
         state.next_token += 1;
-        let (state, posted) =
+        let (mut state, posted) =
             self.wait_until(state, "room for another operation", PATIENCE, |peer, state| {
                 if let Some(error) = &state.broken {
                     return Some(Err(error.clone()));
@@ -475,14 +495,18 @@ impl PeerSession {
                     Err(error) => Some(Err(Error::Other(error.to_string()))),
                 }
             });
-        self.publish(&state);
+        self.publish(&mut state);
         posted.map(|()| (state, token))
     }
 
     /// Tells mapped regions what is under way here.
-    fn publish(&self, state: &State) {
+    fn publish(&self, state: &mut State) {
         let endpoint = &state.session.endpoint;
-        self.beside.publish(endpoint.posted_writes(), endpoint.applied_writes());
+        let (seen, counted) = &mut state.posted_writes;
+        if endpoint.posted_writes() != *seen {
+            (*seen, *counted) = (endpoint.posted_writes(), endpoint.posted_writes());
+        }
+        self.beside.publish(*counted, endpoint.applied_writes());
     }
 
     /// Calls the peer.
@@ -529,7 +553,7 @@ impl PeerSession {
     /// Notifies the peer of something of the session itself, after everything written before.
     pub(crate) fn tell(&self, handle: u32, notify: Notify) -> Result<()> {
         let options = WriteOptions { notify: Some(notify), ..WriteOptions::default() };
-        let post = |state: &mut State, _| state.session.endpoint.post_write_copied(handle, 0, &[], options);
+        let post = |state: &mut State, _| state.post_notice(handle, options);
         let (state, _) = self.post(self.lock(), post)?;
         self.push(state, true)
     }
@@ -537,8 +561,7 @@ impl PeerSession {
     /// As [`PeerSession::tell`], when a turn is over: with the next request, if that is about to come.
     pub(crate) fn tell_released(&self, notify: Notify) -> Result<()> {
         let options = WriteOptions { notify: Some(notify), ..WriteOptions::default() };
-        let post =
-            |state: &mut State, _| state.session.endpoint.post_write_copied(SYNC_HANDLE, 0, &[], options);
+        let post = |state: &mut State, _| state.post_notice(SYNC_HANDLE, options);
         let (mut state, _) = self.post(self.lock(), post)?;
         // Only where the node's thread comes by anyway: to tell it costs as much as to send.
         if !(state.ride.is_on() && state.ticking) {
@@ -579,6 +602,7 @@ impl PeerSession {
         // Nothing is received here: what it asked for would bring more signals, and those who ask without being signalled would never
         // be served.
         self.post_signals(state);
+        self.ask_what_is_applied(state);
         if state.broken.is_none()
             && let Err(failure) = self.send_all(state)
         {
@@ -611,6 +635,11 @@ impl PeerSession {
         self.lock().inbox.outlets.hear(slot)
     }
 
+    /// As [`PeerSession::hear`]; nothing while somebody uses the session.
+    pub(crate) fn try_hear(&self, slot: u16) -> Heard {
+        self.state.try_lock().map_or_else(|_| Heard::default(), |mut state| state.inbox.outlets.hear(slot))
+    }
+
     /// Waits until a sender of ours is told something. `None` after `limit`.
     pub(crate) fn wait_to_hear(&self, slot: u16, limit: Option<Duration>) -> Result<Option<Heard>> {
         let mut ready = |_: &Self, state: &mut State| {
@@ -629,14 +658,14 @@ impl PeerSession {
     fn post_signals(&self, state: &mut State) {
         while let Some(notify) = state.inbox.signals.front() {
             let options = WriteOptions { notify: Some(*notify), ..WriteOptions::default() };
-            match state.session.endpoint.post_write_copied(SYNC_HANDLE, 0, &[], options) {
+            match state.post_notice(SYNC_HANDLE, options) {
                 Err(PostError::Full) => break,
                 Ok(()) | Err(_) => state.inbox.signals.pop_front(),
             };
         }
         while let Some(notify) = state.notices.first() {
             let options = WriteOptions { notify: Some(notify), ..WriteOptions::default() };
-            match state.session.endpoint.post_write_copied(CHANNEL_HANDLE, 0, &[], options) {
+            match state.post_notice(CHANNEL_HANDLE, options) {
                 Err(PostError::Full) => break,
                 Ok(()) | Err(_) => state.notices.pop(),
             }

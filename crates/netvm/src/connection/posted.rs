@@ -10,10 +10,14 @@ use super::{PATIENCE, PeerSession, State, TIMEOUT};
 use crate::error::{Error, Result};
 use crate::posted::Target;
 use crate::region::WriteOptions;
+use crate::shm::{APPLIED, SHM_METHOD};
 
 /// Who finds so many operations under way and no room waits until half of them have ended, but not longer than this.
 const FULL_MIN: usize = 16;
 const ROOM_WAIT: Duration = Duration::from_millis(1);
+
+/// With so many writes that are not known to be applied the peer is asked.
+const UNKNOWN_MAX: u64 = 1024;
 
 /// Where the ends of posted operations are told, by the operation's slot.
 #[derive(Default)]
@@ -74,6 +78,21 @@ impl PeerSession {
         Ok(())
     }
 
+    /// A peer that answers through memory says of no notice that it has been applied, and the window would fill up.
+    pub(super) fn ask_what_is_applied(&self, state: &mut State) {
+        let endpoint = &mut state.session.endpoint;
+        let (posted, applied) = (endpoint.posted_writes(), endpoint.applied_writes());
+        if state.broken.is_none() && posted - applied >= UNKNOWN_MAX && applied >= state.asked {
+            let token = state.next_token;
+            state.next_token += 1;
+            // Full: at the next notice.
+            if let Ok(slot) = endpoint.post_call(token, SHM_METHOD, APPLIED.to_vec()) {
+                state.asked = posted;
+                state.targets.set(slot, token, "call", Target::Cell(Arc::default()));
+            }
+        }
+    }
+
     /// As [`PeerSession::start`], for a write whose bytes are copied: it has ended when it is posted.
     pub(crate) fn start_copied(
         &self,
@@ -120,7 +139,7 @@ impl PeerSession {
             state.next_token += 1;
             match post(&mut state, token) {
                 Ok(()) => {
-                    self.publish(&state);
+                    self.publish(&mut state);
                     return Ok(state);
                 }
                 Err(PostError::Full) if attempt == 0 => drop(self.progress(&mut state)),

@@ -24,6 +24,9 @@ use meeting::{INVITATION_BYTES, Invitation, Secret, meeting_name};
 /// The method of calls about shared memory.
 pub(crate) const SHM_METHOD: u32 = 0x5348_4D31;
 
+/// A call about nothing: its answer says which writes have been applied.
+pub(crate) const APPLIED: [u8; 1] = [4];
+
 /// What carries the operations on a peer's segments.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum LinkChoice {
@@ -158,7 +161,7 @@ impl Request {
                 [&[2], &handle.to_le_bytes()[..], &[u8::from(*light) | u8::from(*apart) << 1]].concat()
             }
             Self::Ring { handle } => [&[3], &handle.to_le_bytes()[..]].concat(),
-            Self::Applied => vec![4],
+            Self::Applied => APPLIED.to_vec(),
         }
     }
 
