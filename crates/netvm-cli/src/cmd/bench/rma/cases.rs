@@ -1,11 +1,13 @@
 //! The measured cases of `netvm bench rma`. Each checks what it moved.
 
+use std::collections::VecDeque;
 use std::error::Error;
 use std::time::{Duration, Instant};
 
 use netvm::copy::Copied;
 use netvm::node::Mapping;
 use netvm::notify::Notify;
+use netvm::posted::Op;
 use netvm::region::Region;
 
 use netvm::link::switch_looking_off;
@@ -26,6 +28,8 @@ const COPIED_BYTES_MAX: usize = 16 << 10;
 /// Bytes of gets under way at once, and how many at most.
 const GETS_BYTES: usize = 1 << 20;
 const GETS_MAX: usize = 128;
+/// They are posted in so many parts, so that there are always some under way.
+const GROUPS: usize = 4;
 const PIECE_BYTES_MAX: usize = 1 << 20;
 
 /// Both ends of a bench.
@@ -290,26 +294,34 @@ impl Pair {
         Ok(sample)
     }
 
-    /// GB/s of gets of `size` bytes, several under way.
+    /// GB/s of gets of `size` bytes, several always under way.
     pub fn get_bandwidth(&mut self, size: usize, shift: usize, time: Duration) -> Result<Sample> {
         let area = size.max(AREA_BYTES);
         let salt = self.salt;
         let expected: Vec<u8> = (0..area + shift).map(|index| (index / 5) as u8 ^ salt).collect();
         self.region.write(0, &expected)?;
         let part = size.min(PIECE_BYTES_MAX);
-        let parts = (GETS_BYTES.max(size) / part).clamp(1, GETS_MAX);
+        let parts = (GETS_BYTES.max(size) / part).clamp(GROUPS, GETS_MAX);
         let local = self.local.shared();
         let pieces: Vec<_> = (0..parts)
             .map(|index| index * part % area)
             .filter_map(|at| Some(((at + shift) as u64, local.sub(at, part)?)))
             .collect();
-        let gets = (pieces.len() * part / size) as u64;
-        let (start, mut count) = (Instant::now(), 0u64);
-        while count == 0 || start.elapsed() < time {
-            self.region.read_vectored(&pieces)?;
-            count += gets;
+        let groups: Vec<_> = pieces.chunks(pieces.len().div_ceil(GROUPS)).collect();
+        let mut next = groups.iter().cycle();
+        let mut under_way = VecDeque::new();
+        let (start, mut bytes) = (Instant::now(), 0);
+        while bytes < area || start.elapsed() < time {
+            if under_way.len() == groups.len() {
+                wait_all(under_way.pop_front())?;
+            }
+            let group = next.next().ok_or("nothing to get")?;
+            let post = |&(offset, local): &(u64, _)| self.region.post().read(offset, &[local]);
+            under_way.push_back(group.iter().map(post).collect::<netvm::Result<Vec<Op>>>()?);
+            bytes += group.len() * part;
         }
-        let sample = Sample::of_rate(count, size, start.elapsed());
+        under_way.into_iter().try_for_each(|ops| wait_all(Some(ops)))?;
+        let sample = Sample::of_rate((bytes / size) as u64, size, start.elapsed());
         for (offset, piece) in pieces {
             if piece.to_vec() != expected[offset as usize..][..part] {
                 return Err("a get read something else".into());
@@ -324,6 +336,10 @@ impl Pair {
         self.region.read(offset as u64, &mut bytes)?;
         if bytes == expected { Ok(()) } else { Err("what was put is not there".into()) }
     }
+}
+
+fn wait_all(ops: Option<Vec<Op>>) -> Result<()> {
+    Ok(ops.into_iter().flatten().try_for_each(|op| op.wait())?)
 }
 
 /// Half the microseconds of `one`, `rounds` times: exactly as often as the other side answers.
