@@ -289,7 +289,7 @@ fn garbage_about_room_is_refused() {
             let word = match random.next() % 3 {
                 0 => random.next(),
                 1 => random.next() % 4096,
-                _ => random.next() % 128 * 8 | 2,
+                _ => (random.next() % 128 * 8) | 2,
             };
             if raw.write(LINE, &word.to_le_bytes()).is_err() {
                 break;
