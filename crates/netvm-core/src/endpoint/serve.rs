@@ -129,15 +129,7 @@ impl Endpoint {
                 return;
             }
             Kind::Unimport => {
-                if self.answers_from(header.handle) {
-                    // Reads asked for before still want their bytes.
-                    // Once: so there are at most as many as there are answers.
-                    if !self.closing.contains(&header.handle) {
-                        self.closing.push(header.handle);
-                    }
-                } else {
-                    exports.unimport(header.handle);
-                }
+                self.given_back(header.handle, exports);
                 (Header { token, ..Header::new(Kind::FlushAck) }, Payload::None)
             }
             Kind::Atomic => {
@@ -169,6 +161,16 @@ impl Endpoint {
             }
         };
         self.queue(rail, answer, payload, true);
+    }
+
+    /// The peer has given a handle back: it is closed when what was asked for before has been answered, at once if nothing was.
+    pub fn given_back(&mut self, handle: u32, exports: &mut impl Exports) {
+        if !self.answers_from(handle) {
+            exports.unimport(handle);
+        } else if !self.closing.contains(&handle) {
+            // Once: so there are at most as many as there are answers.
+            self.closing.push(handle);
+        }
     }
 
     /// Whether an answer with bytes of this handle waits to be sent.

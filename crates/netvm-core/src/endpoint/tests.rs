@@ -97,7 +97,7 @@ impl Side {
     }
 
     /// The bytes that the rail would send now.
-    fn output(&self, rail: usize, max: usize) -> Vec<u8> {
+    pub(super) fn output(&self, rail: usize, max: usize) -> Vec<u8> {
         let (sent, frames) = self.endpoint.frames(rail);
         let mut out = Vec::new();
         for frame in frames {

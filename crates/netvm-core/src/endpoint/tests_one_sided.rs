@@ -361,3 +361,48 @@ fn a_handle_is_given_back_after_the_answers_to_earlier_reads() {
     assert_eq!(side.memory.check(0, 0, 1, Access::Read), Err(Status::NoHandle));
     assert_eq!(side.endpoint.queued_bytes(0), HEADER_BYTES, "the answer");
 }
+
+/// By a call, as borrowers do: the owner is asked for the bytes until they are sent, and refuses everything that comes later.
+#[test]
+fn who_gives_memory_back_is_answered_what_it_asked_for_before() {
+    let (mut side, mut random) = (Side::new(1), Random::new(7));
+    side.memory.import("memory", &RemoteKey::from_bytes([9; 16])).unwrap();
+    side.memory.bytes.iter_mut().for_each(|byte| *byte = random.draw() as u8);
+    let expected = side.memory.bytes[100..164].to_vec();
+    let write = Header { offset: 100, payload_bytes: 4, ..Header::new(Kind::Write) };
+    side.feed(0, &[&write.encode()[..], &expected[..4]].concat()).unwrap();
+    for token in 0..3 {
+        let read = Header { sequence: 1, token, offset: 100, bytes: 64, ..Header::new(Kind::Read) };
+        side.feed(0, &read.encode()).unwrap();
+    }
+    side.feed(0, &Header { sequence: 1, ..Header::new(Kind::Flush) }.encode()).unwrap();
+    side.feed(0, &Header { sequence: 1, handle: 3, ..Header::new(Kind::Call) }.encode()).unwrap();
+    let Some(Event::Called { request, .. }) = side.endpoint.event() else { panic!("no call") };
+    side.endpoint.given_back(0, &mut side.memory);
+    side.endpoint.given_back(0, &mut side.memory);
+    side.endpoint.reply(request, Ok(Vec::new()));
+    let mut answers = Vec::new();
+    while side.endpoint.has_output(0) {
+        assert_eq!(side.memory.check(0, 100, 64, Access::Read), Ok(()), "its bytes are still to be sent");
+        let part = side.output(0, 50);
+        side.endpoint.sent(0, part.len());
+        answers.extend_from_slice(&part);
+        side.endpoint.close_handles(&mut side.memory);
+        if answers.len() >= 3 * (HEADER_BYTES + 64) {
+            break;
+        }
+    }
+    assert_eq!(side.memory.check(0, 100, 64, Access::Read), Err(Status::NoHandle));
+    for answer in answers.chunks_exact(HEADER_BYTES + 64).take(3) {
+        let header = Header::decode(answer.first_chunk().unwrap()).unwrap();
+        assert_eq!((header.kind, &answer[HEADER_BYTES..]), (Kind::ReadReply, &expected[..]));
+    }
+    let rest: Vec<_> =
+        side.endpoint.frames(0).1.map(|frame| Header::decode(&frame.header).unwrap()).collect();
+    assert!(rest.iter().all(|header| header.status == 0), "the flush, the call: {rest:?}");
+    // At once, when nobody waits for anything.
+    let (handle, ..) = side.memory.import("memory", &RemoteKey::from_bytes([9; 16])).unwrap();
+    let mut idle = Side::new(1);
+    idle.endpoint.given_back(handle, &mut side.memory);
+    assert_eq!(side.memory.check(handle, 0, 1, Access::Read), Err(Status::NoHandle));
+}

@@ -140,14 +140,26 @@ impl StopFlag {
 struct View<'a> {
     memories: &'a Memories,
     lease: Option<LeaseId>,
+    returns: &'a mut Returns,
     ops: &'a mut u64,
+}
+
+/// Slabs that a borrower gives back.
+#[derive(Default)]
+struct Returns {
+    /// Answers with their bytes may be on their way. Nothing else is taken or given any more.
+    waiting: Vec<u32>,
+    /// These have been sent.
+    over: Vec<u32>,
 }
 
 impl Exports for View<'_> {
     fn check(&mut self, handle: u32, offset: u64, bytes: u32, _: Access) -> Result<(), Status> {
         *self.ops += 1;
         let slabs = &self.memories.slabs;
-        if !self.lease.is_some_and(|lease| slabs.holds(lease, handle)) {
+        if !self.lease.is_some_and(|lease| slabs.holds(lease, handle))
+            || self.returns.waiting.contains(&handle)
+        {
             return Err(Status::NoHandle);
         }
         let inside = offset.checked_add(u64::from(bytes)).is_some_and(|end| end <= slabs.slab_bytes());
@@ -158,7 +170,12 @@ impl Exports for View<'_> {
         Err(Status::NoSegment)
     }
 
-    fn unimport(&mut self, _: u32) {}
+    fn unimport(&mut self, handle: u32) {
+        // A borrower has no other way to close something than to give it back.
+        if self.returns.waiting.contains(&handle) {
+            self.returns.over.push(handle);
+        }
+    }
 }
 
 impl Memory for View<'_> {
@@ -190,6 +207,7 @@ pub(super) struct Served {
     /// It has said that it cannot give back what it was asked for.
     pub(super) cannot: bool,
     ops: u64,
+    returns: Returns,
     waits_for_room: bool,
     /// Met on this host, and not yet proved to be the session's borrower.
     met: Option<Invited>,
@@ -199,6 +217,13 @@ struct Ticket {
     key: [u8; 16],
     lease: LeaseId,
     since: Instant,
+}
+
+impl Served {
+    fn parts<'a>(&'a mut self, memories: &'a Memories) -> (&'a mut Session<Transport>, View<'a>) {
+        let Self { session, lease, returns, ops, .. } = self;
+        (session, View { memories, lease: *lease, returns, ops })
+    }
 }
 
 /// A lender that listens.
@@ -505,6 +530,7 @@ impl Lender {
             asked_to_leave: false,
             cannot: false,
             ops: 0,
+            returns: Returns::default(),
             waits_for_room: false,
             met: None,
         })))
@@ -517,8 +543,8 @@ impl Lender {
                 (served.heard, served.pinged) = (Instant::now(), false);
             }
             for _ in 0..ROUNDS_MAX {
-                let mut view = View { memories: &self.memories, lease: served.lease, ops: &mut served.ops };
-                let more = served.session.receive(0, &mut view)?;
+                let (session, mut view) = served.parts(&self.memories);
+                let more = session.receive(0, &mut view)?;
                 while let Some(event) = served.session.event() {
                     match event {
                         Event::Called { request, method, body } => {
@@ -537,8 +563,10 @@ impl Lender {
                 }
             }
         }
-        let mut view = View { memories: &self.memories, lease: served.lease, ops: &mut served.ops };
-        served.session.send(0, &mut view)?;
+        let (session, mut view) = served.parts(&self.memories);
+        let sent = session.send(0, &mut view);
+        self.take_back(served);
+        sent?;
         let waits_for_room = served.session.has_output();
         if waits_for_room != served.waits_for_room {
             served.waits_for_room = waits_for_room;
@@ -606,19 +634,23 @@ impl Lender {
         match method {
             protocol::RETURN => {
                 let slab = reader.u32().ok_or(Status::BadRequest)?;
-                let unused = slabs.give_back(lease, slab).map_err(|_| Status::NoHandle)?;
-                let memories = &self.memories;
-                served.session.endpoint.revoke(slab, |offset, bytes| {
-                    memories.slab(slab, offset, bytes).map_or_else(Vec::new, |memory| memory.to_vec())
-                });
-                if unused {
-                    self.memories.clear(&[slab]);
+                if !slabs.holds(lease, slab) || served.returns.waiting.contains(&slab) {
+                    return Err(Status::NoHandle);
                 }
+                served.returns.waiting.push(slab);
+                // What was asked for before is answered first.
+                let Served { session, lease, returns, ops, .. } = served;
+                let mut view = View { memories: &self.memories, lease: *lease, returns, ops };
+                session.endpoint.given_back(slab, &mut view);
+                self.take_back(served);
             }
             protocol::FORK => {
                 let mut key = [0; 16];
                 getrandom::fill(&mut key).map_err(|_| Status::Busy)?;
                 let lease = slabs.fork(lease).map_err(|_| Status::Busy)?;
+                for &slab in &served.returns.waiting {
+                    let _ = slabs.give_back(lease, slab);
+                }
                 self.tickets.push(Ticket { key, lease, since: Instant::now() });
                 out.bytes(&key);
             }
@@ -656,6 +688,20 @@ impl Lender {
             _ => return Err(Status::NoMethod),
         }
         Ok(out.0)
+    }
+
+    /// The borrower has been sent what it had asked for of these slabs: they are lent to others.
+    fn take_back(&mut self, served: &mut Served) {
+        while let Some(slab) = served.returns.over.pop() {
+            served.returns.waiting.retain(|&waiting| waiting != slab);
+            // The rest of a write that came too late.
+            served.session.endpoint.revoke(slab, |_, bytes| vec![0; bytes as usize]);
+            if let Some(lease) = served.lease
+                && self.memories.slabs.give_back(lease, slab) == Ok(true)
+            {
+                self.memories.clear(&[slab]);
+            }
+        }
     }
 
     /// A new lease, or the one that a ticket stands for.

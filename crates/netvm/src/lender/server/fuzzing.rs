@@ -16,6 +16,7 @@ fn served(role: Role) -> Option<Served> {
         cannot: false,
         pid: 0,
         ops: 0,
+        returns: Returns::default(),
         waits_for_room: false,
         met: None,
     })
@@ -51,9 +52,10 @@ pub(crate) fn fuzz(mut data: &[u8]) {
         assert!(used <= lender.memories.slabs.size_bytes(), "lent what there is not");
         // What it holds it may touch, and nothing else.
         let Lender { memories, .. } = &lender;
-        let Served { lease, ops, .. } = &mut peers[who];
+        let Served { lease, returns, ops, .. } = &mut peers[who];
+        assert!(returns.waiting.is_empty() && returns.over.is_empty(), "nobody waits for anything");
         for slab in 0..6 {
-            let mut view = View { memories, lease: *lease, ops };
+            let mut view = View { memories, lease: *lease, returns, ops };
             let allowed = view.check(slab, 0, 4096, Access::Write).is_ok();
             assert_eq!(allowed, view.memory(slab, 0, 4096).is_some());
             assert!(view.check(slab, 1, 4096, Access::Write).is_err());
