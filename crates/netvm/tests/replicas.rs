@@ -317,6 +317,45 @@ fn a_silent_lender_is_missed_though_nobody_wants_anything() {
     model.check_all();
 }
 
+/// As when the host, or its network, stands still: there is nobody to go on with.
+#[test]
+fn lenders_that_are_all_silent_at_once_are_waited_for() {
+    let Some(_alone) = alone() else { return };
+    let modes = [(); 2].map(|()| Arc::new(AtomicU32::new(PASS)));
+    let addresses = modes.each_ref().map(|mode| proxy(&lend().address, mode));
+    let (pager, memory) = start(&[&addresses[0], &addresses[1]]);
+    let mut model = Model::new(memory, 11);
+    model.churn(2000);
+    for round in 0..3 {
+        let before = pager.stats().lenders_lost;
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                modes.iter().for_each(|mode| mode.store(HOLD, Ordering::Relaxed));
+                std::thread::sleep(Duration::from_millis(1500));
+                modes.iter().for_each(|mode| mode.store(PASS, Ordering::Relaxed));
+            });
+            let started = Instant::now();
+            while started.elapsed() < Duration::from_secs(3) {
+                model.churn(200);
+            }
+        });
+        let stats = until(&pager, &mut model, "all pages have two copies", |stats| {
+            stats.pages_unprotected == 0 && stats.lenders_lost == stats.lenders_back
+        });
+        // A call that nobody else could have answered meanwhile may have been given up.
+        assert!(stats.lenders_lost <= before + 1, "round {round}: {stats:?}");
+        model.check_all();
+    }
+    assert!(model.slowest.get() > Duration::from_secs(1), "nothing stood still: {:?}", model.slowest.get());
+    // One of them alone is missed soon.
+    let before = pager.stats().lenders_lost;
+    let started = Instant::now();
+    modes[1].store(HOLD, Ordering::Relaxed);
+    until(&pager, &mut model, "it is lost", |stats| stats.lenders_lost == before + 1);
+    println!("missed after {:?}", started.elapsed());
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
+}
+
 #[test]
 fn reads_do_not_wait_for_a_slow_lender() {
     let Some(_alone) = alone() else { return };

@@ -9,6 +9,7 @@ use netvm_core::wire::{BodyReader, BodyWriter, Hello, Role, Status};
 use netvm_sys::shared::SharedSlice;
 
 use super::nearby::{self, Nearby};
+use super::patience::{Debt, HEARD};
 use super::protocol::{self, BorrowAnswer, LenderStatus, Recall};
 use crate::error::{Error, Result};
 use crate::link::Link;
@@ -275,6 +276,12 @@ impl Borrower {
     /// Since when there has been something to wait for without the lender sending anything; `None` when nothing is under way.
     pub fn oldest_pending(&self) -> Option<Instant> {
         self.waiting_since
+    }
+
+    /// What is to be known of its silence.
+    pub(crate) fn debt(&self) -> Debt {
+        let received_bytes = self.session.received_bytes();
+        Debt { received_bytes, since: self.waiting_since, is_probed: self.is_only_probed() }
     }
 
     /// Whether something is queued that has not been sent.
@@ -588,7 +595,8 @@ impl Borrower {
         what: &'static str,
     ) -> Result<Answer> {
         self.check()?;
-        let deadline = Instant::now() + timeout;
+        // Time in which this process did not look, because it was stopped or starved, counts for one look.
+        let (mut left, mut looked) = (timeout, Instant::now());
         let mut slot = None;
         loop {
             if slot.is_none() {
@@ -608,7 +616,9 @@ impl Borrower {
                     }
                 });
             }
-            let left = deadline.saturating_duration_since(Instant::now());
+            let now = Instant::now();
+            left = left.saturating_sub((now - looked).min(HEARD));
+            looked = now;
             if left.is_zero() {
                 let after_ms = timeout.as_millis() as u64;
                 let error = Error::Timeout { lender: self.lender.clone(), what, after_ms };
@@ -618,7 +628,9 @@ impl Borrower {
             }
             let wants_write = self.session.has_output();
             let stream = self.session.link(0).stream();
-            stream.wait(wants_write, left).map_err(|error| Error::system("wait for the lender", &error))?;
+            stream
+                .wait(wants_write, left.min(HEARD))
+                .map_err(|error| Error::system("wait for the lender", &error))?;
         }
     }
 

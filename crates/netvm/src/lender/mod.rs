@@ -4,6 +4,7 @@ mod borrower;
 mod comeback;
 mod memories;
 mod nearby;
+mod patience;
 mod pressure;
 mod protocol;
 mod recall;
@@ -13,6 +14,7 @@ pub use crate::shm::LinkChoice;
 pub use borrower::{BorrowOptions, Borrower, BorrowerParts, Completion, ForkTicket, status, status_with};
 pub(crate) use comeback::Comeback;
 pub use netvm_core::endpoint::PostError;
+pub(crate) use patience::{Debt, Ear, HEARD, Patience, SILENCE};
 pub use protocol::{BorrowerStatus, LenderStatus, Recall};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use server::fuzzing::{fuzz, fuzz_status};

@@ -5,7 +5,7 @@ use super::seals::Seals;
 use super::side::Sides;
 use crate::detail::PagerDetail;
 use crate::error::{Error, Result, Scope};
-use crate::lender::{BorrowOptions, Borrower, Completion, ForkTicket, PostError};
+use crate::lender::{BorrowOptions, Borrower, Completion, ForkTicket, HEARD, PostError};
 use crate::runfile::RunFile;
 use crate::stats::PagerStats;
 use netvm_core::residency::{CHUNK_PAGES, COPIES_MAX, Copies, SlabCopy, Slot, SlotMap, Step, StepEnd};
@@ -177,7 +177,7 @@ impl Backing {
     /// For how long to wait for an answer before [`Backing::check_answers`].
     pub(super) fn patience(&self) -> Duration {
         if self.replicas == 1 {
-            self.timeout / 8
+            (self.timeout / 8).min(HEARD)
         } else if self.reads > 0 {
             READ_PATIENCE
         } else {
@@ -200,7 +200,7 @@ impl Backing {
         while copies.as_slice().len() < self.replicas
             && let Some(lender) = self.slots.candidate(copies.as_slice())
         {
-            let borrowed = match &mut self.sides[lender].borrower {
+            let borrowed = match self.sides.caller(lender) {
                 Some(borrower) => borrower.borrow_slab(),
                 None => break,
             };
@@ -562,7 +562,8 @@ impl Backing {
         if self.replicas > 1 {
             return self.look();
         }
-        match self.sides.silent_for_too_long(self.timeout) {
+        self.sides.doubtful(Instant::now());
+        match self.sides.silent(false) {
             Some((lender, error)) => self.lose(lender, error),
             None => Ok(()),
         }
@@ -705,7 +706,7 @@ impl Backing {
         let mut thawed = false;
         for (slab, copies) in frozen {
             for &SlabCopy { lender, slab } in copies.as_slice() {
-                let Some(borrower) = self.sides.live(lender) else { continue };
+                let Some(borrower) = self.sides.caller(lender) else { continue };
                 match borrower.sole_holder(slab) {
                     Ok(true) => {}
                     // A fork shares all slabs, so the others are most likely shared too: ask again later.
@@ -723,7 +724,7 @@ impl Backing {
     pub(super) fn fork_tickets(&mut self) -> Result<Vec<Option<ForkTicket>>> {
         let mut tickets = Vec::new();
         for lender in 0..self.sides.len() {
-            let ticket = self.sides.live(lender).map(Borrower::fork_ticket).transpose();
+            let ticket = self.sides.caller(lender).map(Borrower::fork_ticket).transpose();
             tickets.push(match ticket {
                 Ok(ticket) => ticket,
                 Err(error) => self.lose(lender, error).map(|()| None)?,

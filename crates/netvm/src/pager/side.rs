@@ -1,17 +1,11 @@
 //! The lenders of a pager: how fast they answer, whether they do, and those that were lost.
 
 use crate::error::{Error, Result, Scope};
-use crate::lender::{BorrowOptions, Borrower, Comeback};
+use crate::lender::{BorrowOptions, Borrower, Comeback, Debt, Ear, HEARD, Patience, SILENCE};
 use netvm_core::residency::SlabCopy;
 use std::ops::{Index, IndexMut};
 use std::time::{Duration, Instant};
 
-/// With replicas, a lender that has been silent for so long is lost, where others have all that it has.
-const SILENCE: Duration = Duration::from_millis(700);
-/// So much longer where nothing but a sign of life was asked of it: nobody waits for it.
-const PROBE_PATIENCE: u32 = 3;
-/// With replicas, one is asked for this often of a lender of which nothing else is asked; once a second where nothing happens at all.
-const PROBE_INTERVAL: Duration = Duration::from_millis(250);
 /// A read is asked of another lender, too, after so many times what reads usually take,
 const LATE_FACTOR: u64 = 8;
 /// but not before so long,
@@ -33,16 +27,14 @@ pub(super) struct Side {
     /// What a read takes besides its bytes, smoothed, in nanoseconds; 0 before the first.
     usual_ns: u64,
     comeback: Option<Comeback>,
-    /// For how long something has been asked of it and nothing has come, as far as we looked.
-    silent: Duration,
+    ear: Ear,
     probed: Instant,
 }
 
 impl Side {
-    /// For how long it may be silent where others have all that it has.
-    fn silence(&self) -> Duration {
-        let is_probed = self.borrower.as_ref().is_some_and(Borrower::is_only_probed);
-        if is_probed { SILENCE * PROBE_PATIENCE } else { SILENCE }
+    fn debt(&self) -> Debt {
+        let live = self.borrower.as_ref().filter(|_| self.lost.is_none());
+        live.map(Borrower::debt).unwrap_or_default()
     }
 
     /// When a read of `bytes` bytes is overdue.
@@ -72,7 +64,7 @@ pub(super) struct Sides {
     hook: Option<fn()>,
     silence_max: Duration,
     replicas: usize,
-    looked: Instant,
+    patience: Patience,
     chosen: u32,
 }
 
@@ -101,15 +93,19 @@ impl Sides {
         silence_max: Duration,
         known: Option<u64>,
     ) -> Result<Self> {
-        let (sides, looked) = (Vec::new(), Instant::now());
-        let mut all = Self { sides, options, hook, silence_max, replicas, looked, chosen: 0 };
+        let (sides, now) = (Vec::new(), Instant::now());
+        let patience = Patience::new(now, SILENCE);
+        let mut all = Self { sides, options, hook, silence_max, replicas, patience, chosen: 0 };
         for (lender, address) in addresses.iter().enumerate() {
             let mut options = all.options.clone();
             if known.is_some_and(|known| known.checked_shr(lender as u32).is_some_and(|bits| bits & 1 == 1)) {
                 (options.connect_timeout, options.call_timeout) = (SILENCE, SILENCE);
             }
             let (borrower, lost) = match Borrower::connect(address, &options) {
-                Ok(borrower) => (Some(all.ready(borrower)), None),
+                Ok(mut borrower) => {
+                    borrower.set_call_timeout(all.options.call_timeout);
+                    (Some(borrower), None)
+                }
                 Err(error) if known.is_some() && error.scope() == Scope::Link => (None, Some(error)),
                 Err(error) => return Err(error),
             };
@@ -121,17 +117,11 @@ impl Sides {
                 late: false,
                 usual_ns: 0,
                 comeback: None,
-                silent: Duration::ZERO,
-                probed: looked,
+                ear: Ear::default(),
+                probed: now,
             });
         }
         Ok(all)
-    }
-
-    /// Nobody waits for one lender's answer for longer than it may be silent.
-    fn ready(&self, mut borrower: Borrower) -> Borrower {
-        borrower.set_call_timeout(if self.replicas > 1 { SILENCE } else { self.options.call_timeout });
-        borrower
     }
 
     pub(super) fn len(&self) -> u32 {
@@ -146,6 +136,16 @@ impl Sides {
     pub(super) fn live(&mut self, lender: u32) -> Option<&mut Borrower> {
         let side = &mut self[lender];
         side.borrower.as_mut().filter(|_| side.lost.is_none())
+    }
+
+    /// The same, for a call: with replicas nobody waits for one lender's answer for longer than it may be silent.
+    pub(super) fn caller(&mut self, lender: u32) -> Option<&mut Borrower> {
+        if self.replicas > 1 {
+            self.look(Instant::now());
+            let timeout = self.patience.call_timeout(&self[lender].ear, self.silence_max);
+            self.live(lender)?.set_call_timeout(timeout);
+        }
+        self.live(lender)
     }
 
     /// The copy that is read soonest.
@@ -173,7 +173,7 @@ impl Sides {
             // All that is under way ends with the next poll.
             borrower.abandon("it was given up");
         }
-        (side.lost, side.late, side.silent) = (Some(error), false, Duration::ZERO);
+        (side.lost, side.late, side.ear) = (Some(error), false, Ear::default());
         true
     }
 
@@ -188,14 +188,6 @@ impl Sides {
         losses.join("; ")
     }
 
-    /// The first lender that has not answered for `limit`.
-    pub(super) fn silent_for_too_long(&self, limit: Duration) -> Option<(u32, Error)> {
-        let late =
-            |borrower: &Borrower| borrower.oldest_pending().is_some_and(|since| since.elapsed() > limit);
-        let lender = self.sides.iter().position(|side| side.borrower.as_ref().is_some_and(late))?;
-        Some((lender as u32, self.timeout(lender, limit)))
-    }
-
     fn timeout(&self, lender: usize, after: Duration) -> Error {
         let lender = self.sides[lender].address.clone();
         Error::Timeout { lender, what: "a page", after_ms: after.as_millis() as u64 }
@@ -208,7 +200,7 @@ impl Sides {
         }
         for side in &mut self.sides {
             if let Some(borrower) = side.borrower.as_mut().filter(|_| side.lost.is_none())
-                && now.saturating_duration_since(side.probed) >= PROBE_INTERVAL
+                && now.saturating_duration_since(side.probed) >= HEARD
             {
                 side.probed = now;
                 borrower.probe();
@@ -219,32 +211,36 @@ impl Sides {
     /// When to look again though nothing happens.
     pub(super) fn probe_patience(&self) -> Duration {
         let waits = self.borrowers().any(Borrower::is_only_probed);
-        if waits { SILENCE / 4 } else { Duration::from_secs(1) }
+        if waits { HEARD } else { Duration::from_secs(1) }
     }
 
-    /// A bit for each lender that is silent for so long that it is given up if that is possible. Time in which this process did not
-    /// look, because it was stopped or starved, does not count against them.
-    pub(super) fn doubtful(&mut self, now: Instant) -> u64 {
-        let looked = (now - self.looked).min(SILENCE / 4);
-        self.looked = now;
-        let mut doubtful = 0;
-        for (lender, side) in self.sides.iter_mut().enumerate() {
-            let borrower = side.borrower.as_ref().filter(|_| side.lost.is_none());
-            let since = borrower.and_then(Borrower::oldest_pending);
-            let waited = since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-            side.silent = if waited < side.silent { Duration::ZERO } else { side.silent };
-            side.silent = (side.silent + looked).min(waited);
-            doubtful |= u64::from(side.silent > side.silence()) << lender;
+    /// Counts who is silent, as far as we look.
+    fn look(&mut self, now: Instant) {
+        self.patience.look(now);
+        for side in self.sides.iter_mut().filter(|side| side.lost.is_none()) {
+            let debt = side.debt();
+            self.patience.hear(&mut side.ear, debt);
         }
-        doubtful
+        for side in self.sides.iter_mut().filter(|side| side.lost.is_none()) {
+            let debt = side.debt();
+            self.patience.wait(&mut side.ear, debt);
+        }
+    }
+
+    /// A bit for each lender that is given up if that is possible: it is silent, and others are not.
+    pub(super) fn doubtful(&mut self, now: Instant) -> u64 {
+        self.look(now);
+        let sides = self.sides.iter().enumerate();
+        sides.fold(0, |bits, (lender, side)| bits | u64::from(self.patience.is_missed(&side.ear)) << lender)
     }
 
     /// A lender that is to be given up.
     pub(super) fn silent(&self, can_spare: bool) -> Option<(u32, Error)> {
-        let late =
-            |side: &Side| side.silent > self.silence_max || (can_spare && side.silent > side.silence());
+        let late = |side: &Side| {
+            side.ear.silent() > self.silence_max || (can_spare && self.patience.is_missed(&side.ear))
+        };
         let lender = self.sides.iter().position(|side| side.lost.is_none() && late(side))?;
-        Some((lender as u32, self.timeout(lender, self.sides[lender].silent)))
+        Some((lender as u32, self.timeout(lender, self.sides[lender].ear.silent())))
     }
 
     /// A lost lender that can be used again, as one that has nothing; its slabs have `bytes_min` bytes at least.
@@ -263,15 +259,14 @@ impl Sides {
                 side.comeback = Comeback::start(&side.address, &self.options, self.hook);
             }
             let found = side.comeback.as_mut().and_then(Comeback::take);
-            let Some(borrower) = found else { continue };
+            let Some(mut borrower) = found else { continue };
             side.comeback = None;
             if borrower.slab_bytes() < bytes_min {
                 // Another lender than before at the same address.
                 side.distrusted = true;
                 continue;
             }
-            let borrower = self.ready(borrower);
-            let side = &mut self.sides[lender];
+            borrower.set_call_timeout(self.options.call_timeout);
             (side.borrower, side.lost, side.usual_ns) = (Some(borrower), None, 0);
             return Some(lender as u32);
         }
@@ -289,6 +284,6 @@ impl Sides {
         let side = &mut self[lender];
         std::mem::forget(std::mem::replace(&mut side.borrower, borrower));
         std::mem::forget(side.comeback.take());
-        (side.late, side.silent, side.probed) = (false, Duration::ZERO, Instant::now());
+        (side.late, side.ear, side.probed) = (false, Ear::default(), Instant::now());
     }
 }

@@ -12,7 +12,7 @@ use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
 
 use crate::error::{Error, Result};
-use crate::lender::{BorrowOptions, Borrower, Comeback, Completion};
+use crate::lender::{BorrowOptions, Borrower, Comeback, Completion, Debt, Ear, HEARD, Patience, SILENCE};
 
 pub use netvm_core::volume::{BLOCK_BYTES, LENDERS_MAX, Presence, VOLUME_BYTES_MAX};
 
@@ -35,7 +35,7 @@ impl Default for VolumeOptions {
             replicas: 1,
             borrow: BorrowOptions::default(),
             silence: Duration::from_secs(5),
-            silence_with_replicas: Duration::from_millis(700),
+            silence_with_replicas: SILENCE,
         }
     }
 }
@@ -137,9 +137,15 @@ struct Side {
     /// Waits for room.
     writable: bool,
     comeback: Option<Comeback>,
-    /// For how long something has been asked of it and nothing has come, as far as we looked.
-    silent: Duration,
+    ear: Ear,
     probed: Instant,
+}
+
+impl Side {
+    fn debt(&self) -> Debt {
+        let live = self.borrower.as_ref().filter(|_| self.lost.is_none());
+        live.map(Borrower::debt).unwrap_or_default()
+    }
 }
 
 struct Op {
@@ -157,7 +163,7 @@ pub struct Volume {
     zeros: Mapping,
     chunk: Mapping,
     options: VolumeOptions,
-    polled: Instant,
+    patience: Patience,
     completions: Vec<Completion>,
     events: VecDeque<Event>,
     poor_since: Option<Instant>,
@@ -179,10 +185,6 @@ impl std::fmt::Debug for Volume {
 
 /// What transfers that end at once lead to is looked at so often before others have their turn.
 const ROUNDS_MAX: usize = 8;
-/// With replicas, a lender of which nothing else is asked is asked for a sign of life this often; once a second where nothing happens at all.
-const PROBE_INTERVAL: Duration = Duration::from_millis(250);
-/// And may owe it so much longer than an answer: nobody waits for it.
-const PROBE_PATIENCE: u32 = 3;
 /// Zeros that a write may need before or behind its bytes.
 const ZEROS_BYTES: usize = 1 << 20;
 
@@ -217,7 +219,7 @@ impl Volume {
                 lost: None,
                 writable: false,
                 comeback: None,
-                silent: Duration::ZERO,
+                ear: Ear::default(),
                 probed: Instant::now(),
             });
         }
@@ -239,6 +241,7 @@ impl Volume {
         let memory = |bytes| {
             Mapping::anonymous(bytes).map_err(|error| Error::system("reserve memory for buffers", &error))
         };
+        let early = options.silence_with_replicas;
         let mut volume = Self {
             core: core::Volume::new(size_bytes, extent_bytes, replicas, sides.len()),
             sides,
@@ -248,7 +251,7 @@ impl Volume {
             zeros: memory(ZEROS_BYTES)?,
             chunk: memory(CHUNK_BYTES as usize)?,
             options,
-            polled: Instant::now(),
+            patience: Patience::new(Instant::now(), early),
             completions: Vec::new(),
             events: VecDeque::new(),
             poor_since: None,
@@ -329,7 +332,7 @@ impl Volume {
         if self.has_ended() {
             return Duration::ZERO;
         }
-        if waits { self.silence_min() / 8 } else { Duration::from_secs(1) }
+        if waits { HEARD / 2 } else { Duration::from_secs(1) }
     }
 
     /// Begins to read the bytes at `offset` into `local`, which is the volume's until this has ended.
@@ -479,10 +482,6 @@ impl Volume {
         }
     }
 
-    fn silence_min(&self) -> Duration {
-        self.options.silence.min(self.options.silence_with_replicas)
-    }
-
     /// Sends and receives what can be; never blocks. What has ended is appended to `out`.
     pub fn poll(&mut self, out: &mut Vec<Ended>) {
         for _ in 0..ROUNDS_MAX {
@@ -548,7 +547,7 @@ impl Volume {
         let _ = self.epoll.remove(borrower.as_fd());
         let reason = "it has been stopped, and what it held was moved".to_owned();
         side.lost = Some(Error::LenderLost { lender: side.address.clone(), reason });
-        (side.writable, side.silent) = (false, Duration::ZERO);
+        (side.writable, side.ear) = (false, Ear::default());
         side.comeback = Comeback::start(&side.address, &self.options.borrow, None);
         self.events.push_back(Event::LenderLeft { lender: side.address.clone() });
         self.core.lender_lost(lender);
@@ -590,7 +589,7 @@ impl Volume {
         }
         for side in &mut self.sides {
             if let Some(borrower) = side.borrower.as_mut().filter(|_| side.lost.is_none())
-                && now.saturating_duration_since(side.probed) >= PROBE_INTERVAL
+                && now.saturating_duration_since(side.probed) >= HEARD
             {
                 side.probed = now;
                 borrower.probe();
@@ -602,25 +601,25 @@ impl Volume {
     /// count against them.
     fn check_silence(&mut self) {
         let now = Instant::now();
-        let looked = (now - self.polled).min(self.silence_min() / 4);
-        self.polled = now;
         self.probe(now);
-        let mut silent = [false; LENDERS_MAX];
-        for (side, silent) in self.sides.iter_mut().zip(&mut silent) {
-            let since = side.borrower.as_ref().and_then(Borrower::oldest_pending);
-            let waited = since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
-            side.silent = if waited < side.silent { Duration::ZERO } else { side.silent };
-            side.silent = (side.silent + looked).min(waited);
-            let is_probed = side.borrower.as_ref().is_some_and(Borrower::is_only_probed);
-            *silent =
-                side.silent > self.options.silence_with_replicas * if is_probed { PROBE_PATIENCE } else { 1 };
+        self.patience.look(now);
+        for side in &mut self.sides {
+            let debt = side.debt();
+            self.patience.hear(&mut side.ear, debt);
         }
-        let can_spare = silent.contains(&true) && self.core.can_spare(&silent);
-        for (side, silent) in self.sides.iter_mut().zip(silent) {
+        let mut missed = [false; LENDERS_MAX];
+        for (side, missed) in self.sides.iter_mut().zip(&mut missed) {
+            let debt = side.debt();
+            self.patience.wait(&mut side.ear, debt);
+            *missed = self.patience.is_missed(&side.ear);
+        }
+        let can_spare = missed.contains(&true) && self.core.can_spare(&missed);
+        for (side, missed) in self.sides.iter_mut().zip(missed) {
+            let silent = side.ear.silent();
             if let Some(borrower) = &mut side.borrower
-                && (side.silent > self.options.silence || (silent && can_spare))
+                && (silent > self.options.silence || (missed && can_spare))
             {
-                borrower.abandon(&format!("it has not answered for {} ms", side.silent.as_millis()));
+                borrower.abandon(&format!("it has not answered for {} ms", silent.as_millis()));
             }
         }
     }
@@ -631,7 +630,7 @@ impl Volume {
             return;
         }
         side.lost = Some(error.clone());
-        (side.writable, side.silent) = (false, Duration::ZERO);
+        (side.writable, side.ear) = (false, Ear::default());
         self.core.lender_lost(lender as u32);
         let (degraded, lost) = self.core.degraded();
         let address = side.address.clone();
