@@ -1,8 +1,12 @@
-//! Anonymous files: memory that can be mapped by several processes and given back page by page.
+//! Anonymous files, in memory or on a disk: they can be mapped by several processes and given back page by page.
 
+use std::fs::{File, OpenOptions};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
 
 use crate::shared::SharedSlice;
 
@@ -17,7 +21,7 @@ pub fn huge_page_bytes() -> Option<u64> {
     kib.checked_mul(1024).filter(|bytes| bytes.is_power_of_two())
 }
 
-/// An anonymous file in memory.
+/// An anonymous file, in memory but for [`Memfd::in_folder`].
 #[derive(Debug)]
 pub struct Memfd {
     fd: OwnedFd,
@@ -55,6 +59,25 @@ impl Memfd {
     /// EINVAL for another size; ENOSYS, ENODEV, ENOMEM where there are no huge pages.
     pub fn huge(name: &std::ffi::CStr, bytes: u64) -> io::Result<Self> {
         Self::create(name, bytes, libc::MFD_CLOEXEC | libc::MFD_HUGETLB)
+    }
+
+    /// A file of `bytes` zeros on the file system of `folder`, without a name there, that takes room where it is written or
+    /// [provided](Memfd::provide).
+    ///
+    /// # Errors
+    /// Those of open(2); EFBIG, EINVAL for a size that the file system cannot have.
+    pub fn in_folder(folder: &Path, bytes: u64) -> io::Result<Self> {
+        let file = match unnamed(folder) {
+            // Some file systems know no files without a name.
+            Err(error)
+                if matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EISDIR | libc::EINVAL)) =>
+            {
+                named_once(folder)?
+            }
+            result => result?,
+        };
+        file.set_len(bytes)?;
+        Ok(Self { fd: file.into(), bytes })
     }
 
     /// A file of another process, of exactly `bytes` bytes and with the seals of [`Memfd::sealed`].
@@ -181,6 +204,39 @@ impl Memfd {
     }
 }
 
+fn unnamed(folder: &Path) -> io::Result<File> {
+    let flags = libc::O_TMPFILE | libc::O_EXCL;
+    OpenOptions::new().read(true).write(true).mode(0o600).custom_flags(flags).open(folder)
+}
+
+fn named_once(folder: &Path) -> io::Result<File> {
+    for attempt in 0..100 {
+        let path = folder.join(format!(".netvm-{}-{attempt}", std::process::id()));
+        match OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(&path) {
+            Ok(file) => return std::fs::remove_file(&path).map(|()| file),
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::AlreadyExists.into())
+}
+
+/// Bytes that this user can still write on the file system of `path`.
+///
+/// # Errors
+/// Those of statvfs(3); `InvalidInput` for a path with a zero in it.
+pub fn room_bytes(path: &Path) -> io::Result<u64> {
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes())?;
+    // SAFETY: `path` is NUL-terminated, `room` is a local that statvfs fills.
+    unsafe {
+        let mut room = std::mem::zeroed::<libc::statvfs>();
+        if libc::statvfs(path.as_ptr(), &mut room) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok((room.f_bavail as u64).saturating_mul(room.f_frsize as u64))
+    }
+}
+
 type Iovecs = [MaybeUninit<libc::iovec>; PIECES_MAX];
 
 fn pieces(locals: &[SharedSlice]) -> io::Result<(Iovecs, usize)> {
@@ -246,6 +302,30 @@ mod tests {
         file.read_at(4094, &[part(20, 6)]).unwrap();
         assert_eq!(part(20, 6).to_vec(), b"defabc", "what was there stays");
         assert!(file.provide(4096, 3 * 4096).is_err() && file.provide(u64::MAX, 2).is_err());
+    }
+
+    #[test]
+    fn a_file_on_a_disk_takes_room_where_it_is_wanted() {
+        let folder = std::env::temp_dir();
+        let room = room_bytes(&folder).unwrap();
+        assert!(room > 1 << 20 && room_bytes(Path::new("/nowhere/at/all")).is_err());
+        for file in [
+            Memfd::in_folder(&folder, 1 << 30),
+            named_once(&folder).and_then(|file| {
+                file.set_len(1 << 30)?;
+                Ok(Memfd { fd: file.into(), bytes: 1 << 30 })
+            }),
+        ] {
+            let file = file.unwrap();
+            assert!(file.resident_bytes().unwrap() < 1 << 20);
+            file.provide(1 << 20, 1 << 20).unwrap();
+            assert!(file.resident_bytes().unwrap() >= 1 << 20);
+            file.punch_hole(1 << 20, 1 << 20).unwrap();
+            assert!(file.resident_bytes().unwrap() < 1 << 20);
+            let links = stat(&file.fd).unwrap().st_nlink;
+            assert_eq!(links, 0, "it has a name");
+        }
+        assert!(Memfd::in_folder(Path::new("/nowhere/at/all"), 4096).is_err());
     }
 
     #[test]

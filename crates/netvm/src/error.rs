@@ -130,8 +130,8 @@ pub enum Error {
         size_bytes: u64,
         /// Bytes lent now.
         used_bytes: u64,
-        /// It lends more, but not to this borrower: both numbers are the borrower's.
-        quota: bool,
+        /// Why there is none.
+        limit: LenderLimit,
     },
     /// The connection ended: the peer died, was stopped, or the network failed.
     LenderLost {
@@ -329,14 +329,19 @@ impl fmt::Display for Error {
                 "{lender} has not answered for {:.1} s (waiting for {what}); is it stopped or the network down?",
                 *after_ms as f64 / 1000.0
             ),
-            Self::LenderFull { lender, size_bytes, used_bytes, quota: true } => write!(
+            Self::LenderFull { lender, size_bytes, used_bytes, limit: LenderLimit::Quota } => write!(
                 f,
                 "lender {lender} lends this borrower no more than {} MiB, and {} MiB are lent; start it with a larger --quota, or add \
                  another --lender",
                 size_bytes >> 20,
                 used_bytes >> 20
             ),
-            Self::LenderFull { lender, size_bytes, used_bytes, quota: false } => write!(
+            Self::LenderFull { lender, used_bytes, limit: LenderLimit::Disk, .. } => write!(
+                f,
+                "the disk of lender {lender} is full: {} MiB of it are lent; make room on it, or add another --lender",
+                used_bytes >> 20
+            ),
+            Self::LenderFull { lender, size_bytes, used_bytes, limit: LenderLimit::Size } => write!(
                 f,
                 "lender {lender} is full: {} of its {} MiB are lent; start it with a larger --size, or add another --lender",
                 used_bytes >> 20,
@@ -384,6 +389,18 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
+/// What keeps a lender from lending another slab.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LenderLimit {
+    /// All that it lends is lent.
+    #[default]
+    Size,
+    /// It lends more, but not to this borrower: the numbers are the borrower's.
+    Quota,
+    /// It lends from a file, and the disk is full.
+    Disk,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -394,7 +411,7 @@ mod tests {
             lender: "h:1".into(),
             size_bytes: 64 << 20,
             used_bytes: 48 << 20,
-            quota: false,
+            limit: LenderLimit::Size,
         };
         assert_eq!(
             full.to_string(),

@@ -50,7 +50,7 @@ pub mod transfer;
 pub mod view;
 pub mod volume;
 
-pub use error::{Error, Result};
+pub use error::{Error, LenderLimit, Result};
 
 #[cfg(doctest)]
 #[doc = include_str!("../../../README.md")]

@@ -144,7 +144,7 @@ fn slabs_are_refused_and_come_back(one: LinkChoice, two: LinkChoice) {
             lender: lent.address.clone(),
             size_bytes: 2 * SLAB,
             used_bytes: 2 * SLAB,
-            quota: false
+            limit: netvm::LenderLimit::Size
         })
     );
     local.fill(7);

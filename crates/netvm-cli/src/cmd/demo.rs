@@ -70,6 +70,7 @@ pub fn run(args: &DemoArgs) -> Outcome {
         replicas: 1,
         encrypt_pages: false,
         lend_size: args.lender.is_empty().then_some(Size(data.0 * 2)),
+        file: None,
         learn: None,
         tier: Tier::Auto,
         explain: false,

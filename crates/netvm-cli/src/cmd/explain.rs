@@ -1,6 +1,7 @@
 //! What `netvm run --explain` says: what each place for a page cost in this run, and what was chosen.
 
 use crate::size::Size;
+use netvm::detail::PagerDetail;
 use netvm::stats::PagerStats;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -125,4 +126,46 @@ pub fn to_json(stats: &PagerStats) -> Value {
         "pool_bytes": stats.pool_frames_peak * PAGE_BYTES,
         "pool_changes": stats.pool_changes,
     })
+}
+
+/// What each of several lenders cost; nothing for one alone, which the other table has.
+pub fn lenders(detail: &PagerDetail, names: &[String]) -> String {
+    let mut text = String::new();
+    if names.len() < 2 {
+        return text;
+    }
+    let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).clamp(16, 48);
+    let _ = writeln!(
+        text,
+        "netvm: {:<width$}{:>12}{:>12}{:>12}{:>12}",
+        "lender", "reads", "us each", "MiB in", "MiB out"
+    );
+    for (name, (&(bytes_in, bytes_out), &(reads, ns))) in names.iter().zip(each_lender(detail)) {
+        let us = each_us(ns, reads).map_or("-".to_owned(), |us| format!("{us:.1}"));
+        let _ = writeln!(
+            text,
+            "netvm: {name:<width$}{reads:>12}{us:>12}{:>12}{:>12}",
+            bytes_in >> 20,
+            bytes_out >> 20
+        );
+    }
+    text
+}
+
+fn each_lender(detail: &PagerDetail) -> impl Iterator<Item = (&(u64, u64), &(u64, u64))> {
+    detail.lenders.iter().zip(&detail.lender_reads)
+}
+
+/// The same for `--json`.
+pub fn lenders_to_json(detail: &PagerDetail, names: &[String]) -> Value {
+    let lender = |(name, (&(bytes_in, bytes_out), &(reads, ns))): (&String, (&(u64, u64), &(u64, u64)))| {
+        json!({
+            "lender": name,
+            "reads": reads,
+            "read_us": each_us(ns, reads),
+            "bytes_in": bytes_in,
+            "bytes_out": bytes_out,
+        })
+    };
+    names.iter().zip(each_lender(detail)).map(lender).collect()
 }

@@ -9,7 +9,7 @@ use netvm::lender::{Lender, LenderConfig};
 use netvm::security::{Encryption, Secret, Security};
 use netvm_sys::signal::{SIGINT, SIGTERM, Signals};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use zeroize::Zeroizing;
@@ -29,10 +29,11 @@ Examples:
   netvm lend --size 32G --listen 0.0.0.0:7070 --secret /etc/netvm.secret --encrypt
                                                     and everything on the way is encrypted
   netvm lend --size 32G --reserve 4G --quota 8G      asks for memory back when less than 4G are available; 8G for each borrower
+  netvm lend --size 256G --file /var/tmp            a file, for borrowers whose other lenders are full
   netvm lend --size 32G --listen 10.0.0.5:7070 --insecure
                                                     for everybody who reaches that address")]
 pub struct LendArgs {
-    /// Most memory to lend, e.g. 8G
+    /// Most memory to lend, e.g. 8G; of the file with --file
     #[arg(long)]
     size: Size,
     /// Address to listen at: HOST:PORT or unix:/path; may be given several times
@@ -43,6 +44,9 @@ pub struct LendArgs {
     /// Listen on a network without a secret: whoever reaches the address can use the memory
     #[arg(long)]
     insecure: bool,
+    /// Lend from a file in this folder, not from memory: it has no name there, and is gone with the lender
+    #[arg(long, value_name = "FOLDER", conflicts_with_all = ["hugepages", "reserve", "pressure"])]
+    file: Option<PathBuf>,
     /// Use huge pages where the kernel has them
     #[arg(long)]
     hugepages: bool,
@@ -93,7 +97,10 @@ fn parse_percent(text: &str) -> Result<u32, String> {
 }
 
 pub fn run(args: LendArgs) -> Outcome {
-    check_size(args.size)?;
+    match &args.file {
+        None => check_size(args.size)?,
+        Some(folder) => check_room(folder, args.size)?,
+    }
     if let Some(quota) = args.quota.filter(|quota| quota.0 < args.slab.0) {
         return Err(format!(
             "a quota of {quota} is less than one slab of {}; give more, or a smaller --slab",
@@ -140,6 +147,7 @@ pub fn run(args: LendArgs) -> Outcome {
         listen: args.listen,
         size_bytes: args.size.0,
         slab_bytes: args.slab.0,
+        folder: args.file,
         hugepages: args.hugepages,
         private: args.private,
         parent_fd: None,
@@ -192,4 +200,18 @@ fn check_size(size: Size) -> Result<(), String> {
         }
         _ => Ok(()),
     }
+}
+
+/// A file may be larger than what is free now: room is taken as it is lent.
+fn check_room(folder: &Path, size: Size) -> Result<(), String> {
+    let room = netvm_sys::memfd::room_bytes(folder)
+        .map_err(|error| format!("cannot lend from a file in {}: {error}", folder.display()))?;
+    if size.0 > room {
+        eprintln!(
+            "netvm: only {} of the {size} to lend are free in {}; borrowers are refused when it is full",
+            Size(room),
+            folder.display()
+        );
+    }
+    Ok(())
 }

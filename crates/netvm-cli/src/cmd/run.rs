@@ -1,5 +1,6 @@
 //! `netvm run`: a program on lent memory.
 
+mod private;
 mod report;
 mod trace;
 mod watch;
@@ -16,15 +17,14 @@ use netvm::detail::PagerDetail;
 use netvm::lender::BorrowOptions;
 use netvm::pager::{LOCAL_BYTES_MIN, REPLICAS_MAX, TierPolicy};
 use netvm::runfile::{RunFile, RunParams};
-use netvm::security::Security;
 use netvm::stats::PagerStats;
 use netvm_sys::signal::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, Signals};
+use private::{FileTier, PrivateLender};
 use serde_json::json;
 use std::ffi::OsString;
-use std::io::{BufRead, BufReader, Write};
-use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::process::{Child, Command, ExitCode, ExitStatus};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -45,6 +45,7 @@ Examples:
   netvm run --local 1G --lender a:7070 --lender b:7070 --secret key -- python3 job.py
   netvm run --local 256M --tier compressed --explain -- sort --buffer-size=2G big.txt
   netvm run --lender a:7070 --lender b:7070 --replicas 2 -- ./solver     either of the two may die
+  netvm run --local 1G --lender a:7070 --file /var/tmp:64G -- ./solver   what a has no room for goes to a file
   netvm run --local 512M --stats -- sh -c 'first && second'
   netvm run --local 512M --trace job.json --report job.svg -- python3 job.py
   netvm run --local 512M --learn job.record -- ./pagerank graph        faster in the second phase, and the second time
@@ -70,6 +71,9 @@ pub struct RunArgs {
     /// Without --lender: size of the private lender [default: most of this machine's free memory]
     #[arg(long, value_name = "SIZE", conflicts_with = "lender")]
     pub lend_size: Option<Size>,
+    /// Where pages go when all lenders are full: a file in this folder, of at most SIZE [default: most of what is free there]
+    #[arg(long, value_name = "FOLDER[:SIZE]")]
+    pub file: Option<FileTier>,
     /// Where pages go that are not local: `auto` packs them into local memory as far as this costs less than fetching them
     #[arg(long, value_enum, default_value = "auto")]
     pub tier: Tier,
@@ -128,55 +132,6 @@ impl Tier {
     }
 }
 
-/// A lender for this run alone. It ends when its standard input does and no borrower is left.
-struct PrivateLender {
-    child: Child,
-}
-
-impl PrivateLender {
-    fn start(socket: &Path, size: Size, security: &Security) -> Result<Self, String> {
-        let program =
-            std::env::current_exe().map_err(|error| format!("cannot find netvm itself: {error}"))?;
-        let mut command = Command::new(program);
-        command.args(["lend", "--private", "--size", &size.0.to_string(), "--listen"]);
-        command.arg(format!("unix:{}", socket.display()));
-        if security.secret.is_some() {
-            command.args(["--secret", "-"]);
-        }
-        let mut child = command
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            // Ctrl-C is for the program: its memory must stay until it has ended.
-            .process_group(0)
-            .spawn()
-            .map_err(|error| format!("cannot start a private lender: {error}"))?;
-        if let (Some(secret), Some(input)) = (&security.secret, &mut child.stdin) {
-            // Not among its arguments, which everybody can see. Should it have died, it said why.
-            let _ = input.write_all(secret.to_content().as_bytes());
-        }
-        let mut line = String::new();
-        if let Some(out) = child.stdout.take() {
-            // No line means that it failed; it said why on standard error.
-            let _ = BufReader::new(out).read_line(&mut line);
-        }
-        if line.is_empty() {
-            let _ = child.wait();
-            return Err(format!(
-                "the private lender of {size} did not start; give a smaller --lend-size, or a --lender"
-            ));
-        }
-        Ok(Self { child })
-    }
-}
-
-impl Drop for PrivateLender {
-    fn drop(&mut self) {
-        drop(self.child.stdin.take());
-        // It has no borrowers any more: it ends by itself, at once.
-        let _ = self.child.wait();
-    }
-}
-
 /// What a run did.
 pub struct Report {
     pub status: ExitStatus,
@@ -189,6 +144,8 @@ pub struct Report {
     pub lost: Vec<String>,
     /// Why a process of the run lost its far memory.
     pub message: Option<String>,
+    /// What lenders are called in tables.
+    pub lenders: Vec<String>,
 }
 
 impl Report {
@@ -249,6 +206,7 @@ pub fn run(args: RunArgs) -> Outcome {
     }
     if args.explain && !args.json {
         eprint!("{}", explain::table(&report.stats, args.local.0));
+        eprint!("{}", explain::lenders(&report.detail, &report.lenders));
     }
     Ok(ExitCode::from(report.exit_code()))
 }
@@ -275,14 +233,16 @@ pub fn execute(
     let signals = Signals::block(&[SIGCHLD, SIGTERM, SIGHUP, SIGINT, SIGQUIT]);
     let folder = Folder::create()?;
     let mut lenders = args.lender.clone();
+    let mut names = lenders.clone();
     let mut private = None;
     let security;
     if lenders.is_empty() {
         let socket = folder.socket();
         security = args.security.ephemeral()?;
         let size = args.lend_size.unwrap_or_else(free_memory);
-        private = Some(PrivateLender::start(&socket, size, &security)?);
+        private = Some(PrivateLender::start(&socket, size, &security, None)?);
         lenders.push(format!("unix:{}", socket.display()));
+        names.push("private lender".to_owned());
     } else {
         security = args.security.load()?;
         let options = BorrowOptions { security: security.clone(), ..BorrowOptions::default() };
@@ -293,11 +253,18 @@ pub fn execute(
                     lender: address.clone(),
                     size_bytes: status.size_bytes,
                     used_bytes: status.used_bytes,
-                    quota: false,
+                    limit: netvm::LenderLimit::Size,
                 }
                 .into());
             }
         }
+    }
+    let mut on_disk = None;
+    if let Some(tier) = &args.file {
+        let socket = folder.file("file");
+        on_disk = Some(PrivateLender::start(&socket, tier.size()?, &security, Some(&tier.folder))?);
+        lenders.push(format!("unix:{}", socket.display()));
+        names.push(format!("file in {}", tier.folder.display()));
     }
     let learn = record(args.learn.as_deref())?;
     let run_file = folder.run_file();
@@ -312,7 +279,7 @@ pub fn execute(
             lenders: lenders.join(","),
             replicas: args.replicas as u64,
             encrypt_pages: args.encrypt_pages,
-            private_lender: private.as_ref().map_or(0, |lender| lender.child.id()),
+            private_lender: private.as_ref().map_or(0, PrivateLender::pid),
             security,
             tier: args.tier.policy(),
             learn,
@@ -338,20 +305,21 @@ pub fn execute(
         replicas: args.replicas,
         lost: run.lost_lenders(),
         message: run.message(),
+        lenders: names,
     };
-    drop(private);
+    drop((private, on_disk));
     Ok(report)
 }
 
 /// Before anything is started for a run that cannot be.
 fn check_replicas(args: &RunArgs) -> Result<(), String> {
-    let (replicas, lenders) = (args.replicas, args.lender.len());
+    let (replicas, lenders) = (args.replicas, args.lender.len() + usize::from(args.file.is_some()));
     if !(1..=REPLICAS_MAX).contains(&replicas) || (replicas > 1 && replicas > lenders) {
         return Err(format!(
             "--replicas {replicas} on {lenders} lender(s) is not possible; give 1 to {REPLICAS_MAX}, and as many --lender at least"
         ));
     }
-    let twice = (1..lenders).find(|&index| args.lender[..index].contains(&args.lender[index]));
+    let twice = (1..args.lender.len()).find(|&index| args.lender[..index].contains(&args.lender[index]));
     match twice {
         Some(index) if replicas > 1 => Err(format!(
             "lender {} is named twice; replicas must be on different lenders",
@@ -507,6 +475,7 @@ fn to_json(args: &RunArgs, report: &Report) -> serde_json::Value {
     }
     if args.explain {
         object["tiers"] = explain::to_json(&report.stats);
+        object["lenders"] = explain::lenders_to_json(&report.detail, &report.lenders);
     }
     object
 }

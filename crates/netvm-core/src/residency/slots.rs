@@ -29,6 +29,8 @@ pub(super) struct Place {
     /// It had no slab left when it was last asked.
     pub(super) full: bool,
     pub(super) slabs: u32,
+    /// What its memory costs: the lowest is the cheapest.
+    pub(super) class: u8,
     /// So many slabs it asks back; [`ALL`] when it is leaving.
     pub(super) recalled: u32,
     /// Nobody else can have them.
@@ -50,7 +52,7 @@ pub const ALL: u32 = u32::MAX;
 
 impl Place {
     fn new(alive: bool) -> Self {
-        Self { alive, full: false, slabs: 0, recalled: 0, stuck: Stuck::No }
+        Self { alive, full: false, slabs: 0, class: 0, recalled: 0, stuck: Stuck::No }
     }
 }
 
@@ -223,14 +225,27 @@ impl SlotMap {
         self.returns.pop()
     }
 
-    /// The lender to ask for a slab of which `taken` have copies: alive, not known to be full, rather one that asks nothing back, and
-    /// with the fewest slabs.
+    /// What a lender's memory costs, compared with that of others: pages go to the lowest class that has room.
+    pub fn set_class(&mut self, lender: u32, class: u8) {
+        self.places[lender as usize].class = class;
+    }
+
+    /// Whether a lender of a lower class than `lender` had no slab left: it may have one now.
+    pub fn is_overflow(&self, lender: u32) -> bool {
+        let class = self.places[lender as usize].class;
+        self.places.iter().any(|place| place.alive && place.full && place.class < class)
+    }
+
+    /// The lender to ask for a slab of which `taken` have copies: alive, not known to be full, rather one that asks nothing back, of the
+    /// lowest class, and with the fewest slabs.
     pub fn candidate(&self, taken: &[SlabCopy]) -> Option<u32> {
         let fits = |(index, place): &(usize, &Place)| {
             place.alive && !place.full && taken.iter().all(|copy| copy.lender as usize != *index)
         };
         let lenders = self.places.iter().enumerate().filter(fits);
-        lenders.min_by_key(|(_, place)| (place.recalled > 0, place.slabs)).map(|(index, _)| index as u32)
+        lenders
+            .min_by_key(|(_, place)| (place.recalled > 0, place.class, place.slabs))
+            .map(|(index, _)| index as u32)
     }
 
     /// A lender has no slab left.
@@ -256,7 +271,8 @@ impl SlotMap {
 
     /// A lender is lost with all that it held.
     pub fn lender_lost(&mut self, lender: u32) -> Loss {
-        self.places[lender as usize] = Place::new(false);
+        let class = self.places[lender as usize].class;
+        self.places[lender as usize] = Place { class, ..Place::new(false) };
         self.returns.retain(|copy| copy.lender != lender);
         self.mender_lost(lender);
         let mut loss = Loss::default();
@@ -280,7 +296,8 @@ impl SlotMap {
 
     /// A lost lender can be used again; it holds nothing.
     pub fn lender_back(&mut self, lender: u32) {
-        self.places[lender as usize] = Place::new(true);
+        let class = self.places[lender as usize].class;
+        self.places[lender as usize] = Place { class, ..Place::new(true) };
         self.mender.look_again();
     }
 
@@ -481,6 +498,25 @@ mod tests {
         // The slab was empty: nothing is lost with its lender, and the other copy goes back.
         assert_eq!(map.lender_lost(0), Loss::default());
         assert_eq!((map.take_return(), map.candidate(&[]), map.alive()), (Some(at(1, 0)), Some(1), 2));
+    }
+
+    #[test]
+    fn slabs_are_borrowed_where_they_cost_least() {
+        let mut map = SlotMap::new(64, 4, 1);
+        [2, 1, 0, 0].into_iter().enumerate().for_each(|(lender, class)| map.set_class(lender as u32, class));
+        map.add(&[at(2, 0)]);
+        assert_eq!(map.candidate(&[]), Some(3));
+        map.lender_full(3);
+        assert_eq!((map.candidate(&[]), map.is_overflow(2), map.is_overflow(1)), (Some(2), false, true));
+        map.lender_full(2);
+        assert_eq!((map.candidate(&[]), map.candidate(&[at(1, 0)])), (Some(1), Some(0)));
+        map.recall(1, 1);
+        assert_eq!(map.candidate(&[]), Some(0), "one that asks for nothing");
+        map.lender_lost(2);
+        map.lender_back(2);
+        assert_eq!(map.candidate(&[]), Some(2));
+        map.ask_again();
+        assert!(!map.is_overflow(0));
     }
 
     #[test]

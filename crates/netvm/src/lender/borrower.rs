@@ -9,44 +9,14 @@ use netvm_core::wire::{BodyReader, BodyWriter, Hello, Role, Status};
 use netvm_sys::shared::SharedSlice;
 
 use super::nearby::{self, Nearby};
+use super::options::{BorrowOptions, Completion, ForkTicket};
 use super::patience::{Debt, HEARD};
-use super::protocol::{self, BorrowAnswer, LenderStatus, Recall};
+use super::protocol::{self, BorrowAnswer, Class, LenderStatus, Recall};
 use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::link::greeting::{self, Transport};
 use crate::link::session::{Failure, NoMemory, Session};
 use crate::security::{Protection, Security};
-use crate::shm::LinkChoice;
-
-/// How to borrow.
-#[derive(Clone, Debug)]
-pub struct BorrowOptions {
-    /// Name under which the lender lists this borrower.
-    pub name: String,
-    /// Process to list; this one if `None`.
-    pub pid: Option<u32>,
-    /// How long to try to connect.
-    pub connect_timeout: Duration,
-    /// How long a blocking call waits for the lender's answer.
-    pub call_timeout: Duration,
-    /// The secret to prove, and whether to encrypt.
-    pub security: Security,
-    /// Whether a lender on this host is read and written without it.
-    pub link: LinkChoice,
-}
-
-impl Default for BorrowOptions {
-    fn default() -> Self {
-        Self {
-            name: String::new(),
-            pid: None,
-            connect_timeout: Duration::from_secs(4),
-            call_timeout: Duration::from_secs(4),
-            security: Security::default(),
-            link: LinkChoice::Auto,
-        }
-    }
-}
 
 /// Number of the operations that blocking calls post: not for users.
 const INTERNAL: u64 = u64::MAX;
@@ -56,32 +26,6 @@ const BORROW_BIT: u64 = 1 << 63;
 const PROVIDE_BIT: u64 = 1 << 62;
 /// Number of the flush that asks for a sign of life.
 const PROBE: u64 = BORROW_BIT | PROVIDE_BIT;
-
-/// An operation has ended.
-#[derive(Clone, Debug)]
-pub struct Completion {
-    /// The number it was posted under.
-    pub token: u64,
-    /// How it ended.
-    pub result: Result<()>,
-    /// What [`Borrower::post_borrow`] got.
-    pub slab: Option<u32>,
-}
-
-/// A claim to a copy of a lease: plain data, good for one [`Borrower::adopt`] within ten seconds, in any process.
-#[derive(Clone)]
-pub struct ForkTicket {
-    lender: String,
-    ticket: [u8; 16],
-    security: Security,
-}
-
-impl std::fmt::Debug for ForkTicket {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        // Who has the ticket's number may claim the lease.
-        f.debug_struct("ForkTicket").field("lender", &self.lender).finish_non_exhaustive()
-    }
-}
 
 /// A connection without operations under way, for another thread or process.
 pub struct BorrowerParts {
@@ -94,6 +38,7 @@ pub struct BorrowerParts {
     call_timeout: Duration,
     limits: (u32, u32),
     nearby: Option<Nearby>,
+    on_disk: bool,
 }
 
 impl std::fmt::Debug for BorrowerParts {
@@ -127,6 +72,8 @@ pub struct Borrower {
     recall: Option<Recall>,
     /// The lender is on this host.
     pub(super) nearby: Option<Nearby>,
+    /// What it lends is on a disk.
+    on_disk: bool,
     /// How often nothing has been received because everything had ended.
     unheard: u32,
 }
@@ -167,6 +114,14 @@ impl Borrower {
         let answer = borrower.call(protocol::ATTACH, body.0, "lease")?;
         borrower.slab_bytes = borrower.number(&answer)?;
         borrower.look_around(options.link)?;
+        // Who takes a fork's lease knows; and memory that is shared is memory.
+        if *ticket == [0; 16] && borrower.nearby.is_none() {
+            borrower.on_disk = match borrower.call(protocol::KIND, Vec::new(), "kind of memory") {
+                Ok(answer) => BodyReader(&answer).u32() == Some(1),
+                Err(Error::Op { .. }) => false,
+                Err(error) => return Err(error),
+            };
+        }
         Ok(borrower)
     }
 
@@ -182,6 +137,7 @@ impl Borrower {
             call_timeout: options.call_timeout,
             limits: (theirs.ops_max, theirs.window),
             nearby: None,
+            on_disk: false,
         }))
     }
 
@@ -191,14 +147,15 @@ impl Borrower {
     /// When an operation is under way, or when anything but forking and attaching was ever posted on the connection.
     pub fn into_parts(self) -> BorrowerParts {
         assert!(self.pending() == 0, "operations are under way");
-        let Self { session, lender, slab_bytes, security, call_timeout, limits, nearby, .. } = self;
+        let Self { session, lender, slab_bytes, security, call_timeout, limits, nearby, on_disk, .. } = self;
         let transport = session.into_links().next().expect("one rail");
-        BorrowerParts { lender, slab_bytes, transport, security, call_timeout, limits, nearby }
+        BorrowerParts { lender, slab_bytes, transport, security, call_timeout, limits, nearby, on_disk }
     }
 
     /// Takes a connection given away with [`Borrower::into_parts`] before any write was posted on it.
     pub fn from_parts(parts: BorrowerParts) -> Self {
-        let BorrowerParts { lender, slab_bytes, transport, security, call_timeout, limits, nearby } = parts;
+        let BorrowerParts { lender, slab_bytes, transport, security, call_timeout, limits, nearby, on_disk } =
+            parts;
         let session = Session::new(vec![transport], limits.0, limits.1);
         let ready = Vec::with_capacity(OPS_MAX);
         let (waiting_since, broken) = (None, None);
@@ -215,6 +172,7 @@ impl Borrower {
             broken,
             recall: None,
             nearby,
+            on_disk,
             unheard: 0,
         }
     }
@@ -222,6 +180,15 @@ impl Borrower {
     /// Whether the lender is on this host and its memory is shared: reads and writes end when they are posted, most of them.
     pub fn is_nearby(&self) -> bool {
         self.nearby.is_some()
+    }
+
+    /// Where its memory is. Of a fork's lease it is not known whether it is on a disk.
+    pub fn class(&self) -> Class {
+        match (&self.nearby, self.on_disk) {
+            (Some(_), _) => Class::Nearby,
+            (None, true) => Class::File,
+            (None, false) => Class::Remote,
+        }
     }
 
     /// Whether something has ended that the next [`Borrower::poll`] tells, without anything having to arrive.
@@ -498,6 +465,15 @@ impl Borrower {
         result.map(|_| ())
     }
 
+    /// As [`Borrower::poll`], and certainly looks whether the connection has ended.
+    ///
+    /// # Errors
+    /// As [`Borrower::poll`].
+    pub(crate) fn poll_all(&mut self, completions: &mut Vec<Completion>) -> Result<()> {
+        self.unheard = UNHEARD_MAX;
+        self.poll(completions)
+    }
+
     /// Returns when the lender has applied all writes posted so far. Completions of other operations wait for the next poll.
     ///
     /// # Errors
@@ -520,8 +496,8 @@ impl Borrower {
                 }
                 Ok(slab)
             }
-            Some(BorrowAnswer { slab: None, size_bytes, used_bytes, quota }) => {
-                Err(Error::LenderFull { lender: self.lender.clone(), size_bytes, used_bytes, quota })
+            Some(BorrowAnswer { slab: None, size_bytes, used_bytes, limit }) => {
+                Err(Error::LenderFull { lender: self.lender.clone(), size_bytes, used_bytes, limit })
             }
             None => Err(self.nonsense()),
         }

@@ -1,6 +1,7 @@
 //! The lent memory: one range of addresses, of a common file and of the files of leases on this host (docs/design/nearby.md).
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use netvm_core::slab::{LeaseId, SlabError, Slabs};
@@ -13,6 +14,10 @@ use crate::error::{Error, Result};
 pub(super) struct Memories {
     pub(super) slabs: Slabs,
     common: Memfd,
+    /// It is on a disk: room is taken slab by slab, and nobody else is given a file.
+    pub(super) on_disk: bool,
+    /// There was no room for the last slab that was asked for.
+    pub(super) disk_full: bool,
     /// All slabs, each from the file it is in, at its place in there.
     mapping: Mapping,
     hugepages: bool,
@@ -23,10 +28,16 @@ pub(super) struct Memories {
 }
 
 impl Memories {
-    /// Reserves `count` slabs of `slab_bytes` each.
-    pub(super) fn new(count: u32, slab_bytes: u64, hugepages: bool) -> Result<Self> {
+    /// Reserves `count` slabs of `slab_bytes` each, in memory or on the file system of `folder`.
+    pub(super) fn new(count: u32, slab_bytes: u64, hugepages: bool, folder: Option<&Path>) -> Result<Self> {
         let reserve = |error: std::io::Error| Error::system("reserve the memory to lend", &error);
-        let common = Memfd::new(c"netvm-lender", u64::from(count) * slab_bytes).map_err(reserve)?;
+        let bytes = u64::from(count) * slab_bytes;
+        let common = match folder {
+            None => Memfd::new(c"netvm-lender", bytes).map_err(reserve)?,
+            Some(folder) => on_disk(folder, bytes, slab_bytes).map_err(|error| {
+                Error::Other(format!("cannot lend from a file in {}: {error}", folder.display()))
+            })?,
+        };
         let mapping = Mapping::of_memfd(&common).map_err(reserve)?;
         if hugepages {
             mapping.advise_huge().map_err(|error| Error::system("use huge pages", &error))?;
@@ -34,6 +45,8 @@ impl Memories {
         Ok(Self {
             slabs: Slabs::new(count, slab_bytes),
             common,
+            on_disk: folder.is_some(),
+            disk_full: false,
             mapping,
             hugepages,
             files: BTreeMap::new(),
@@ -69,6 +82,16 @@ impl Memories {
     /// Takes a free slab, which reads as zeros.
     pub(super) fn borrow(&mut self, lease: LeaseId) -> Result<u32, SlabError> {
         let slab = self.slabs.borrow(lease)?;
+        if self.on_disk {
+            // Now, while it can be refused: a write that finds no room would be lost.
+            let (start, bytes) = (u64::from(slab) * self.slabs.slab_bytes(), self.slabs.slab_bytes());
+            self.disk_full = self.common.provide(start, bytes).is_err();
+            if self.disk_full {
+                let _ = self.common.punch_hole(start, bytes);
+                self.slabs.give_back(lease, slab)?;
+                return Err(SlabError::Full);
+            }
+        }
         let file = self.files.get(&lease).cloned();
         if self.place(slab, file) {
             return Ok(slab);
@@ -119,7 +142,14 @@ impl Memories {
     /// Makes a part of a slab read as zeros and gives its memory back.
     pub(super) fn discard(&self, slab: u32, offset: u64, bytes: u64) {
         let file = self.owners.get(&slab).map_or(&self.common, |file| file);
-        if file.punch_hole(u64::from(slab) * self.slabs.slab_bytes() + offset, bytes).is_err() {
+        let start = u64::from(slab) * self.slabs.slab_bytes() + offset;
+        let is_held = bytes < self.slabs.slab_bytes();
+        if file.punch_hole(start, bytes).is_ok() {
+            if self.on_disk && is_held {
+                // Room for what is written there next. If there is none any more, that write is refused.
+                let _ = file.provide(start, bytes);
+            }
+        } else {
             // Never another borrower's data, whatever it costs.
             if let Some(memory) = self.slab(slab, offset, bytes as u32) {
                 memory.fill(0);
@@ -138,13 +168,21 @@ impl Memories {
     }
 }
 
+/// A file on a file system that can reserve room, give it back, and has some for the first slab.
+fn on_disk(folder: &Path, bytes: u64, slab_bytes: u64) -> std::io::Result<Memfd> {
+    let file = Memfd::in_folder(folder, bytes)?;
+    file.provide(0, slab_bytes)?;
+    file.punch_hole(0, slab_bytes)?;
+    Ok(file)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn a_slab_is_where_its_lease_looks_and_nobody_else() {
-        let mut memories = Memories::new(4, 8192, false).unwrap();
+        let mut memories = Memories::new(4, 8192, false, None).unwrap();
         let [near, far, fork] = [(); 3].map(|()| memories.slabs.open().unwrap());
         let file = memories.give_file(near).unwrap();
         let (mine, theirs) = (memories.borrow(near).unwrap(), memories.borrow(far).unwrap());
@@ -173,8 +211,29 @@ mod tests {
     }
 
     #[test]
+    fn slabs_on_a_disk_take_room_while_they_are_lent() {
+        let folder = std::env::temp_dir();
+        let mut memories = Memories::new(4, 1 << 20, false, Some(&folder)).unwrap();
+        assert_eq!(memories.resident_bytes(), 0);
+        let lease = memories.slabs.open().unwrap();
+        let slab = memories.borrow(lease).unwrap();
+        let resident = memories.resident_bytes();
+        assert!(resident >= 1 << 20);
+        memories.slab(slab, 0, 8192).unwrap().fill(7);
+        memories.discard(slab, 0, 4096);
+        let bytes = |at| memories.slab(slab, at, 1).unwrap().to_vec();
+        assert_eq!((bytes(0), bytes(4096), memories.resident_bytes()), (vec![0], vec![7], resident));
+        memories.close(lease);
+        assert_eq!(memories.resident_bytes(), 0);
+        let lease = memories.slabs.open().unwrap();
+        assert_eq!(memories.borrow(lease), Ok(slab));
+        assert_eq!(memories.slab(slab, 4096, 1).unwrap().to_vec(), [0], "another borrower's");
+        assert!(Memories::new(4, 4096, false, Some(Path::new("/nowhere/at/all"))).is_err());
+    }
+
+    #[test]
     fn a_slab_outlives_the_lease_whose_file_it_is_in() {
-        let mut memories = Memories::new(2, 4096, false).unwrap();
+        let mut memories = Memories::new(2, 4096, false, None).unwrap();
         let parent = memories.slabs.open().unwrap();
         memories.give_file(parent).unwrap();
         let slab = memories.borrow(parent).unwrap();

@@ -4,6 +4,7 @@ mod borrower;
 mod comeback;
 mod memories;
 mod nearby;
+mod options;
 mod patience;
 mod pressure;
 mod protocol;
@@ -11,11 +12,12 @@ mod recall;
 mod server;
 
 pub use crate::shm::LinkChoice;
-pub use borrower::{BorrowOptions, Borrower, BorrowerParts, Completion, ForkTicket, status, status_with};
+pub use borrower::{Borrower, BorrowerParts, status, status_with};
 pub(crate) use comeback::Comeback;
 pub use netvm_core::endpoint::PostError;
+pub use options::{BorrowOptions, Completion, ForkTicket};
 pub(crate) use patience::{Debt, Ear, HEARD, Patience, SILENCE};
-pub use protocol::{BorrowerStatus, LenderStatus, Recall};
+pub use protocol::{BorrowerStatus, Class, LenderStatus, Recall};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use server::fuzzing::{fuzz, fuzz_status};
 pub use server::{Lender, LenderConfig, StopFlag};

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use netvm_core::wire::{BodyReader, BodyWriter};
 
+use crate::error::LenderLimit;
 use crate::security::Protection;
 
 /// Body: ticket (16 zeros for a new lease), pid, name. Answer: slab bytes.
@@ -34,6 +35,21 @@ pub(super) const RECALL: u32 = 11;
 pub(super) const CANNOT: u32 = 12;
 /// By the lender: is anybody there?
 pub(super) const PING: u32 = 13;
+
+/// Answer: 1 when what it lends is on a disk, else 0. Lenders that do not know this call lend memory.
+pub(super) const KIND: u32 = 14;
+
+/// How dear the memory of a lender is, by where it is: pages go to the cheapest that has room.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Class {
+    /// Memory of this host, read and written without its lender.
+    Nearby,
+    /// Memory that the lender is asked for.
+    #[default]
+    Remote,
+    /// A file on the lender's disk.
+    File,
+}
 
 /// What a lender asks back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -71,7 +87,8 @@ pub(super) struct BorrowAnswer {
     /// What it lends in all, and how much of that is lent; to this borrower if that is the limit.
     pub(super) size_bytes: u64,
     pub(super) used_bytes: u64,
-    pub(super) quota: bool,
+    /// Why there is none.
+    pub(super) limit: LenderLimit,
 }
 
 impl BorrowAnswer {
@@ -80,7 +97,7 @@ impl BorrowAnswer {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut body = BodyWriter::default();
         body.u32(u32::from(self.slab.is_some())).u32(self.slab.unwrap_or(0));
-        body.u64(self.size_bytes).u64(self.used_bytes).u32(u32::from(self.quota));
+        body.u64(self.size_bytes).u64(self.used_bytes).u32(self.limit as u32);
         debug_assert_eq!(body.0.len(), Self::BYTES);
         body.0
     }
@@ -88,9 +105,13 @@ impl BorrowAnswer {
     pub(super) fn decode(body: &[u8]) -> Option<Self> {
         let mut body = BodyReader(body);
         let (had, slab, size_bytes, used_bytes) = (body.u32()?, body.u32()?, body.u64()?, body.u64()?);
-        let quota = body.u32()? != 0;
+        let limit = match body.u32()? {
+            0 => LenderLimit::Size,
+            2 => LenderLimit::Disk,
+            _ => LenderLimit::Quota,
+        };
         let slab = (had == 1).then_some(slab);
-        (had <= 1).then_some(Self { slab, size_bytes, used_bytes, quota })
+        (had <= 1).then_some(Self { slab, size_bytes, used_bytes, limit })
     }
 }
 

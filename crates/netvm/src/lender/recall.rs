@@ -7,7 +7,7 @@ use netvm_sys::epoll::Interest;
 
 use super::pressure;
 use super::protocol::{self, Recall};
-use super::server::{Lender, Peer};
+use super::server::{Lender, Peer, TICK};
 use crate::link::session::Failure;
 
 impl Lender {
@@ -76,6 +76,17 @@ impl Lender {
             let is_new = matches!(&self.peers[index], Some(Peer::Served(served)) if !served.asked_to_leave);
             if let Some(bytes) = self.held(index).filter(|_| is_new) {
                 self.ask(index, Recall { bytes, leaving: true });
+            }
+        }
+    }
+
+    /// Time in which this process did not look, because it was stopped or starved, is not borrowers' silence.
+    pub(super) fn forgive(&mut self, now: Instant) {
+        let late = now.saturating_duration_since(self.ticked).saturating_sub(2 * TICK);
+        self.ticked = now;
+        for peer in self.peers.iter_mut().flatten() {
+            if let Peer::Served(served) = peer {
+                served.heard += late;
             }
         }
     }

@@ -18,7 +18,7 @@ use netvm_sys::shared::SharedSlice;
 
 use super::memories::Memories;
 use super::protocol::{self, BorrowAnswer, BorrowerStatus, LenderStatus};
-use crate::error::{Error, Result};
+use crate::error::{Error, LenderLimit, Result};
 use crate::link::Link;
 use crate::link::greeting::{self, Greeted, Greeting, Transport};
 use crate::link::session::{Failure, Memory, Session};
@@ -26,9 +26,11 @@ use crate::link::spin::Spin;
 use crate::security::{Protection, Security};
 use crate::shm::LinkChoice;
 use crate::shm::meeting::{Invitation, Invited};
+use view::{Returns, View};
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
+mod view;
 
 /// Most connections at once.
 const CONNECTIONS_MAX: usize = 4096;
@@ -40,7 +42,7 @@ const STOP_ID: u64 = u64::MAX;
 const PARENT_ID: u64 = u64::MAX - 1;
 /// Listeners have the numbers from here on.
 const LISTENER_ID: u64 = 1 << 32;
-const TICK: Duration = Duration::from_millis(500);
+pub(super) const TICK: Duration = Duration::from_millis(500);
 
 /// How to lend.
 #[derive(Clone, Debug)]
@@ -51,6 +53,8 @@ pub struct LenderConfig {
     pub size_bytes: u64,
     /// Bytes of one slab: a multiple of 4096.
     pub slab_bytes: u64,
+    /// Lend from a file without a name in this folder, not from memory.
+    pub folder: Option<PathBuf>,
     /// Ask the kernel for huge pages.
     pub hugepages: bool,
     /// End when the last borrower has gone and `parent_fd` has reached its end.
@@ -88,6 +92,7 @@ impl Default for LenderConfig {
             listen: vec!["127.0.0.1:0".to_owned()],
             size_bytes: 1 << 30,
             slab_bytes: 16 << 20,
+            folder: None,
             hugepages: false,
             private: false,
             parent_fd: None,
@@ -133,55 +138,6 @@ impl StopFlag {
     /// Readable when raised and not yet seen.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.as_fd()
-    }
-}
-
-/// What one borrower may reach.
-struct View<'a> {
-    memories: &'a Memories,
-    lease: Option<LeaseId>,
-    returns: &'a mut Returns,
-    ops: &'a mut u64,
-}
-
-/// Slabs that a borrower gives back.
-#[derive(Default)]
-struct Returns {
-    /// Answers with their bytes may be on their way. Nothing else is taken or given any more.
-    waiting: Vec<u32>,
-    /// These have been sent.
-    over: Vec<u32>,
-}
-
-impl Exports for View<'_> {
-    fn check(&mut self, handle: u32, offset: u64, bytes: u32, _: Access) -> Result<(), Status> {
-        *self.ops += 1;
-        let slabs = &self.memories.slabs;
-        if !self.lease.is_some_and(|lease| slabs.holds(lease, handle))
-            || self.returns.waiting.contains(&handle)
-        {
-            return Err(Status::NoHandle);
-        }
-        let inside = offset.checked_add(u64::from(bytes)).is_some_and(|end| end <= slabs.slab_bytes());
-        if inside { Ok(()) } else { Err(Status::OutOfBounds) }
-    }
-
-    fn import(&mut self, _: &str, _: &RemoteKey) -> Result<(u32, u64, Rights), Status> {
-        Err(Status::NoSegment)
-    }
-
-    fn unimport(&mut self, handle: u32) {
-        // A borrower has no other way to close something than to give it back.
-        if self.returns.waiting.contains(&handle) {
-            self.returns.over.push(handle);
-        }
-    }
-}
-
-impl Memory for View<'_> {
-    fn memory(&mut self, handle: u32, offset: u64, bytes: u32) -> Option<SharedSlice> {
-        self.lease.filter(|&lease| self.memories.slabs.holds(lease, handle))?;
-        self.memories.slab(handle, offset, bytes)
     }
 }
 
@@ -238,6 +194,7 @@ pub struct Lender {
     leave_by: Option<Instant>,
     tickets: Vec<Ticket>,
     pub(super) started: Instant,
+    pub(super) ticked: Instant,
     /// Reads and writes of those who have gone.
     past_ops: u64,
     rate: (Instant, u64, u64),
@@ -273,7 +230,7 @@ impl Lender {
                 config.size_bytes
             )));
         }
-        let memories = Memories::new(count as u32, slab_bytes, config.hugepages)?;
+        let memories = Memories::new(count as u32, slab_bytes, config.hugepages, config.folder.as_deref())?;
         let epoll = Epoll::new().map_err(|error| Error::system("make an epoll set", &error))?;
         let mut listeners = Vec::new();
         for text in &config.listen {
@@ -300,6 +257,7 @@ impl Lender {
             leave_by: None,
             tickets: Vec::new(),
             started: now,
+            ticked: now,
             past_ops: 0,
             rate: (now, 0, 0),
             draining: false,
@@ -412,6 +370,7 @@ impl Lender {
         for ticket in stale {
             self.memories.close(ticket.lease);
         }
+        self.forgive(now);
         self.look_after_memory(now);
         self.look_after_borrowers(now);
         let (since, before, _) = self.rate;
@@ -578,15 +537,17 @@ impl Lender {
     }
 
     pub(super) fn part(&mut self, served: Served, failure: &Failure) {
-        self.past_ops += served.ops;
-        if served.role != Role::Borrower {
+        let Served { session, ops, role, lease, name, pid, .. } = served;
+        self.past_ops += ops;
+        // First: who reads its memory by itself must not see it change while nothing tells that it is over.
+        drop(session);
+        if role != Role::Borrower {
             return;
         }
-        let bytes = served.lease.map_or(0, |lease| self.memories.slabs.lease_bytes(lease));
-        if let Some(lease) = served.lease {
+        let bytes = lease.map_or(0, |lease| self.memories.slabs.lease_bytes(lease));
+        if let Some(lease) = lease {
             self.memories.close(lease);
         }
-        let Served { name, pid, .. } = &served;
         self.say(format_args!("{name} (pid {pid}) has gone, {} MiB come back: {failure}", bytes >> 20));
     }
 
@@ -622,13 +583,21 @@ impl Lender {
         let lease = served.lease.ok_or(Status::BadRequest)?;
         if method == protocol::BORROW {
             let held = self.memories.slabs.lease_bytes(lease);
-            let quota = self.config.quota_bytes;
+            let (quota, was_full) = (self.config.quota_bytes, self.memories.disk_full);
             let beyond = quota > 0 && held + self.memories.slabs.slab_bytes() > quota;
             let slab = if beyond { None } else { self.memories.borrow(lease).ok() };
             let slabs = &self.memories.slabs;
             let (size_bytes, used_bytes) =
                 if beyond { (quota, held) } else { (slabs.size_bytes(), slabs.used_bytes()) };
-            return Ok(BorrowAnswer { slab, size_bytes, used_bytes, quota: beyond }.encode());
+            let limit = match beyond {
+                true => LenderLimit::Quota,
+                false if self.memories.disk_full => LenderLimit::Disk,
+                false => LenderLimit::Size,
+            };
+            if limit == LenderLimit::Disk && !was_full {
+                self.say(format_args!("the disk is full: there is no room for another slab"));
+            }
+            return Ok(BorrowAnswer { slab, size_bytes, used_bytes, limit }.encode());
         }
         let slabs = &mut self.memories.slabs;
         match method {
@@ -660,13 +629,15 @@ impl Lender {
                 out.u32(u32::from(sole));
             }
             protocol::CANNOT => {}
+            protocol::KIND => drop(out.u32(u32::from(self.memories.on_disk))),
             protocol::DISCARD => {
                 let (slab, offset, bytes) = range(slabs, lease, &mut reader)?;
                 self.memories.discard(slab, offset, bytes);
             }
             protocol::MEET => {
                 let invitation = Invitation::decode(body).ok_or(Status::BadRequest)?;
-                if LinkChoice::from_environment() == LinkChoice::Socket || self.memories.has_file(lease) {
+                let wants_socket = LinkChoice::from_environment() == LinkChoice::Socket;
+                if wants_socket || self.memories.on_disk || self.memories.has_file(lease) {
                     return Err(Status::Unsupported);
                 }
                 // It is on another host, or has given up.

@@ -5,7 +5,7 @@ use super::seals::Seals;
 use super::side::Sides;
 use crate::detail::PagerDetail;
 use crate::error::{Error, Result, Scope};
-use crate::lender::{BorrowOptions, Borrower, Completion, ForkTicket, HEARD, PostError};
+use crate::lender::{BorrowOptions, Borrower, Class, Completion, ForkTicket, HEARD, PostError};
 use crate::runfile::RunFile;
 use crate::stats::PagerStats;
 use netvm_core::residency::{CHUNK_PAGES, COPIES_MAX, Copies, SlabCopy, Slot, SlotMap, Step, StepEnd};
@@ -124,6 +124,11 @@ impl Backing {
             ever_lost |= 1 << lender.min(63);
             stats.lenders_lost += 1;
         }
+        for lender in 0..sides.len() {
+            if let Some(borrower) = &sides[lender].borrower {
+                slots.set_class(lender, borrower.class() as u8);
+            }
+        }
         Ok(Self {
             detail: Box::default(),
             slots,
@@ -197,6 +202,14 @@ impl Backing {
 
     fn borrow_slab(&mut self) -> Result<()> {
         let (mut copies, mut refused) = (Copies::default(), None);
+        let now = Instant::now();
+        // A dearer lender is next: perhaps a cheaper one has something again.
+        if now >= self.next_ask
+            && self.slots.candidate(&[]).is_some_and(|lender| self.slots.is_overflow(lender))
+        {
+            self.next_ask = now + ASK_INTERVAL;
+            self.slots.ask_again();
+        }
         while copies.as_slice().len() < self.replicas
             && let Some(lender) = self.slots.candidate(copies.as_slice())
         {
@@ -454,7 +467,7 @@ impl Backing {
             out.push(token as u32);
             if let (Some(asked), false) = (op.asked, failed) {
                 let (waited, bytes) = (asked.elapsed(), op.local.len());
-                self.detail.reads.note(waited.as_nanos() as u64);
+                self.detail.waited(lender, waited.as_nanos() as u64);
                 self.note_wait(waited);
                 self.sides[lender].answered(waited, bytes);
             }
@@ -509,6 +522,13 @@ impl Backing {
     /// A lender returned a page of `slot` that differs from what was written. The page is to be read again, from another; an error
     /// when there is no other.
     pub(super) fn distrust(&mut self, lender: u32, slot: Slot) -> Result<()> {
+        // Memory that was taken back reads as zeros on this host: then the connection has ended, and nobody returned anything wrong.
+        let mut done = Vec::new();
+        let ended = self.sides.live(lender).map(|borrower| borrower.poll_all(&mut done));
+        self.inbox.extend(done.into_iter().map(|completion| (lender, completion)));
+        if let Some(Err(error)) = ended {
+            return self.lose(lender, error);
+        }
         let side = &mut self.sides[lender];
         let error = PagerError::PageCorrupt { lender: side.address.clone() };
         side.distrusted = true;
@@ -591,6 +611,8 @@ impl Backing {
         while let Some(lender) = self.sides.come_back(bytes_min) {
             self.stats.lenders_back += 1;
             self.slots.lender_back(lender);
+            let class = self.sides[lender].borrower.as_ref().map_or(Class::Remote, Borrower::class);
+            self.slots.set_class(lender, class as u8);
         }
         if let Some(since) = self.poor_since
             && self.slots.poor() == 0

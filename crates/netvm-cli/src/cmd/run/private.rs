@@ -1,0 +1,127 @@
+//! Lenders for one run alone: in memory, or on a file.
+
+use crate::size::Size;
+use netvm::security::Security;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::str::FromStr;
+
+/// Where pages go when all other lenders are full.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileTier {
+    pub folder: PathBuf,
+    size: Option<Size>,
+}
+
+impl FromStr for FileTier {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let parts = text.rsplit_once(':').and_then(|(folder, size)| Some((folder, size.parse().ok()?)));
+        let (folder, size) = match parts {
+            Some((folder, size)) => (folder, Some(size)),
+            None => (text, None),
+        };
+        if folder.is_empty() {
+            Err("name a folder".to_owned())
+        } else {
+            Ok(Self { folder: folder.into(), size })
+        }
+    }
+}
+
+impl FileTier {
+    /// What was asked for, or most of what is free there.
+    pub fn size(&self) -> Result<Size, String> {
+        let room = netvm_sys::memfd::room_bytes(&self.folder)
+            .map_err(|error| format!("cannot use a file in {}: {error}", self.folder.display()))?;
+        Ok(self.size.unwrap_or(Size(room / 10 * 9)))
+    }
+}
+
+/// A lender for this run alone. It ends when its standard input does and no borrower is left.
+pub struct PrivateLender {
+    child: Child,
+}
+
+impl PrivateLender {
+    /// Starts one that lends memory, or a file in `folder`.
+    pub fn start(
+        socket: &Path,
+        size: Size,
+        security: &Security,
+        folder: Option<&Path>,
+    ) -> Result<Self, String> {
+        let program =
+            std::env::current_exe().map_err(|error| format!("cannot find netvm itself: {error}"))?;
+        let mut command = Command::new(program);
+        command.args(["lend", "--private", "--size", &size.0.to_string(), "--listen"]);
+        command.arg(format!("unix:{}", socket.display()));
+        if let Some(folder) = folder {
+            command.arg("--file").arg(folder);
+        }
+        if security.secret.is_some() {
+            command.args(["--secret", "-"]);
+        }
+        let mut child = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // Ctrl-C is for the program: its memory must stay until it has ended.
+            .process_group(0)
+            .spawn()
+            .map_err(|error| format!("cannot start a private lender: {error}"))?;
+        if let (Some(secret), Some(input)) = (&security.secret, &mut child.stdin) {
+            // Not among its arguments, which everybody can see. Should it have died, it said why.
+            let _ = input.write_all(secret.to_content().as_bytes());
+        }
+        let mut line = String::new();
+        if let Some(out) = child.stdout.take() {
+            // No line means that it failed; it said why on standard error.
+            let _ = BufReader::new(out).read_line(&mut line);
+        }
+        if line.is_empty() {
+            let _ = child.wait();
+            return Err(match folder {
+                None => format!(
+                    "the private lender of {size} did not start; give a smaller --lend-size, or a --lender"
+                ),
+                Some(folder) => format!(
+                    "the file of {size} in {} could not be made; name another folder, or a smaller size",
+                    folder.display()
+                ),
+            });
+        }
+        Ok(Self { child })
+    }
+
+    /// Its process.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+}
+
+impl Drop for PrivateLender {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        // It has no borrowers any more: it ends by itself, at once.
+        let _ = self.child.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_may_have_a_size_behind_it() {
+        let tier =
+            |text: &str| text.parse::<FileTier>().map(|tier| (tier.folder.display().to_string(), tier.size));
+        assert_eq!(tier("/var/tmp"), Ok(("/var/tmp".into(), None)));
+        assert_eq!(tier("/var/tmp:4G"), Ok(("/var/tmp".into(), Some(Size(4 << 30)))));
+        assert_eq!(tier("/odd:name"), Ok(("/odd:name".into(), None)));
+        assert_eq!(tier("/odd:name:1M"), Ok(("/odd:name".into(), Some(Size(1 << 20)))));
+        assert!(tier("").is_err() && tier(":4G").is_err());
+    }
+}

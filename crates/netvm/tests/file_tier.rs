@@ -1,0 +1,134 @@
+//! Lenders that lend from files: what goes there, and what happens when their disk is full.
+
+mod common;
+
+use common::{Random, Serving, alone};
+use netvm::far::{FarMemory, FarVec};
+use netvm::lender::{LenderConfig, status};
+use netvm::pager::TierPolicy;
+use netvm::{Error, LenderLimit};
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+const MIB: u64 = 1 << 20;
+/// Local memory.
+const LOCAL: u64 = 4 * MIB;
+/// Eight times as much.
+const WORDS: usize = 4 << 20;
+
+/// A lender until the process ends: pagers have no end either. Slabs of 1 MiB.
+fn lend(mib: u64, folder: Option<&Path>) -> &'static Serving {
+    let folder = folder.map(Path::to_owned);
+    let config = LenderConfig { size_bytes: mib * MIB, slab_bytes: MIB, folder, ..LenderConfig::default() };
+    Box::leak(Box::new(Serving::start(config)))
+}
+
+fn borrow(lenders: &[&Serving]) -> FarMemory {
+    let far = FarMemory::builder().lenders(lenders.iter().map(|lender| lender.address.as_str()));
+    far.local(LOCAL).area(1 << 34).tier(TierPolicy::Lender).start().unwrap()
+}
+
+fn words(far: &FarMemory, count: usize, seed: u64) -> FarVec<u64> {
+    let mut random = Random::new(seed);
+    let mut words = far.vec();
+    words.extend((0..count).map(|_| random.next()));
+    words
+}
+
+fn check(words: &[u64], seed: u64) {
+    let mut random = Random::new(seed);
+    assert!(words.iter().all(|&word| word == random.next()));
+}
+
+fn used(lender: &Serving) -> u64 {
+    status(&lender.address).unwrap().used_bytes
+}
+
+#[test]
+fn a_file_takes_what_memory_has_no_room_for() {
+    let Some(_alone) = alone() else { return };
+    // The file is named first: it is what it is that counts.
+    let (file, memory) = (lend(256, Some(&std::env::temp_dir())), lend(8, None));
+    let far = borrow(&[file, memory]);
+    let mut vec = words(&far, WORDS, 1);
+    assert_eq!(used(memory), 8 * MIB);
+    assert!(used(file) >= 16 * MIB, "{}", used(file));
+    check(&vec, 1);
+    let mut random = Random::new(2);
+    for _ in 0..20_000 {
+        let index = random.next() as usize % WORDS;
+        vec[index] = !vec[index];
+        let other = random.next() as usize % WORDS;
+        vec[other] = std::hint::black_box(vec[other]);
+        vec[index] = !vec[index];
+    }
+    check(&vec, 1);
+    let held = status(&file.address).unwrap();
+    assert!(held.resident_bytes >= held.used_bytes, "room is taken when it is lent: {held:?}");
+}
+
+#[test]
+fn memory_that_comes_free_is_used_before_more_of_the_file() {
+    let Some(_alone) = alone() else { return };
+    let (file, memory) = (lend(256, Some(&std::env::temp_dir())), lend(16, None));
+    let mut other = memory.connect();
+    (0..16).for_each(|_| drop(other.borrow_slab().unwrap()));
+    let far = borrow(&[memory, file]);
+    let first = words(&far, WORDS / 4, 3);
+    let on_file = used(file);
+    assert!(on_file >= 2 * MIB);
+    drop(other);
+    // The full one is asked again once a second.
+    std::thread::sleep(Duration::from_millis(1500));
+    let second = words(&far, WORDS / 4, 4);
+    assert!(used(memory) >= 6 * MIB && used(file) <= on_file + MIB, "{} {}", used(memory), used(file));
+    check(&first, 3);
+    check(&second, 4);
+}
+
+/// A file system of its own, in memory.
+struct Small(PathBuf);
+
+impl Small {
+    /// `None` where nothing can be mounted.
+    fn new(name: &str, size: &str) -> Option<Self> {
+        let path = std::env::temp_dir().join(format!("netvm-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        let mount = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "none"])
+            .arg(&path)
+            .output();
+        if mount.is_ok_and(|output| output.status.success()) {
+            return Some(Self(path));
+        }
+        let _ = std::fs::remove_dir(&path);
+        let _ = writeln!(std::io::stderr(), "{name}: skipped (nothing can be mounted)");
+        None
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+        let _ = std::fs::remove_dir(&self.0);
+    }
+}
+
+#[test]
+fn a_full_disk_is_told_when_a_slab_is_wanted_and_nothing_is_lost() {
+    let Some(_alone) = alone() else { return };
+    let Some(small) = Small::new("a_full_disk", "9M") else { return };
+    let (full, other) = (lend(64, Some(&small.0)), lend(256, Some(&std::env::temp_dir())));
+    let far = borrow(&[full, other]);
+    let vec = words(&far, WORDS, 5);
+    assert!((7 * MIB..=9 * MIB).contains(&used(full)), "{}", used(full));
+    check(&vec, 5);
+    let mut borrower = full.connect();
+    let error = (0..10).find_map(|_| borrower.borrow_slab().err()).unwrap();
+    assert!(matches!(error, Error::LenderFull { limit: LenderLimit::Disk, .. }), "{error:?}");
+    assert!(error.to_string().contains("disk"), "{error}");
+    // What was lent has room.
+    check(&vec, 5);
+}
