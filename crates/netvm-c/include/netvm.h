@@ -271,8 +271,9 @@ typedef struct netvm_pager_options {
     uint64_t local_bytes_max; /* how far netvm_pager_set_local may raise local_bytes; 0: not at all */
     uint32_t encrypt_pages;  /* 1: lenders get encrypted pages, under a key of this process */
     uint32_t reserved;       /* 0 */
+    const char *learn_file;  /* bring pages in by what the program did before, in this run and in the one that left this file; NULL: do not */
 } netvm_pager_options;
-#define NETVM_PAGER_OPTIONS_INIT { sizeof(netvm_pager_options), NULL, 0, 0, 0, NULL, NULL, NETVM_ENCRYPT_IF_ASKED, 0, 0, 0, 0 }
+#define NETVM_PAGER_OPTIONS_INIT { sizeof(netvm_pager_options), NULL, 0, 0, 0, NULL, NULL, NETVM_ENCRYPT_IF_ASKED, 0, 0, 0, 0, NULL }
 
 /* Starts a pager: a thread that lends memory from others, and brings pages when they are touched. It goes on until the process ends,
  * which it does with a message when a lender is lost whose pages no other has: what was there is lost with it.
@@ -299,6 +300,10 @@ NETVM_API int netvm_memory_far(netvm_pager *pager, size_t bytes, netvm_memory **
 /* Another local budget, in bytes, while the program runs; a smaller one holds when this returns. NETVM_ERR_ARGUMENT below 4 MiB, below
  * what pins need, and above local_bytes_max. */
 NETVM_API int netvm_pager_set_local(netvm_pager *pager, uint64_t bytes);
+
+/* Writes what was wanted so far to learn_file, for the next run of the program, which is to allocate its far memory in the same order;
+ * nothing without learn_file. NETVM_ERR_OTHER when it cannot be written: the record of the last run stays. */
+NETVM_API int netvm_pager_keep_record(netvm_pager *pager);
 
 /* For netvm_far_advise. */
 enum netvm_far_advice {

@@ -35,6 +35,7 @@ pub struct PagerOptions {
     pub(crate) local_bytes_max: u64,
     pub(crate) encrypt_pages: u32,
     pub(crate) reserved: u32,
+    pub(crate) learn_file: Text,
 }
 
 impl Default for PagerOptions {
@@ -52,6 +53,7 @@ impl Default for PagerOptions {
             local_bytes_max: 0,
             encrypt_pages: 0,
             reserved: 0,
+            learn_file: Text::NULL,
         }
     }
 }
@@ -72,6 +74,7 @@ impl PagerOptions {
             local_bytes: or_usual(self.local_bytes, usual.local_bytes),
             local_bytes_max: self.local_bytes_max,
             encrypt_pages: self.encrypt_pages == 1,
+            learn: self.learn_file.optional("name of the record")?.map(Into::into),
             area_bytes: or_usual(self.area_bytes, usual.area_bytes),
             security: security(self.secret_file, self.secret, self.encryption)?,
             ..usual
@@ -132,6 +135,12 @@ fn pages(pager: &Pager, address: &Address, bytes: usize, all: bool) -> Result<(u
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_pager_set_local(pager: Ref<PagerHandle>, bytes: u64) -> c_int {
     call(|| Ok(pager.get()?.0.set_local_bytes(bytes)?))
+}
+
+/// The record of what was wanted.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_pager_keep_record(pager: Ref<PagerHandle>) -> c_int {
+    call(|| Ok(pager.get()?.0.keep_record()?))
 }
 
 /// How far memory is going to be used.

@@ -1,11 +1,14 @@
 /* Far memory, backed by the lender at the address given. Prints "ok", or why there can be none here. */
 #include "test.h"
+#include <unistd.h>
 
 #define LOCAL (4u << 20)
 #define BYTES (16u << 20)
 #define PAGE 4096u
 
-static netvm_pager *start(const char *lender) {
+static char record[64];
+
+static netvm_pager *start(const char *lender, const char *no_record) {
     netvm_pager_options options = NETVM_PAGER_OPTIONS_INIT;
     netvm_pager *pager = (netvm_pager *)&options;
     const char *lenders[] = {lender};
@@ -38,6 +41,10 @@ static netvm_pager *start(const char *lender) {
     options.size = sizeof options + 1;
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start((const netvm_pager_options *)(const void *)1, &pager));
     options.size = sizeof options;
+    options.learn_file = no_record;
+    EXPECT(NETVM_ERR_OTHER, netvm_pager_start(&options, &pager));
+    snprintf(record, sizeof record, "/tmp/netvm-far-%ld.record", (long)getpid());
+    options.learn_file = record;
     int status = netvm_pager_start(&options, &pager);
     if (status == NETVM_ERR_SYSTEM && strstr(netvm_last_error(), "userfaultfd") != NULL) {
         printf("skipped (%s)\n", netvm_last_error());
@@ -95,9 +102,20 @@ static void advise(netvm_pager *pager, uint32_t *words) {
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_query(pager, NULL));
 }
 
+/* The record is there, and a file. */
+static void keep(netvm_pager *pager) {
+    char magic[8];
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_keep_record(NULL));
+    OK(netvm_pager_keep_record(pager));
+    FILE *file = fopen(record, "rb");
+    CHECK(file != NULL && fread(magic, 1, sizeof magic, file) == sizeof magic);
+    CHECK(memcmp(magic, "netvmlr1", sizeof magic) == 0);
+    CHECK(fclose(file) == 0 && remove(record) == 0);
+}
+
 int main(int argc, char **argv) {
     CHECK(argc == 2);
-    netvm_pager *pager = start(argv[1]);
+    netvm_pager *pager = start(argv[1], argv[0]);
     netvm_memory *memory, *others[2];
     EXPECT(NETVM_ERR_ARGUMENT, netvm_memory_far(NULL, PAGE, &memory));
     EXPECT(NETVM_ERR_ARGUMENT, netvm_memory_far(pager, 0, &memory));
@@ -136,6 +154,7 @@ int main(int argc, char **argv) {
     for (uint32_t page = 0; page < BYTES / PAGE; page++)
         CHECK(words[page * (PAGE / 4) + 7] == page + 2 && words[page * (PAGE / 4) + 8] == page + 5);
     advise(pager, words);
+    keep(pager);
     /* A range of it, which is the same bytes. */
     OK(netvm_memory_range(memory, PAGE, PAGE, &others[0]));
     OK(netvm_memory_query(others[0], &address, NULL));

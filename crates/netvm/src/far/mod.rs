@@ -129,6 +129,14 @@ impl FarMemory {
         self.pager.set_local_bytes(bytes)
     }
 
+    /// Writes what was wanted so far to the file of [`FarBuilder::learn`], for the next run; nothing without one.
+    ///
+    /// # Errors
+    /// [`Error::Other`] when it cannot be written: that of the last run stays.
+    pub fn keep_record(&self) -> Result<()> {
+        self.pager.keep_record()
+    }
+
     /// Begins to bring these in; returns at once.
     pub fn will_need<T>(&self, values: &[T]) {
         self.on_pages(values, true, |address, bytes| self.pager.will_need(address, bytes));
@@ -238,6 +246,14 @@ impl FarBuilder {
     #[must_use]
     pub fn tier(mut self, policy: TierPolicy) -> Self {
         self.config.tier = policy;
+        self
+    }
+
+    /// Brings pages in by what the process did before, in this run and in the one that left this file
+    /// ([`FarMemory::keep_record`]): it is to allocate its far memory in the same order.
+    #[must_use]
+    pub fn learn(mut self, file: impl Into<std::path::PathBuf>) -> Self {
+        self.config.learn = Some(file.into());
         self
     }
 
