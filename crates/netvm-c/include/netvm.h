@@ -270,9 +270,11 @@ typedef struct netvm_pager_options {
     uint32_t replicas;       /* how many lenders hold each page: up to 4, and to lender_count; 0: 1 */
     uint64_t local_bytes_max; /* how far netvm_pager_set_local may raise local_bytes; 0: not at all */
     uint32_t encrypt_pages;  /* 1: lenders get encrypted pages, under a key of this process */
-    uint32_t reserved;       /* 0 */
+    uint32_t erasure;        /* NETVM_ERASURE(k, m) instead of replicas: each page in k parts (2, 4 or 8), and m more (1 to 4) that are
+                              * computed from them, on k + m lenders of which any m may be lost; 0: not in parts */
     const char *learn_file;  /* bring pages in by what the program did before, in this run and in the one that left this file; NULL: do not */
 } netvm_pager_options;
+#define NETVM_ERASURE(k, m) ((uint32_t)(k) << 8 | (uint32_t)(m))
 #define NETVM_PAGER_OPTIONS_INIT { sizeof(netvm_pager_options), NULL, 0, 0, 0, NULL, NULL, NETVM_ENCRYPT_IF_ASKED, 0, 0, 0, 0, NULL }
 
 /* Starts a pager: a thread that lends memory from others, and brings pages when they are touched. It goes on until the process ends,

@@ -84,7 +84,7 @@ pub fn all() -> Vec<(String, i128)> {
         ("offsetof(netvm_pager_options, replicas)", offset_of!(PagerOptions, replicas)),
         ("offsetof(netvm_pager_options, local_bytes_max)", offset_of!(PagerOptions, local_bytes_max)),
         ("offsetof(netvm_pager_options, encrypt_pages)", offset_of!(PagerOptions, encrypt_pages)),
-        ("offsetof(netvm_pager_options, reserved)", offset_of!(PagerOptions, reserved)),
+        ("offsetof(netvm_pager_options, erasure)", offset_of!(PagerOptions, erasure)),
         ("offsetof(netvm_pager_options, learn_file)", offset_of!(PagerOptions, learn_file)),
         ("sizeof(netvm_far_counts)", size_of::<FarCounts>()),
         ("offsetof(netvm_far_counts, pages_in)", offset_of!(FarCounts, pages_in)),

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use netvm::memory::Memory;
-use netvm::pager::{Access, Pager, PagerConfig};
+use netvm::pager::{Access, Erasure, Pager, PagerConfig};
 
 use crate::call::call;
 use crate::code::{Failure, Result};
@@ -34,7 +34,7 @@ pub struct PagerOptions {
     pub(crate) replicas: u32,
     pub(crate) local_bytes_max: u64,
     pub(crate) encrypt_pages: u32,
-    pub(crate) reserved: u32,
+    pub(crate) erasure: u32,
     pub(crate) learn_file: Text,
 }
 
@@ -52,7 +52,7 @@ impl Default for PagerOptions {
             replicas: 0,
             local_bytes_max: 0,
             encrypt_pages: 0,
-            reserved: 0,
+            erasure: 0,
             learn_file: Text::NULL,
         }
     }
@@ -63,14 +63,18 @@ impl PagerOptions {
         let lenders = self.lenders.array(self.lender_count)?;
         let lenders: Result<Vec<String>> =
             lenders.iter().map(|lender| Ok(lender.get("address of a lender")?.to_owned())).collect();
-        if self.encrypt_pages > 1 || self.reserved != 0 {
-            return Err(Failure::argument("encrypt_pages is 0 or 1, and reserved is 0"));
+        let not_parts =
+            |_| Failure::argument("erasure is 0 or NETVM_ERASURE(k, m): k is 2, 4 or 8, m is 1 to 4");
+        let erasure = Erasure::from_word(self.erasure).map_err(not_parts)?;
+        if self.encrypt_pages > 1 {
+            return Err(Failure::argument("encrypt_pages is 0 or 1"));
         }
         let usual = PagerConfig::default();
         let or_usual = |bytes: u64, usual: u64| if bytes == 0 { usual } else { bytes };
         Ok(PagerConfig {
             lenders: lenders?,
             replicas: self.replicas.max(1) as usize,
+            erasure,
             local_bytes: or_usual(self.local_bytes, usual.local_bytes),
             local_bytes_max: self.local_bytes_max,
             encrypt_pages: self.encrypt_pages == 1,

@@ -3,8 +3,8 @@
 mod common;
 
 use common::{
-    Done, Folder, Guard, Lender, Random, TIERS, can_run, finish, finish_with, netvm, run_on_tier,
-    run_on_two_of, until,
+    Done, Folder, Guard, Lender, REDUNDANT, Random, TIERS, can_run, finish, finish_with, netvm,
+    run_on_some_of, run_on_tier, until,
 };
 use std::ffi::OsString;
 use std::fmt::Write as _;
@@ -240,19 +240,19 @@ fn strike_soon(trouble: Trouble, lender: &Lender, ended: &AtomicBool) -> bool {
     false
 }
 
-/// A program goes on, and writes the same, when it loses a lender of pages that two have.
+/// A program goes on, and writes the same, when it loses a lender of pages that can be had without it.
 #[track_caller]
 fn loses_a_lender(
     (recipe, plain): (&Recipe, &(Done, Vec<u8>)),
     folder: &Folder,
-    lenders: &[Lender],
+    (lenders, redundancy): (&[Lender], &[&str]),
     victim: usize,
     trouble: Trouble,
 ) {
     let ended = AtomicBool::new(false);
     let (done, struck) = std::thread::scope(|scope| {
         let strike = scope.spawn(|| strike_soon(trouble, &lenders[victim], &ended));
-        let far = run_on_two_of(lenders, &recipe.local(), recipe.program);
+        let far = run_on_some_of(lenders, redundancy, &recipe.local(), recipe.program);
         let done = recipe.run(far, folder);
         ended.store(true, Ordering::Relaxed);
         (done, strike.join().unwrap())
@@ -272,13 +272,13 @@ fn must_have_lost(done: &Done, lender: &Lender) {
     assert!(summary["read_us_peak"].as_u64().unwrap() < 4_000_000, "{summary}");
 }
 
-/// The first of three is killed, then the second of two is stopped.
+/// The first is killed where there is one more than is needed, then the second is stopped where there is not.
 #[track_caller]
 fn loses_lenders(test: &str, recipe: fn(&Folder) -> Recipe) {
     loses_lenders_by(test, recipe, &[Trouble::Killed, Trouble::Stopped]);
 }
 
-/// The first of three is killed, or the second of two is stopped.
+/// One of these; pages have replicas, or are in parts.
 #[track_caller]
 fn loses_lenders_by(test: &str, recipe: fn(&Folder) -> Recipe, troubles: &[Trouble]) {
     let folder = Folder::new("loses");
@@ -287,11 +287,13 @@ fn loses_lenders_by(test: &str, recipe: fn(&Folder) -> Recipe, troubles: &[Troub
         return;
     }
     let plain = recipe.plain(&folder);
-    for &trouble in troubles {
-        let (count, victim) = if trouble == Trouble::Killed { (3, 0) } else { (2, 1) };
-        let start = |index| Lender::named(&folder, &format!("{trouble:?}-{index}"), "256M");
+    for (&trouble, (redundancy, need)) in
+        troubles.iter().flat_map(|trouble| REDUNDANT.map(|redundancy| (trouble, redundancy)))
+    {
+        let (count, victim) = if trouble == Trouble::Killed { (need + 1, 0) } else { (need, 1) };
+        let start = |index| Lender::named(&folder, &format!("{trouble:?}-{need}-{index}"), "256M");
         let lenders: Vec<_> = (0..count).map(start).collect();
-        loses_a_lender((&recipe, &plain), &folder, &lenders, victim, trouble);
+        loses_a_lender((&recipe, &plain), &folder, (&lenders, redundancy), victim, trouble);
     }
 }
 
@@ -344,20 +346,23 @@ fn programs_lose_a_lender_whose_network_is_cut() {
     assert!(skipped.is_some() || done.out().contains("1 passed"), "{}", done.out());
 }
 
-/// For [`programs_lose_a_lender_whose_network_is_cut`]: one lender by the loopback device, the other one without a network.
+/// For [`programs_lose_a_lender_whose_network_is_cut`]: one lender by the loopback device, the others without a network.
 #[test]
 #[ignore = "wants a network namespace of its own"]
 fn in_a_network_of_its_own() {
     assert!(std::env::var_os(CUT).is_some(), "it would cut the network of this machine");
-    for recipe in [gnu_sort_of, sqlite_of] {
+    let recipes = [gnu_sort_of, sqlite_of].into_iter();
+    for (recipe, (redundancy, need)) in recipes.flat_map(|recipe| REDUNDANT.map(|way| (recipe, way))) {
         let folder = Folder::new("cut");
         let recipe = recipe(&folder);
         if !can_run("programs_lose_a_lender_whose_network_is_cut", recipe.needs) {
             return;
         }
         assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
-        let lenders = [Lender::named(&folder, "near", "256M"), Lender::at("127.0.0.1:7199", "256M")];
-        loses_a_lender((&recipe, &recipe.plain(&folder)), &folder, &lenders, 1, Trouble::Cut);
+        let near = |index| Lender::named(&folder, &format!("near-{index}"), "256M");
+        let mut lenders: Vec<_> = (1..need).map(near).collect();
+        lenders.insert(1, Lender::at("127.0.0.1:7199", "256M"));
+        loses_a_lender((&recipe, &recipe.plain(&folder)), &folder, (&lenders, redundancy), 1, Trouble::Cut);
     }
 }
 
@@ -434,12 +439,14 @@ fn redis_with_bgsave() {
 
 #[test]
 fn redis_loses_a_lender_during_bgsave() {
-    let folder = Folder::new("redis-lenders");
-    let lenders = ["a", "b"].map(|name| Lender::named(&folder, name, "256M"));
-    let far = run_on_two_of(&lenders, "8M", "redis-server");
-    let test = "redis_loses_a_lender_during_bgsave";
-    if let Some(done) = redis_saves(test, far, || lenders[0].signal("KILL")) {
-        must_have_lost(&done, &lenders[0]);
+    for (redundancy, need) in REDUNDANT {
+        let folder = Folder::new("redis-lenders");
+        let lenders = &["a", "b", "c"].map(|name| Lender::named(&folder, name, "256M"))[..need];
+        let far = run_on_some_of(lenders, redundancy, "8M", "redis-server");
+        let test = "redis_loses_a_lender_during_bgsave";
+        if let Some(done) = redis_saves(test, far, || lenders[0].signal("KILL")) {
+            must_have_lost(&done, &lenders[0]);
+        }
     }
 }
 

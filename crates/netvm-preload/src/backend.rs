@@ -133,6 +133,7 @@ impl PagerFar {
                 .map(str::to_owned)
                 .collect(),
             replicas: params.replicas.max(1) as usize,
+            erasure: params.erasure,
             security: params.security,
             encrypt_pages: params.encrypt_pages,
             area_bytes: params.area_bytes,

@@ -12,6 +12,7 @@
 
 use crate::detail::PagerDetail;
 use crate::error::{Error, Result};
+use crate::pager::Erasure;
 use crate::security::{Encryption, Secret, Security};
 use crate::stats::PagerStats;
 use netvm_core::tier::Policy;
@@ -50,7 +51,8 @@ const REPLICAS: usize = 21;
 const BUDGET: usize = 22;
 const ENCRYPT_PAGES: usize = 23;
 const LEARN_CLAIMED: usize = 24;
-const LENDERS: usize = 25;
+const ERASURE: usize = 25;
+const LENDERS: usize = 26;
 const TEXT_WORDS: usize = 512;
 const MESSAGE: usize = LENDERS + TEXT_WORDS;
 const COMMAND: usize = MESSAGE + TEXT_WORDS;
@@ -97,6 +99,8 @@ pub struct RunParams {
     pub lenders: String,
     /// How many of them hold each page, at least 1.
     pub replicas: u64,
+    /// Or how many parts of each.
+    pub erasure: Option<Erasure>,
     /// The secret to prove to them, and whether to encrypt.
     pub security: Security,
     /// Lenders get encrypted pages.
@@ -138,6 +142,7 @@ impl RunFile {
             (FAR_THRESHOLD, params.far_threshold_bytes),
             (VERBOSE, params.verbose.into()),
             (REPLICAS, params.replicas),
+            (ERASURE, Erasure::to_word(params.erasure).into()),
             (ENCRYPT_PAGES, params.encrypt_pages.into()),
             (PRIVATE_LENDER, params.private_lender.into()),
             (
@@ -199,6 +204,7 @@ impl RunFile {
             far_threshold_bytes: self.word(FAR_THRESHOLD).load(Relaxed),
             lenders: self.text(LENDERS),
             replicas: self.word(REPLICAS).load(Relaxed),
+            erasure: Erasure::from_word(self.word(ERASURE).load(Relaxed) as u32).unwrap_or_default(),
             security: self.security(),
             encrypt_pages: self.word(ENCRYPT_PAGES).load(Relaxed) != 0,
             private_lender: self.word(PRIVATE_LENDER).load(Relaxed) as u32,
@@ -562,6 +568,7 @@ mod tests {
             far_threshold_bytes: 128 << 10,
             lenders: "unix:/tmp/a socket,ünïcode:1".into(),
             replicas: 2,
+            erasure: Erasure::new(4, 2),
             encrypt_pages: true,
             security: Security {
                 secret: Some(Secret::from_bytes(std::array::from_fn(|index| index as u8))),

@@ -2,132 +2,31 @@
 
 mod common;
 
-use common::{Random, Serving, alone};
+use common::redundant::{
+    ALTER, DELAY, HOLD, MEMORY, Model, PAGE, PASS, SLABS, STALE, lend, proxy, start_with, until,
+};
+use common::{Serving, alone};
 use netvm::lender::LinkChoice;
-use netvm::pager::{LOCAL_BYTES_MIN, Pager, PagerConfig, PagerError};
-use netvm::stats::PagerStats;
-use netvm_core::limits::{HEADER_BYTES, HELLO_BYTES};
-use netvm_core::wire::{Header, Kind};
+use netvm::pager::{Pager, PagerConfig, PagerError};
 use netvm_sys::shared::SharedSlice;
-use std::cell::Cell;
-use std::collections::HashMap;
-use std::io::{Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
-
-const PAGE: usize = 4096;
-const MEMORY: usize = 4 * LOCAL_BYTES_MIN as usize;
-const SLABS: u64 = 64;
 
 fn start(lenders: &[&str]) -> (Arc<Pager>, SharedSlice) {
     start_by(LinkChoice::Socket, lenders)
 }
 
 fn start_by(link: LinkChoice, lenders: &[&str]) -> (Arc<Pager>, SharedSlice) {
-    start_with(lenders, |config| config.link = link)
+    start_two(lenders, |config| config.link = link)
 }
 
-fn start_with(lenders: &[&str], change: impl FnOnce(&mut PagerConfig)) -> (Arc<Pager>, SharedSlice) {
-    let mut config = PagerConfig {
-        link: LinkChoice::Socket,
-        local_bytes: LOCAL_BYTES_MIN,
-        lenders: lenders.iter().map(|&lender| lender.to_owned()).collect(),
-        replicas: 2,
-        area_bytes: 1 << 34,
-        ..PagerConfig::default()
-    };
-    change(&mut config);
-    let pager = Pager::start(config).unwrap();
-    let address = pager.area().start;
-    pager.map(address, MEMORY, 3).unwrap();
-    let memory = pager.memory(address, MEMORY).unwrap();
-    (pager, memory)
-}
-
-/// A lender until the process ends: pagers have no end either, and end the process when they have no lender left.
-fn lend() -> &'static Serving {
-    Box::leak(Box::new(Serving::new(SLABS)))
-}
-
-/// Far memory and what must be in it: the first word of each page.
-struct Model {
-    memory: SharedSlice,
-    words: Vec<u64>,
-    random: Random,
-    /// The longest that one access took.
-    slowest: Cell<Duration>,
-}
-
-impl Model {
-    fn new(memory: SharedSlice, seed: u64) -> Self {
-        let mut model = Self {
-            memory,
-            words: vec![0; memory.len() / PAGE],
-            random: Random::new(seed),
-            slowest: Cell::default(),
-        };
-        (0..model.words.len()).for_each(|page| model.write(page));
-        model
-    }
-
-    fn write(&mut self, page: usize) {
-        // Noise, so that no two pages look alike.
-        let word = self.random.next();
-        let mut bytes = [0; PAGE];
-        let mut noise = Random::new(word);
-        bytes.as_chunks_mut().0.iter_mut().for_each(|chunk| *chunk = noise.next().to_le_bytes());
-        bytes[..8].copy_from_slice(&word.to_le_bytes());
-        self.timed(|| self.memory.write_from(page * PAGE, &bytes).unwrap());
-        self.words[page] = word;
-    }
-
-    fn check(&self, page: usize) {
-        let mut word = [0; 8];
-        self.timed(|| self.memory.read_into(page * PAGE, &mut word).unwrap());
-        assert_eq!(u64::from_le_bytes(word), self.words[page], "page {page}");
-    }
-
-    fn timed(&self, access: impl FnOnce()) {
-        let started = Instant::now();
-        access();
-        self.slowest.set(self.slowest.get().max(started.elapsed()));
-    }
-
-    #[track_caller]
-    fn must_not_have_stalled_for(&self, limit: Duration) {
-        println!("slowest access: {:?}", self.slowest.get());
-        assert!(self.slowest.get() < limit, "{:?}", self.slowest.get());
-    }
-
-    fn churn(&mut self, steps: usize) {
-        for _ in 0..steps {
-            let page = self.random.next() as usize % self.words.len();
-            self.check(page);
-            if self.random.next().is_multiple_of(3) {
-                self.write(page);
-            }
-        }
-    }
-
-    fn check_all(&self) {
-        (0..self.words.len()).for_each(|page| self.check(page));
-    }
-}
-
-/// Goes on until the counters are as wanted.
-#[track_caller]
-fn until(pager: &Pager, model: &mut Model, what: &str, so: impl Fn(&PagerStats) -> bool) -> PagerStats {
-    let started = Instant::now();
-    loop {
-        model.churn(500);
-        let stats = pager.stats();
-        if so(&stats) {
-            return stats;
-        }
-        assert!(started.elapsed() < Duration::from_secs(30), "never: {what}: {stats:?}");
-    }
+/// On two of the lenders.
+fn start_two(lenders: &[&str], change: impl FnOnce(&mut PagerConfig)) -> (Arc<Pager>, SharedSlice) {
+    start_with(lenders, |config| {
+        config.replicas = 2;
+        change(config);
+    })
 }
 
 #[test]
@@ -186,87 +85,6 @@ fn two_lenders_one_of_which_is_replaced() {
     assert_eq!(pager.stats().lenders_lost, 2);
 }
 
-/// What a proxy does with the bytes of the lender.
-const PASS: u32 = 0;
-const HOLD: u32 = 1;
-const DELAY: u32 = 2;
-const ALTER: u32 = 3;
-const STALE: u32 = 4;
-
-/// Passes bytes on, as `mode` says.
-fn proxy(lender: &str, mode: &Arc<AtomicU32>) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap().to_string();
-    let (lender, mode) = (lender.to_owned(), Arc::clone(mode));
-    std::thread::spawn(move || {
-        for near in listener.incoming().map_while(Result::ok) {
-            let far = TcpStream::connect(&lender).unwrap();
-            let _ = (near.set_nodelay(true), far.set_nodelay(true));
-            let ways =
-                [(near.try_clone(), far.try_clone(), false), (far.try_clone(), near.try_clone(), true)];
-            for (from, to, answers) in ways {
-                let (from, to, mode) = (from.unwrap(), to.unwrap(), Arc::clone(&mode));
-                std::thread::spawn(move || match answers {
-                    true => pass_answers(from, to, &mode),
-                    false => drop(pass_requests(from, to, &mode)),
-                });
-            }
-        }
-    });
-    address
-}
-
-fn hold_or_delay(mode: &AtomicU32) {
-    while mode.load(Ordering::Relaxed) == HOLD {
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    if mode.load(Ordering::Relaxed) == DELAY {
-        std::thread::sleep(Duration::from_millis(40));
-    }
-}
-
-/// Request by request; of each page it keeps what was written first.
-fn pass_requests(mut from: TcpStream, mut to: TcpStream, mode: &AtomicU32) -> std::io::Result<()> {
-    let mut hello = [0; HELLO_BYTES];
-    from.read_exact(&mut hello)?;
-    to.write_all(&hello)?;
-    let mut first = HashMap::new();
-    let (mut bytes, mut payload) = ([0; HEADER_BYTES], Vec::new());
-    while from.read_exact(&mut bytes).is_ok() {
-        let header = Header::decode(&bytes).unwrap();
-        payload.resize(header.payload_bytes as usize, 0);
-        from.read_exact(&mut payload)?;
-        hold_or_delay(mode);
-        if header.kind == Kind::Write {
-            for (page, contents) in payload.chunks_mut(PAGE).enumerate() {
-                let old = first.entry((header.handle, header.offset as usize / PAGE + page));
-                let old = old.or_insert_with(|| contents.to_vec());
-                if mode.load(Ordering::Relaxed) == STALE {
-                    contents.copy_from_slice(old);
-                }
-            }
-        }
-        to.write_all(&bytes)?;
-        to.write_all(&payload)?;
-    }
-    to.shutdown(Shutdown::Write)
-}
-
-fn pass_answers(mut from: TcpStream, mut to: TcpStream, mode: &AtomicU32) {
-    let mut bytes = vec![0; 1 << 16];
-    while let Ok(count @ 1..) = from.read(&mut bytes) {
-        hold_or_delay(mode);
-        if mode.load(Ordering::Relaxed) == ALTER && count > PAGE {
-            // The end of a page, very likely: what is read comes after its header.
-            bytes[count - 1] ^= 1;
-        }
-        if to.write_all(&bytes[..count]).is_err() {
-            break;
-        }
-    }
-    let _ = to.shutdown(Shutdown::Write);
-}
-
 /// Two lenders, the second behind a proxy.
 fn with_proxy(seed: u64) -> (Arc<AtomicU32>, Arc<Pager>, Model) {
     with_proxy_and(seed, |_| {})
@@ -275,8 +93,8 @@ fn with_proxy(seed: u64) -> (Arc<AtomicU32>, Arc<Pager>, Model) {
 fn with_proxy_and(seed: u64, change: impl FnOnce(&mut PagerConfig)) -> (Arc<AtomicU32>, Arc<Pager>, Model) {
     let (first, second) = (lend(), lend());
     let mode = Arc::new(AtomicU32::new(PASS));
-    let address = proxy(&second.address, &mode);
-    let (pager, memory) = start_with(&[&address, &first.address], change);
+    let address = proxy(&second.address, &mode, PAGE);
+    let (pager, memory) = start_two(&[&address, &first.address], change);
     let mut model = Model::new(memory, seed);
     model.churn(2000);
     (mode, pager, model)
@@ -414,10 +232,10 @@ fn a_lender_that_returns_wrong_pages_to_a_repair_is_blamed_and_not_the_copy() {
     for encrypt_pages in [false, true] {
         let lenders = [lend(), lend(), lend(), lend()];
         let mode = Arc::new(AtomicU32::new(PASS));
-        let liar = proxy(&lenders[0].address, &mode);
+        let liar = proxy(&lenders[0].address, &mode, PAGE);
         let addresses: Vec<&str> =
             std::iter::once(&*liar).chain(lenders[1..].iter().map(|lender| &*lender.address)).collect();
-        let (pager, memory) = start_with(&addresses, |config| {
+        let (pager, memory) = start_two(&addresses, |config| {
             (config.replicas, config.encrypt_pages) = (3, encrypt_pages);
         });
         let mut model = Model::new(memory, 11);
@@ -447,7 +265,7 @@ fn encrypted_pages_come_back_and_are_read_by_nobody() {
     let Some(_alone) = alone() else { return };
     let lenders = [lend(), lend()];
     let addresses = lenders.map(|lender| &*lender.address);
-    let (pager, memory) = start_with(&addresses, |config| {
+    let (pager, memory) = start_two(&addresses, |config| {
         (config.encrypt_pages, config.tier) = (true, netvm::pager::TierPolicy::Lender);
     });
     // Pages alike but for one word: their copies at the lenders have nothing in common.

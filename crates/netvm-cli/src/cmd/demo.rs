@@ -68,6 +68,7 @@ pub fn run(args: &DemoArgs) -> Outcome {
         lender: args.lender.clone(),
         security: args.security.clone(),
         replicas: 1,
+        erasure: None,
         encrypt_pages: false,
         lend_size: args.lender.is_empty().then_some(Size(data.0 * 2)),
         file: None,

@@ -15,7 +15,7 @@ use crate::size::Size;
 use clap::{Args, ValueEnum};
 use netvm::detail::PagerDetail;
 use netvm::lender::BorrowOptions;
-use netvm::pager::{LOCAL_BYTES_MIN, REPLICAS_MAX, TierPolicy};
+use netvm::pager::{Erasure, LOCAL_BYTES_MIN, REPLICAS_MAX, TierPolicy};
 use netvm::runfile::{RunFile, RunParams};
 use netvm::stats::PagerStats;
 use netvm_sys::signal::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, Signals};
@@ -46,6 +46,7 @@ Examples:
   netvm run --local 256M --tier compressed --explain -- sort --buffer-size=2G big.txt
   netvm run --lender a:7070 --lender b:7070 --replicas 2 -- ./solver     either of the two may die
   netvm run --local 1G --lender a:7070 --file /var/tmp:64G -- ./solver   what a has no room for goes to a file
+  netvm run --lender a:7070 --lender b:7070 --lender c:7070 --erasure 2+1 -- ./solver     the same for half as much more memory, not twice
   netvm run --local 512M --stats -- sh -c 'first && second'
   netvm run --local 512M --trace job.json --report job.svg -- python3 job.py
   netvm run --local 512M --learn job.record -- ./pagerank graph        faster in the second phase, and the second time
@@ -63,6 +64,10 @@ pub struct RunArgs {
     /// How many lenders hold each page: with 2, the program goes on when one of them is lost
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub replicas: usize,
+    /// Each page in K parts (2, 4 or 8) on different lenders, and M more (1 to 4) that are computed from them: the program goes on when any
+    /// M of the K+M lenders are lost
+    #[arg(long, value_name = "K+M", conflicts_with = "replicas")]
+    pub erasure: Option<Erasure>,
     #[command(flatten)]
     pub security: SecurityArgs,
     /// Encrypt every page that leaves this process, under a key of its own: lenders can neither read it nor change it unnoticed
@@ -140,6 +145,8 @@ pub struct Report {
     pub detail: PagerDetail,
     /// How many lenders hold each page.
     pub replicas: usize,
+    /// Or how many parts of each.
+    pub erasure: Option<Erasure>,
     /// Addresses of lenders that were lost.
     pub lost: Vec<String>,
     /// Why a process of the run lost its far memory.
@@ -278,6 +285,7 @@ pub fn execute(
             far_threshold_bytes: args.threshold.0,
             lenders: lenders.join(","),
             replicas: args.replicas as u64,
+            erasure: args.erasure,
             encrypt_pages: args.encrypt_pages,
             private_lender: private.as_ref().map_or(0, PrivateLender::pid),
             security,
@@ -303,6 +311,7 @@ pub fn execute(
         stats: run.summary(),
         detail: run.detail(),
         replicas: args.replicas,
+        erasure: args.erasure,
         lost: run.lost_lenders(),
         message: run.message(),
         lenders: names,
@@ -320,6 +329,19 @@ fn check_replicas(args: &RunArgs) -> Result<(), String> {
         ));
     }
     let twice = (1..args.lender.len()).find(|&index| args.lender[..index].contains(&args.lender[index]));
+    if let Some(erasure) = args.erasure {
+        return match twice {
+            Some(index) => Err(format!(
+                "lender {} is named twice; the parts of a page must be on different lenders",
+                args.lender[index]
+            )),
+            None if lenders < erasure.lenders() => Err(format!(
+                "--erasure {erasure} needs {} lenders, and {lenders} are given; name each with --lender ADDR",
+                erasure.lenders()
+            )),
+            None => Ok(()),
+        };
+    }
     match twice {
         Some(index) if replicas > 1 => Err(format!(
             "lender {} is named twice; replicas must be on different lenders",
@@ -465,6 +487,7 @@ fn to_json(args: &RunArgs, report: &Report) -> serde_json::Value {
         "local_bytes": args.local.0,
         "local_bytes_peak": report.stats.local_frames_peak * 4096,
         "replicas": report.replicas,
+        "erasure": report.erasure.map(|erasure| erasure.to_string()),
         "lost": report.lost,
         "message": report.message,
         "read_us_p50": us(0.5),

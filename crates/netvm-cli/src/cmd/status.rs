@@ -107,7 +107,7 @@ fn runs(json: bool) {
                 json!({
                     "pid": pid, "processes": run.processes(), "budget_bytes": params.budget_bytes,
                     "local_bytes": stats.local_frames * 4096, "far_bytes": stats.far_pages * 4096,
-                    "replicas": params.replicas, "lenders": lenders, "lost": lost,
+                    "replicas": params.replicas, "erasure": params.erasure.map(|erasure| erasure.to_string()), "lenders": lenders, "lost": lost,
                     "pages_repaired": stats.pages_repaired, "pages_unprotected": stats.pages_unprotected,
                     "pages_moved": stats.pages_moved,
                 })
@@ -124,13 +124,16 @@ fn runs(json: bool) {
         if params.replicas > 1 {
             println!("  replicas {}", params.replicas);
         }
+        if let Some(erasure) = params.erasure {
+            println!("  erasure  {erasure}: any {} of the lenders may be lost", erasure.parity());
+        }
         if stats.pages_moved > 0 {
             println!("  moved    {} pages, whose lenders asked for their memory", stats.pages_moved);
         }
         if !lost.is_empty() {
             println!("  lost     {}", lost.join(", "));
             println!(
-                "  repair   {} pages copied elsewhere, {} have fewer copies than they should have",
+                "  repair   {} pages copied elsewhere, {} have fewer copies or parts than they should have",
                 stats.pages_repaired, stats.pages_unprotected
             );
         }

@@ -32,19 +32,19 @@ pub fn run_on_tier(local: &str, tier: &str, program: impl AsRef<OsStr>) -> Comma
     command
 }
 
-/// The same on these lenders, as if they were far, each page that is not local on two of them.
-pub fn run_on_two_of(lenders: &[Lender], local: &str, program: impl AsRef<OsStr>) -> Command {
+/// Ways to keep pages so that any lender may be lost, and how many lenders they need.
+pub const REDUNDANT: [(&[&str], usize); 2] = [(&["--replicas", "2"], 2), (&["--erasure", "2+1"], 3)];
+
+/// The same on these lenders, as if they were far, with pages kept in this way.
+pub fn run_on_some_of(
+    lenders: &[Lender],
+    redundancy: &[&str],
+    local: &str,
+    program: impl AsRef<OsStr>,
+) -> Command {
     let mut command = netvm();
-    command.env("NETVM_LINK", "socket").args([
-        "run",
-        "--local",
-        local,
-        "--replicas",
-        "2",
-        "--tier",
-        "lender",
-        "--json",
-    ]);
+    command.env("NETVM_LINK", "socket").args(["run", "--local", local, "--tier", "lender", "--json"]);
+    command.args(redundancy);
     for lender in lenders {
         command.args(["--lender", &lender.address]);
     }

@@ -20,8 +20,8 @@ pub enum Step {
     },
     /// Read pages into the buffer for chunks.
     Read {
-        /// From which copy.
-        from: SlabCopy,
+        /// From any of these; of parts, from as many as are needed.
+        from: Copies,
         /// First page.
         page: u32,
         /// How many.
@@ -72,6 +72,8 @@ enum Phase {
 struct Growing {
     slab: SlabIndex,
     lender: u32,
+    /// Which part of each page it will have.
+    part: u8,
     /// It takes the place of the copy of this lender.
     leaving: Option<u32>,
     /// `None` until it is borrowed.
@@ -178,9 +180,11 @@ impl SlotMap {
         while let Some(slab) = self.slabs.get(self.mender.cursor) {
             if let Some(slab) = slab {
                 let (copies, is_empty) = (slab.copies, slab.live_count == 0);
-                let is_poor = (1..self.replicas).contains(&copies.as_slice().len());
+                let total = self.redundancy.total();
+                let is_poor = (self.redundancy.need()..total).contains(&copies.as_slice().len());
                 let recalled = |copy: &&SlabCopy| self.places[copy.lender as usize].recalled > 0;
-                let leaving = copies.as_slice().iter().find(recalled).map(|copy| copy.lender);
+                let leaver = copies.as_slice().iter().find(recalled);
+                let leaving = leaver.map(|copy| copy.lender);
                 let index = self.mender.cursor as SlabIndex;
                 if is_empty && leaving.is_some() {
                     self.remove(index);
@@ -189,8 +193,10 @@ impl SlotMap {
                     // To one that asks for its own memory only what has too few copies.
                     let usable = |lender: &u32| is_poor || self.places[*lender as usize].recalled == 0;
                     if let Some(lender) = candidate.filter(usable) {
-                        let leaving = leaving.filter(|_| !is_poor);
-                        self.mender.growing = Some(Growing::new(index, lender, leaving));
+                        let leaver = leaver.filter(|_| !is_poor);
+                        let part = leaver.map_or_else(|| copies.missing(total), |copy| copy.part);
+                        let leaving = leaver.map(|copy| copy.lender);
+                        self.mender.growing = Some(Growing::new(index, lender, part, leaving));
                         return Some(Step::Borrow { lender });
                     }
                     if let Some(lender) = leaving
@@ -224,11 +230,12 @@ impl SlotMap {
             left.into_iter().for_each(|copy| self.give_back(copy));
             return None;
         };
-        let Some(&from) = slab.copies.as_slice().first() else {
+        let from = slab.copies;
+        if from.as_slice().len() < self.redundancy.need() {
             self.mender.growing = None;
             self.give_back(copy);
             return None;
-        };
+        }
         // Pages before it hold nothing: whatever is written there from now on goes to this copy, too.
         growing.done = page;
         growing.chunk = Some(Chunk { page, pages, phase: Phase::Reading, stale: false });
@@ -252,7 +259,8 @@ impl SlotMap {
         let growing = self.mender.growing.as_mut();
         match (step, end) {
             (Step::Borrow { lender }, StepEnd::Borrowed(slab)) => {
-                let copy = SlabCopy { lender, slab };
+                let part = growing.as_ref().map_or(0, |growing| growing.part);
+                let copy = SlabCopy { lender, slab, part };
                 match growing {
                     _ if !self.places[lender as usize].alive => {}
                     Some(growing) => {
@@ -327,8 +335,8 @@ impl SlotMap {
 }
 
 impl Growing {
-    fn new(slab: SlabIndex, lender: u32, leaving: Option<u32>) -> Self {
-        Self { slab, lender, leaving, copy: None, done: 0, chunk: None, width: CHUNK_PAGES }
+    fn new(slab: SlabIndex, lender: u32, part: u8, leaving: Option<u32>) -> Self {
+        Self { slab, lender, part, leaving, copy: None, done: 0, chunk: None, width: CHUNK_PAGES }
     }
 
     /// Whether pages that are written now go to this copy, too.
@@ -360,24 +368,42 @@ impl Growing {
 
 #[cfg(test)]
 mod tests {
+    use super::super::copies::Redundancy;
     use super::super::slots::{ALL, Loss};
     use super::*;
     use alloc::collections::{BTreeMap, VecDeque};
     use alloc::vec::Vec;
 
     const SLOTS: u32 = 128;
-    const REPLICAS: usize = 2;
 
     enum Op {
-        Write { slab: u32, page: u32, values: Vec<u64> },
-        Read { slab: u32, page: u32, value: u64 },
+        Write {
+            slab: u32,
+            page: u32,
+            part: u8,
+            values: Vec<u64>,
+        },
+        Read {
+            slab: u32,
+            page: u32,
+            part: u8,
+            value: u64,
+        },
         Step(Step),
+        /// Of the step that reads, what this lender has.
+        Part {
+            slab: u32,
+            page: u32,
+            pages: u32,
+            part: u8,
+        },
         Return(u32),
     }
 
     #[derive(Default)]
     struct Lender {
-        memory: BTreeMap<(u32, u32), u64>,
+        /// Part of a page: which, and of what.
+        memory: BTreeMap<(u32, u32), (u8, u64)>,
         queue: VecDeque<Op>,
         held: Vec<u32>,
         lent: u32,
@@ -390,6 +416,8 @@ mod tests {
         /// What each slot must hold.
         pages: BTreeMap<Slot, u64>,
         buffer: Vec<u64>,
+        /// Parts that have been read for the buffer; `None` where a lender was lost.
+        parts: Vec<Option<Vec<(u8, u64)>>>,
         written: u64,
         random: u64,
         losses: u32,
@@ -398,8 +426,8 @@ mod tests {
     }
 
     impl World {
-        fn new(seed: u64, lenders: usize) -> Self {
-            let map = SlotMap::new(SLOTS, lenders, REPLICAS);
+        fn new(seed: u64, redundancy: Redundancy, lenders: usize) -> Self {
+            let map = SlotMap::new(SLOTS, lenders, redundancy);
             let lenders = (0..lenders).map(|_| Lender::default()).collect();
             let (pages, buffer) = (BTreeMap::new(), Vec::new());
             Self {
@@ -407,6 +435,7 @@ mod tests {
                 lenders,
                 pages,
                 buffer,
+                parts: Vec::new(),
                 written: 0,
                 random: seed,
                 losses: 0,
@@ -427,12 +456,12 @@ mod tests {
 
         fn borrow(&mut self) {
             let mut copies = Vec::new();
-            while copies.is_empty() {
-                while copies.len() < REPLICAS
+            while copies.len() < self.map.redundancy.need() {
+                while copies.len() < self.map.redundancy.total()
                     && let Some(lender) = self.map.candidate(&copies)
                 {
                     let slab = self.lend(lender);
-                    copies.push(SlabCopy { lender, slab });
+                    copies.push(SlabCopy { lender, slab, part: copies.len() as u8 });
                 }
                 // All were full: nothing can be put where nobody has anything.
                 self.map.ask_again();
@@ -459,6 +488,7 @@ mod tests {
                 self.lenders[copy.lender as usize].queue.push_back(Op::Write {
                     slab: copy.slab,
                     page,
+                    part: copy.part,
                     values,
                 });
             }
@@ -497,7 +527,7 @@ mod tests {
                     let (copies, page) = self.map.locate(slot).unwrap();
                     let copies = copies.to_vec();
                     let copy = copies[self.below(copies.len())];
-                    let read = Op::Read { slab: copy.slab, page, value };
+                    let read = Op::Read { slab: copy.slab, page, part: copy.part, value };
                     self.lenders[copy.lender as usize].queue.push_back(read);
                 }
                 55..72 => {
@@ -518,7 +548,10 @@ mod tests {
                 }
                 74 => {
                     let lender = self.below(self.lenders.len()) as u32;
-                    if self.map.is_alive(lender) && self.map.can_spare(|doubtful| doubtful == lender) {
+                    // With too few left nothing could be put anywhere.
+                    let is_spare = self.map.alive() > self.map.redundancy.need();
+                    let can_spare = is_spare && self.map.can_spare(|doubtful| doubtful == lender);
+                    if self.map.is_alive(lender) && can_spare {
                         self.lose(lender);
                     }
                 }
@@ -560,9 +593,10 @@ mod tests {
             if self.below(3) > 0
                 && let Some(step) = self.unposted.take()
             {
-                let (Step::Borrow { lender }
-                | Step::Read { from: SlabCopy { lender, .. }, .. }
-                | Step::Write { to: SlabCopy { lender, .. }, .. }) = step;
+                let lender = match step {
+                    Step::Read { from, page, pages } => return self.read_parts(from, page, pages),
+                    Step::Borrow { lender } | Step::Write { to: SlabCopy { lender, .. }, .. } => lender,
+                };
                 if self.map.is_alive(lender) {
                     self.lenders[lender as usize].queue.push_back(Op::Step(step));
                     self.map.step_posted();
@@ -572,13 +606,56 @@ mod tests {
             }
         }
 
+        /// From some of them.
+        fn read_parts(&mut self, from: Copies, page: u32, pages: u32) {
+            let (mut copies, need) = (from.as_slice().to_vec(), self.map.redundancy.need());
+            while copies.len() > need {
+                let place = self.below(copies.len());
+                copies.swap_remove(place);
+            }
+            self.parts.clear();
+            self.map.step_posted();
+            for SlabCopy { lender, slab, part } in copies {
+                if self.map.is_alive(lender) {
+                    let queue = &mut self.lenders[lender as usize].queue;
+                    queue.push_back(Op::Part { slab, page, pages, part });
+                } else {
+                    self.part_read(None);
+                }
+            }
+        }
+
+        fn part_read(&mut self, values: Option<Vec<(u8, u64)>>) {
+            self.parts.push(values);
+            let need = self.map.redundancy.need();
+            if self.parts.len() < need {
+                return;
+            }
+            let Some(parts) = core::mem::take(&mut self.parts).into_iter().collect::<Option<Vec<_>>>() else {
+                return self.map.step_ended(StepEnd::Lost);
+            };
+            // Parts of different contents make a page of none.
+            let value = |index: usize| {
+                let (_, value) = parts[0][index];
+                let is_whole = parts.iter().enumerate().all(|(at, part)| {
+                    let is_other = |other: &Vec<(u8, u64)>| need == 1 || other[index].0 != part[index].0;
+                    part[index].1 == value && parts[..at].iter().all(is_other)
+                });
+                if is_whole { value } else { u64::MAX }
+            };
+            self.buffer = (0..parts[0].len()).map(value).collect();
+            self.map.step_ended(StepEnd::Done);
+        }
+
         fn lose(&mut self, lender: u32) {
             self.losses += 1;
             assert_eq!(self.map.lender_lost(lender).gone, 0);
             let lost = core::mem::take(&mut self.lenders[lender as usize]);
             for op in lost.queue {
-                if matches!(op, Op::Step(_)) {
-                    self.map.step_ended(StepEnd::Lost);
+                match op {
+                    Op::Step(_) => self.map.step_ended(StepEnd::Lost),
+                    Op::Part { .. } => self.part_read(None),
+                    _ => {}
                 }
             }
         }
@@ -604,25 +681,29 @@ mod tests {
             let lender = &mut self.lenders[index];
             let Some(op) = lender.queue.pop_front() else { return };
             match op {
-                Op::Write { slab, page, values } => {
+                Op::Write { slab, page, part, values } => {
                     assert!(lender.held.contains(&slab), "a write to a slab that was given back");
-                    lender.memory.extend((page..).zip(values).map(|(page, value)| ((slab, page), value)));
+                    let pages = (page..).zip(values).map(|(page, value)| ((slab, page), (part, value)));
+                    lender.memory.extend(pages);
                 }
-                Op::Read { slab, page, value } => assert_eq!(lender.memory[&(slab, page)], value),
+                Op::Read { slab, page, part, value } => {
+                    assert_eq!(lender.memory[&(slab, page)], (part, value));
+                }
                 Op::Return(slab) => {
                     let place = lender.held.iter().position(|&held| held == slab);
                     lender.held.swap_remove(place.expect("given back twice"));
                     lender.memory.retain(|&(held, _), _| held != slab);
                 }
-                Op::Step(Step::Read { from, page, pages }) => {
-                    let read = |page| lender.memory.get(&(from.slab, page)).copied().unwrap_or(0);
-                    self.buffer = (page..page + pages).map(read).collect();
-                    self.map.step_ended(StepEnd::Done);
+                Op::Part { slab, page, pages, part } => {
+                    let read = |page| lender.memory.get(&(slab, page)).copied().unwrap_or((part, 0));
+                    let values = (page..page + pages).map(read).collect();
+                    self.part_read(Some(values));
                 }
+                Op::Step(Step::Read { .. }) => unreachable!("it is read part by part"),
                 Op::Step(Step::Write { to, page, pages }) => {
                     assert_eq!(self.buffer.len(), pages as usize);
                     let values = (page..).zip(&self.buffer);
-                    lender.memory.extend(values.map(|(page, &value)| ((to.slab, page), value)));
+                    lender.memory.extend(values.map(|(page, &value)| ((to.slab, page), (to.part, value))));
                     self.map.step_ended(StepEnd::Done);
                 }
                 Op::Step(Step::Borrow { .. }) => {
@@ -635,13 +716,13 @@ mod tests {
 
         /// Every complete copy holds what was written last, and nothing is borrowed that is not needed.
         fn check(&mut self) {
-            let mut rounds = 0;
+            let (mut rounds, total) = (0, self.map.redundancy.total());
             while self.map.is_mending()
                 || self.unposted.is_some()
                 || !self.map.returns.is_empty()
-                || (self.map.poor() > 0 && self.map.alive() >= REPLICAS)
+                || (self.map.poor() > 0 && self.map.alive() >= total)
                 || (self.map.places.iter().any(|place| place.recalled > 0 && place.slabs > 0)
-                    && self.staying() >= REPLICAS)
+                    && self.staying() >= total)
                 || self.lenders.iter().any(|lender| !lender.queue.is_empty())
             {
                 rounds += 1;
@@ -652,10 +733,11 @@ mod tests {
             }
             for (&slot, &value) in &self.pages {
                 let (copies, page) = self.map.locate(slot).unwrap();
-                assert!(copies.len() >= REPLICAS.min(self.map.alive()), "slot {slot}: {copies:?}");
+                assert!(copies.len() >= total.min(self.map.alive()), "slot {slot}: {copies:?}");
                 for copy in copies {
                     let memory = &self.lenders[copy.lender as usize].memory;
-                    assert_eq!(memory.get(&(copy.slab, page)), Some(&value), "slot {slot} in {copy:?}");
+                    let found = memory.get(&(copy.slab, page));
+                    assert_eq!(found, Some(&(copy.part, value)), "slot {slot} in {copy:?}");
                 }
             }
             let held: usize = self.lenders.iter().map(|lender| lender.held.len()).sum();
@@ -666,9 +748,19 @@ mod tests {
 
     #[test]
     fn no_page_is_ever_lost_or_stale_while_lenders_come_and_go() {
+        come_and_go(Redundancy::replicas(2));
+    }
+
+    #[test]
+    fn the_same_with_pages_in_parts() {
+        come_and_go(Redundancy::erasure(2, 1).unwrap());
+        come_and_go(Redundancy::erasure(4, 2).unwrap());
+    }
+
+    fn come_and_go(redundancy: Redundancy) {
         let (mut losses, mut mended, mut moved, mut lefts) = (0, 0, 0, 0);
         for seed in 0..60 {
-            let mut world = World::new(seed, 2 + seed as usize % 3);
+            let mut world = World::new(seed, redundancy, redundancy.total() + seed as usize % 3);
             for step in 0..4000 {
                 world.act();
                 if step % 1000 == 999 {
@@ -679,12 +771,12 @@ mod tests {
             (lefts, moved) = (lefts + world.lefts, moved + world.map.moved());
         }
         assert!(losses > 500 && mended > 20_000, "{losses} {mended}");
-        assert!(lefts > 10 && moved > 10_000, "{lefts} {moved}");
+        assert!(lefts > 3 && moved > 10_000, "{lefts} {moved}");
     }
 
     #[test]
     fn a_child_leaves_what_grows_to_its_parent() {
-        let mut world = World::new(1, 3);
+        let mut world = World::new(1, Redundancy::replicas(2), 3);
         world.borrow();
         let (slot, count) = world.map.take_run(20).unwrap();
         world.write(slot, count);
@@ -697,7 +789,7 @@ mod tests {
         assert!(world.map.is_mending());
         world.map.leave_mending();
         let lender = lender.unwrap() as u32;
-        assert_eq!(world.map.take_return(), Some(SlabCopy { lender, slab: 9 }));
+        assert_eq!(world.map.take_return(), Some(SlabCopy { lender, slab: 9, part: 1 }));
         assert_eq!((world.map.next_step(), world.map.poor()), (Some(Step::Borrow { lender }), 20));
     }
 }

@@ -14,7 +14,7 @@ mod slots;
 mod stream;
 
 pub use chain::FrameChain;
-pub use copies::{COPIES_MAX, Copies, SlabCopy};
+pub use copies::{COPIES_MAX, Copies, DATA_PARTS_MAX, PARITY_PARTS_MAX, PARTS_MAX, Redundancy, SlabCopy};
 pub use entry::{Entry, FRAME_MAX, PageState, SLOT_MAX};
 pub use frames::FrameSet;
 pub use marks::Marks;

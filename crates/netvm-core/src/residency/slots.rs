@@ -3,7 +3,7 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-use super::copies::{Copies, SlabCopy};
+use super::copies::{Copies, Redundancy, SlabCopy};
 use super::mend::Mender;
 
 /// Number of a slab in its [`SlotMap`].
@@ -61,7 +61,7 @@ impl Place {
 pub struct Loss {
     /// Pages that have fewer copies now.
     pub poorer: u64,
-    /// Pages that have no copy left.
+    /// Pages that have no copy left, or too few parts.
     pub gone: u64,
 }
 
@@ -75,7 +75,7 @@ pub struct SlotMap {
     pub(super) slabs: Vec<Option<Slab>>,
     pub(super) slots_per_slab: u32,
     pub(super) places: Vec<Place>,
-    pub(super) replicas: usize,
+    pub(super) redundancy: Redundancy,
     pub(super) mender: Mender,
     /// Slabs to give back to their lenders.
     pub(super) returns: Vec<SlabCopy>,
@@ -84,17 +84,17 @@ pub struct SlotMap {
 }
 
 impl SlotMap {
-    /// No slabs yet; each will have `slots_per_slab` slots and, where it can be had, `replicas` copies on as many of the
-    /// `lenders` lenders.
-    pub fn new(slots_per_slab: u32, lenders: usize, replicas: usize) -> Self {
-        assert!(slots_per_slab > 0 && slots_per_slab.is_multiple_of(64) && replicas > 0);
+    /// No slabs yet; each will have `slots_per_slab` slots and, where they can be had, as many copies or parts as `redundancy` says, on as many
+    /// of the `lenders` lenders.
+    pub fn new(slots_per_slab: u32, lenders: usize, redundancy: Redundancy) -> Self {
+        assert!(slots_per_slab > 0 && slots_per_slab.is_multiple_of(64));
         let places = vec![Place::new(true); lenders];
         let (mender, returns) = (Mender::default(), Vec::new());
         Self {
             slabs: Vec::new(),
             slots_per_slab,
             places,
-            replicas,
+            redundancy,
             mender,
             returns,
             current: 0,
@@ -105,6 +105,11 @@ impl SlotMap {
     /// Slots of each slab.
     pub fn slots_per_slab(&self) -> u32 {
         self.slots_per_slab
+    }
+
+    /// How slabs are kept.
+    pub fn redundancy(&self) -> Redundancy {
+        self.redundancy
     }
 
     /// Slots that hold a page.
@@ -284,7 +289,7 @@ impl SlotMap {
             let (pages, left) = (u64::from(slab.live_count), slab.copies.as_slice().len());
             if pages == 0 {
                 self.remove(index as u32);
-            } else if left == 0 {
+            } else if left < self.redundancy.need() {
                 loss.gone += pages;
             } else {
                 loss.poorer += pages;
@@ -341,7 +346,8 @@ impl SlotMap {
     pub fn left(&self) -> Option<u32> {
         let others = self.places.iter().filter(|place| place.alive && place.recalled != ALL).count();
         let is_left = |place: &Place| place.alive && place.recalled == ALL && place.slabs == 0;
-        let lender = self.places.iter().position(is_left).filter(|_| others >= self.replicas)? as u32;
+        let lender =
+            self.places.iter().position(is_left).filter(|_| others >= self.redundancy.total())? as u32;
         let is_idle = self.returns.iter().all(|copy| copy.lender != lender) && !self.is_asking(lender);
         is_idle.then_some(lender)
     }
@@ -352,17 +358,18 @@ impl SlotMap {
         self.slabs.iter().flatten().any(|slab| slab.live_count > 0 && has(slab))
     }
 
-    /// Whether every page has a complete copy at a lender that is none of the `doubtful`.
+    /// Whether every page can be had from lenders that are none of the `doubtful`.
     pub fn can_spare(&self, doubtful: impl Fn(u32) -> bool) -> bool {
         let safe = |slab: &Slab| {
-            slab.live_count == 0 || slab.copies.as_slice().iter().any(|copy| !doubtful(copy.lender))
+            let sure = slab.copies.as_slice().iter().filter(|copy| !doubtful(copy.lender)).count();
+            slab.live_count == 0 || sure >= self.redundancy.need()
         };
         self.slabs.iter().flatten().all(safe)
     }
 
     /// Pages with fewer copies than they should have.
     pub fn poor(&self) -> u64 {
-        let poor = |slab: &&Slab| slab.copies.as_slice().len() < self.replicas;
+        let poor = |slab: &&Slab| slab.copies.as_slice().len() < self.redundancy.total();
         self.slabs.iter().flatten().filter(poor).map(|slab| u64::from(slab.live_count)).sum()
     }
 
@@ -445,12 +452,12 @@ mod tests {
     use super::*;
 
     fn at(lender: u32, slab: u32) -> SlabCopy {
-        SlabCopy { lender, slab }
+        SlabCopy { lender, slab, part: 0 }
     }
 
     #[test]
     fn runs_fill_a_slab_and_ask_for_the_next() {
-        let mut map = SlotMap::new(128, 5, 1);
+        let mut map = SlotMap::new(128, 5, Redundancy::replicas(1));
         assert_eq!(map.take_run(10), None);
         map.add(&[at(3, 77)]);
         assert_eq!(map.take_run(100), Some((1, 100)));
@@ -465,7 +472,7 @@ mod tests {
 
     #[test]
     fn frozen_slabs_are_let_go_but_not_written() {
-        let mut map = SlotMap::new(64, 1, 1);
+        let mut map = SlotMap::new(64, 1, Redundancy::replicas(1));
         let slab = map.add(&[at(0, 9)]).unwrap();
         map.take_run(2);
         map.freeze();
@@ -487,7 +494,7 @@ mod tests {
 
     #[test]
     fn new_slabs_go_where_the_fewest_are() {
-        let mut map = SlotMap::new(64, 3, 2);
+        let mut map = SlotMap::new(64, 3, Redundancy::replicas(2));
         assert_eq!(map.candidate(&[]), Some(0));
         map.add(&[at(0, 0), at(1, 0)]);
         assert_eq!((map.candidate(&[]), map.candidate(&[at(2, 0)])), (Some(2), Some(0)));
@@ -502,7 +509,7 @@ mod tests {
 
     #[test]
     fn slabs_are_borrowed_where_they_cost_least() {
-        let mut map = SlotMap::new(64, 4, 1);
+        let mut map = SlotMap::new(64, 4, Redundancy::replicas(1));
         [2, 1, 0, 0].into_iter().enumerate().for_each(|(lender, class)| map.set_class(lender as u32, class));
         map.add(&[at(2, 0)]);
         assert_eq!(map.candidate(&[]), Some(3));
@@ -521,12 +528,40 @@ mod tests {
 
     #[test]
     fn a_page_is_gone_with_its_last_copy() {
-        let mut map = SlotMap::new(64, 3, 2);
+        let mut map = SlotMap::new(64, 3, Redundancy::replicas(2));
         map.add(&[at(0, 0), at(1, 0)]);
         map.take_run(7);
         assert!(map.can_spare(|lender| lender == 0) && !map.can_spare(|lender| lender < 2));
         assert_eq!((map.lender_lost(0), map.poor()), (Loss { poorer: 7, gone: 0 }, 7));
         assert!(!map.can_spare(|lender| lender == 1));
         assert_eq!(map.lender_lost(1), Loss { poorer: 0, gone: 7 });
+    }
+
+    #[test]
+    fn a_page_is_gone_when_too_few_parts_are_left() {
+        let mut map = SlotMap::new(64, 4, Redundancy::erasure(2, 2).unwrap());
+        map.add(&[at(0, 0), at(1, 0), at(2, 0), at(3, 0)]);
+        map.take_run(7);
+        assert!(map.can_spare(|lender| lender < 2) && !map.can_spare(|lender| lender < 3));
+        assert_eq!((map.lender_lost(0), map.poor()), (Loss { poorer: 7, gone: 0 }, 7));
+        assert_eq!(map.lender_lost(3), Loss { poorer: 7, gone: 0 });
+        assert!(!map.can_spare(|lender| lender == 1));
+        assert_eq!(map.lender_lost(1), Loss { poorer: 0, gone: 7 });
+    }
+
+    #[test]
+    fn only_what_divides_a_page_is_a_number_of_parts() {
+        for (data, parity, can_be) in [
+            (2, 1, true),
+            (4, 2, true),
+            (8, 4, true),
+            (1, 1, false),
+            (3, 1, false),
+            (16, 1, false),
+            (4, 0, false),
+            (4, 5, false),
+        ] {
+            assert_eq!(Redundancy::erasure(data, parity).is_some(), can_be, "{data}+{parity}");
+        }
     }
 }

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::pager::{Access, FarRange, Pager, PagerConfig, PagerError, TierPolicy};
+use crate::pager::{Access, Erasure, FarRange, Pager, PagerConfig, PagerError, TierPolicy};
 use crate::security::{Encryption, Secret, Security};
 use crate::shm::LinkChoice;
 use crate::stats::PagerStats;
@@ -239,6 +239,13 @@ impl FarBuilder {
     #[must_use]
     pub fn replicas(mut self, replicas: usize) -> Self {
         self.config.replicas = replicas;
+        self
+    }
+
+    /// Each page in parts on different lenders, some of which may be lost: see `PagerConfig::erasure`.
+    #[must_use]
+    pub fn erasure(mut self, erasure: Erasure) -> Self {
+        self.config.erasure = Some(erasure);
         self
     }
 

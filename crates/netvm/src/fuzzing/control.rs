@@ -114,6 +114,7 @@ fn run_file(mut input: Input<'_>) {
         far_threshold_bytes: 0,
         lenders: "unix:/nowhere".to_owned(),
         replicas: 1,
+        erasure: None,
         encrypt_pages: false,
         security: Security::default(),
         private_lender: 0,

@@ -1,5 +1,11 @@
-//! Where evicted pages live: slabs of the lenders. docs/design/replicas.md has what happens when one is lost.
+//! Where evicted pages live: slabs of the lenders. docs/design/replicas.md has what happens when one is lost, docs/design/erasure.md
+//! how pages are kept in parts.
 
+mod in_parts;
+mod mending;
+
+use super::PagerConfig;
+use super::erasure::Erasure;
 use super::error::{PagerError, system};
 use super::seals::Seals;
 use super::side::Sides;
@@ -8,8 +14,9 @@ use crate::error::{Error, Result, Scope};
 use crate::lender::{BorrowOptions, Borrower, Class, Completion, ForkTicket, HEARD, PostError};
 use crate::runfile::RunFile;
 use crate::stats::PagerStats;
-use netvm_core::residency::{CHUNK_PAGES, COPIES_MAX, Copies, SlabCopy, Slot, SlotMap, Step, StepEnd};
-use netvm_sys::mapping::Mapping;
+use in_parts::InParts;
+use mending::{MEND_STEP, Mending};
+use netvm_core::residency::{COPIES_MAX, Copies, Redundancy, SlabCopy, Slot, SlotMap};
 use netvm_sys::shared::SharedSlice;
 use netvm_sys::uffd::PAGE_BYTES;
 use std::os::fd::{AsRawFd, RawFd};
@@ -25,17 +32,12 @@ const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 const READ_PATIENCE: Duration = Duration::from_millis(2);
 const WRITE_PATIENCE: Duration = Duration::from_millis(50);
 
-/// Numbers of operations that no transfer of the engine belongs to.
-const MEND_STEP: u64 = 1 << 40;
-const MEND_WRITE: u64 = MEND_STEP + 1;
-const RETURN: u64 = MEND_STEP + 2;
-
 /// An operation of the engine.
 #[derive(Clone, Copy, Debug)]
 struct Op {
     slot: Slot,
     local: SharedSlice,
-    /// Writes: how many copies have not taken it yet. Reads: 1.
+    /// Writes: how many copies have not taken it yet. Reads: 1, or how many parts are on their way.
     left: u8,
     write: bool,
     /// Reads: its pages were asked of another lender meanwhile, and that counts.
@@ -55,6 +57,8 @@ pub(super) struct Backing {
     /// What the slots must hold.
     pub(super) seals: Seals,
     replicas: usize,
+    /// Lenders have only parts of pages.
+    parts: Option<Box<InParts>>,
     /// By the engine's number.
     ops: Vec<Op>,
     /// Reads that nothing else is done about.
@@ -64,11 +68,7 @@ pub(super) struct Backing {
     scratch: Vec<Completion>,
     /// Transfers that have ended without an answer.
     ended: Vec<u32>,
-    /// What is copied for slabs that lack a copy passes through here.
-    chunk: Option<Mapping>,
-    unposted: Option<Step>,
-    /// The step under way borrows a slab.
-    borrowing: bool,
+    mending: Mending,
     paused: bool,
     timeout: Duration,
     next_thaw: Instant,
@@ -82,27 +82,18 @@ pub(super) struct Backing {
 
 impl Backing {
     pub(super) fn connect(
-        addresses: &[String],
-        replicas: usize,
+        config: &PagerConfig,
         options: BorrowOptions,
-        hook: Option<fn()>,
-        timeout: Duration,
         run: Option<&RunFile>,
         seal: impl FnOnce(u32) -> Result<Seals>,
     ) -> Result<Self> {
+        let (hook, timeout, erasure) = (config.thread_hook, config.lender_timeout, config.erasure);
+        let addresses = &config.lenders[..];
         if addresses.is_empty() {
             return Err(PagerError::NoLender.into());
         }
-        let twice = |index: usize| addresses[..index].contains(&addresses[index]);
-        let twice = (1..addresses.len()).find(|&index| replicas > 1 && twice(index));
-        if !(1..=COPIES_MAX).contains(&replicas) || replicas > addresses.len() || twice.is_some() {
-            return Err(PagerError::Replicas {
-                replicas,
-                lenders: addresses.len(),
-                twice: twice.map(|index| addresses[index].clone()),
-            }
-            .into());
-        }
+        let redundancy = check(addresses, config.replicas, erasure)?;
+        let replicas = redundancy.total();
         // A process of a run that has lost a lender does without, too.
         let known = run.filter(|_| replicas > 1).map(RunFile::lost);
         let sides = Sides::connect(addresses, options, hook, replicas, timeout, known)?;
@@ -110,14 +101,13 @@ impl Backing {
             return Err(PagerError::CopiesLost { pages: 0, why: sides.losses() }.into());
         };
         let (bytes, lender) = (smallest.slab_bytes(), smallest.lender().to_owned());
-        let slots_per_slab = (bytes / PAGE_BYTES as u64 / 64 * 64) as u32;
+        let part_bytes = erasure.map_or(PAGE_BYTES, Erasure::part_bytes);
+        let slots_per_slab = (bytes / part_bytes as u64 / 64 * 64) as u32;
         if slots_per_slab == 0 {
             return Err(PagerError::SlabTooSmall { lender, bytes }.into());
         }
-        // For moves, too: it costs memory when it is used.
-        let chunk = Some(Mapping::anonymous(CHUNK_PAGES as usize * PAGE_BYTES));
         let now = Instant::now();
-        let mut slots = SlotMap::new(slots_per_slab, addresses.len(), replicas);
+        let mut slots = SlotMap::new(slots_per_slab, addresses.len(), redundancy);
         let (mut stats, mut ever_lost) = (PagerStats::default(), 0);
         for lender in (0..sides.len()).filter(|&lender| sides[lender].lost.is_some()) {
             slots.lender_lost(lender);
@@ -135,14 +125,13 @@ impl Backing {
             seals: seal(slots_per_slab)?,
             sides,
             replicas,
+            parts: erasure.map(|erasure| Box::new(InParts::new(erasure))),
             ops: Vec::with_capacity(1024),
             reads: 0,
             inbox: Vec::with_capacity(64),
             scratch: Vec::with_capacity(1024),
             ended: Vec::with_capacity(64),
-            chunk: chunk.transpose().map_err(|e| system("map a buffer", e))?,
-            unposted: None,
-            borrowing: false,
+            mending: Mending::new(erasure)?,
             paused: false,
             timeout,
             next_thaw: now,
@@ -218,7 +207,11 @@ impl Backing {
                 None => break,
             };
             match borrowed {
-                Ok(slab) => copies.push(SlabCopy { lender, slab }),
+                Ok(slab) => {
+                    // Parity by turns, so that all are read from.
+                    let part = (self.slots.slabs() + copies.as_slice().len()) % self.replicas;
+                    copies.push(SlabCopy { lender, slab, part: part as u8 });
+                }
                 Err(error @ Error::LenderFull { .. }) => {
                     self.slots.lender_full(lender);
                     refused = Some(error);
@@ -228,7 +221,7 @@ impl Backing {
         }
         let count = copies.as_slice().len();
         // After a loss fewer copies are better than none; before, the lenders are too small for what was asked.
-        if count == self.replicas || (count > 0 && self.sides.any_lost()) {
+        if count == self.replicas || (count >= self.slots.redundancy().need() && self.sides.any_lost()) {
             return match self.slots.add(copies.as_slice()) {
                 Some(_) => Ok(()),
                 None => Err(PagerError::SlotsExhausted.into()),
@@ -257,16 +250,6 @@ impl Backing {
         Ok(())
     }
 
-    fn post_returns(&mut self) {
-        while let Some(copy) = self.slots.take_return() {
-            let Some(borrower) = &mut self.sides[copy.lender].borrower else { continue };
-            if borrower.post_return(RETURN, copy.slab) == Err(PostError::Full) {
-                self.slots.not_wanted(copy);
-                return;
-            }
-        }
-    }
-
     fn note(&mut self, token: u32, op: Op) {
         let index = token as usize;
         if index >= self.ops.len() {
@@ -280,7 +263,7 @@ impl Backing {
         let asked = Some(Instant::now());
         self.note(token, Op { slot, local, left: 1, write: false, hedged: false, lender: 0, asked });
         self.reads += 1;
-        self.post_read(token)
+        if self.parts.is_some() { self.read_parts(token) } else { self.post_read(token) }
     }
 
     fn post_read(&mut self, token: u32) -> Result<()> {
@@ -288,7 +271,7 @@ impl Backing {
             let Op { slot, local, .. } = self.ops[token as usize];
             let located = self.slots.locate(slot);
             let chosen = located.and_then(|(copies, page)| Some((self.sides.choose(copies)?, page)));
-            let Some((SlabCopy { lender, slab }, page)) = chosen else {
+            let Some((SlabCopy { lender, slab, .. }, page)) = chosen else {
                 // The slab was given back: nobody waits for it.
                 self.ops[token as usize].left = 0;
                 self.reads -= 1;
@@ -311,19 +294,22 @@ impl Backing {
         }
     }
 
-    /// Writes `local` to neighbouring slots from `slot` on, in all their copies. Returns how many there are.
+    /// Writes `local` to neighbouring slots from `slot` on, in all their copies or parts. Returns how many bytes that are.
     pub(super) fn write(&mut self, token: u32, slot: Slot, local: SharedSlice) -> Result<u64> {
         let mut op = Op { slot, local, left: 0, write: true, hedged: false, lender: 0, asked: None };
         let Some((copies, page)) = self.slots.write(slot, (local.len() / PAGE_BYTES) as u32) else {
             return Err(system("write to a slab", std::io::ErrorKind::InvalidInput.into()));
         };
-        let offset = u64::from(page) * PAGE_BYTES as u64;
-        for &SlabCopy { lender, slab } in copies.as_slice() {
-            while let Some(borrower) = self.sides.live(lender) {
-                match borrower.post_write(token.into(), slab, offset, local) {
+        let part_bytes = self.part_bytes();
+        let (offset, bytes) = (u64::from(page) * part_bytes, (local.len() / PAGE_BYTES) as u64 * part_bytes);
+        self.encode_parts(token, local)?;
+        for &copy in copies.as_slice() {
+            let lender = copy.lender;
+            while self.sides.live(lender).is_some() {
+                match self.post_write(token, copy, offset, local) {
                     Ok(()) => {
                         op.left += 1;
-                        self.detail.moved(lender, 0, local.len() as u64);
+                        self.detail.moved(lender, 0, bytes);
                         break;
                     }
                     Err(error) => self.make_room(lender, error)?,
@@ -334,7 +320,12 @@ impl Backing {
         if op.left == 0 {
             self.ended.push(token);
         }
-        Ok(op.left.into())
+        Ok(u64::from(op.left) * bytes)
+    }
+
+    /// Bytes of a page that one lender has.
+    fn part_bytes(&self) -> u64 {
+        self.parts.as_ref().map_or(PAGE_BYTES, |parts| parts.bytes()) as u64
     }
 
     /// The queue of a connection is full: wait until it is not. Completions are kept for the next [`Backing::poll`].
@@ -385,50 +376,6 @@ impl Backing {
         Ok(())
     }
 
-    /// The first slot of a chunk that has been read to be copied whose contents are not what was written there.
-    fn wrong_slot(&mut self) -> Option<Slot> {
-        let Self { slots, seals, chunk: Some(chunk), .. } = self else { return None };
-        if !slots.is_step_good() {
-            return None;
-        }
-        let mut page = [0; PAGE_BYTES];
-        let is_wrong = |&(index, slot): &(usize, Slot)| {
-            let read = chunk.shared().read_into(index * PAGE_BYTES, &mut page);
-            read.is_some() && !seals.is_right(slot, &mut page)
-        };
-        let live = slots.slots_of_step().enumerate().filter_map(|(index, slot)| Some((index, slot?)));
-        live.into_iter().find(is_wrong).map(|(_, slot)| slot)
-    }
-
-    /// What the lender asks back.
-    fn hear(&mut self, lender: u32) {
-        if let Some(borrower) = self.sides.live(lender)
-            && let Some(recall) = borrower.take_recall()
-        {
-            let slabs = recall.slabs(borrower.slab_bytes());
-            self.slots.recall(lender, slabs);
-        }
-    }
-
-    /// Tells lenders what nobody else can have, and leaves those that are leaving and have nothing any more.
-    fn answer_recalls(&mut self) {
-        while let Some(lender) = self.slots.take_stuck() {
-            if let Some(borrower) = self.sides.live(lender) {
-                borrower.post_cannot();
-            }
-        }
-        if let Some(lender) = self.slots.left()
-            && self.sides.live(lender).is_some_and(|borrower| borrower.pending() == 0)
-        {
-            let reason = "it has been stopped, and what it held was moved".to_owned();
-            let error = Error::LenderLost { lender: self.sides[lender].address.clone(), reason };
-            self.sides.lose(lender, error);
-            // It has nothing that could be.
-            self.slots.lender_lost(lender);
-            self.stats.lenders_left += 1;
-        }
-    }
-
     fn ended(&mut self, lender: u32, completion: Completion, out: &mut Vec<u32>) -> Result<()> {
         let Completion { token, result, slab } = completion;
         let failed = result.is_err();
@@ -439,32 +386,22 @@ impl Backing {
             }
         }
         if token >= MEND_STEP {
-            match (token, failed, slab) {
-                (MEND_STEP, true, _) => self.slots.step_ended(StepEnd::Lost),
-                (MEND_STEP, false, Some(slab)) => self.slots.step_ended(StepEnd::Borrowed(slab)),
-                (MEND_STEP, false, None) if self.borrowing => self.slots.step_ended(StepEnd::Full),
-                (MEND_STEP, false, None) => match self.wrong_slot() {
-                    // It is blamed now, not whoever would have got a copy.
-                    Some(slot) => {
-                        self.distrust(lender, slot)?;
-                        self.slots.step_ended(StepEnd::Lost);
-                    }
-                    None => self.slots.step_ended(StepEnd::Done),
-                },
-                _ => {}
-            }
-            return Ok(());
+            return self.mend_ended(lender, token, failed, slab);
         }
+        let (token, part) = (token as u32, (token >> 32) as u8);
         let Some(op) = self.ops.get_mut(token as usize) else {
             return Err(system("match a completion", std::io::ErrorKind::InvalidData.into()));
         };
+        if self.parts.is_some() {
+            return self.part_ended(lender, token, part, failed, out);
+        }
         if failed && !op.write && !op.hedged {
-            return self.post_read(token as u32);
+            return self.post_read(token);
         }
         op.left -= 1;
         self.reads -= usize::from(!op.write && !op.hedged);
         if op.left == 0 {
-            out.push(token as u32);
+            out.push(token);
             if let (Some(asked), false) = (op.asked, failed) {
                 let (waited, bytes) = (asked.elapsed(), op.local.len());
                 self.detail.waited(lender, waited.as_nanos() as u64);
@@ -503,8 +440,14 @@ impl Backing {
         self.stats.lenders_lost += 1;
         self.ever_lost |= 1 << lender.min(63);
         let loss = self.slots.lender_lost(lender);
-        if loss.gone > 0 || self.slots.alive() == 0 {
-            return Err(PagerError::CopiesLost { pages: loss.gone, why: self.sides.losses() }.into());
+        let (pages, need) = (loss.gone, self.slots.redundancy().need());
+        if pages > 0 || self.slots.alive() < need {
+            let why = self.sides.losses();
+            return Err(match need {
+                1 => PagerError::CopiesLost { pages, why },
+                _ => PagerError::PartsLost { pages, need, why },
+            }
+            .into());
         }
         self.poor_since.get_or_insert_with(Instant::now);
         Ok(())
@@ -519,15 +462,23 @@ impl Backing {
         self.ops[token as usize].lender
     }
 
-    /// A lender returned a page of `slot` that differs from what was written. The page is to be read again, from another; an error
-    /// when there is no other.
-    pub(super) fn distrust(&mut self, lender: u32, slot: Slot) -> Result<()> {
-        // Memory that was taken back reads as zeros on this host: then the connection has ended, and nobody returned anything wrong.
+    /// Why the connection to a lender has ended that seems to have returned something wrong. Memory that was taken back reads as zeros on
+    /// this host: then nobody returned anything wrong.
+    fn has_gone(&mut self, lender: u32) -> Option<Error> {
         let mut done = Vec::new();
         let ended = self.sides.live(lender).map(|borrower| borrower.poll_all(&mut done));
         self.inbox.extend(done.into_iter().map(|completion| (lender, completion)));
-        if let Some(Err(error)) = ended {
-            return self.lose(lender, error);
+        ended.and_then(Result::err)
+    }
+
+    /// A lender returned a page of `slot` that differs from what was written. The page is to be read again, from another; an error
+    /// when there is no other.
+    pub(super) fn distrust(&mut self, lender: u32, slot: Slot) -> Result<()> {
+        if self.parts.is_some() {
+            return self.suspect(slot);
+        }
+        if let Some(gone) = self.has_gone(lender) {
+            return self.lose(lender, gone);
         }
         let side = &mut self.sides[lender];
         let error = PagerError::PageCorrupt { lender: side.address.clone() };
@@ -548,6 +499,9 @@ impl Backing {
         let now = Instant::now();
         if now < self.next_late {
             return None;
+        }
+        if self.parts.is_some() {
+            return self.overdue_parts(now);
         }
         let late = |op: &Op| {
             op.left > 0
@@ -607,7 +561,7 @@ impl Backing {
         while let Some((lender, error)) = self.sides.silent(can_spare) {
             self.lose(lender, error)?;
         }
-        let bytes_min = u64::from(self.slots.slots_per_slab()) * PAGE_BYTES as u64;
+        let bytes_min = u64::from(self.slots.slots_per_slab()) * self.part_bytes();
         while let Some(lender) = self.sides.come_back(bytes_min) {
             self.stats.lenders_back += 1;
             self.slots.lender_back(lender);
@@ -622,49 +576,6 @@ impl Backing {
             self.stats.repair_ms += since.elapsed().as_millis() as u64;
         }
         Ok(())
-    }
-
-    /// Begins what is to be done next for slabs that lack a copy.
-    fn mend(&mut self) {
-        self.post_returns();
-        if self.paused || self.chunk.is_none() {
-            return;
-        }
-        let step = self.unposted.take();
-        let step = step.or_else(|| self.slots.next_step());
-        // A move may have been the last, and nothing else wakes us.
-        self.post_returns();
-        if self.slots.is_recalled() {
-            self.answer_recalls();
-        }
-        let Some(step) = step else { return };
-        match self.post_step(step) {
-            Ok(()) => self.slots.step_posted(),
-            Err(PostError::Full) => self.unposted = Some(step),
-            Err(PostError::Closed | PostError::TooLong) => self.slots.step_ended(StepEnd::Lost),
-        }
-    }
-
-    fn post_step(&mut self, step: Step) -> std::result::Result<(), PostError> {
-        let (Step::Borrow { lender }
-        | Step::Read { from: SlabCopy { lender, .. }, .. }
-        | Step::Write { to: SlabCopy { lender, .. }, .. }) = step;
-        let chunk = self.chunk.as_ref().ok_or(PostError::TooLong)?.shared();
-        let part = |pages: u32| chunk.sub(0, pages as usize * PAGE_BYTES).ok_or(PostError::TooLong);
-        let offset = |page: u32| u64::from(page) * PAGE_BYTES as u64;
-        let borrower = self.sides.live(lender).ok_or(PostError::Closed)?;
-        self.borrowing = matches!(step, Step::Borrow { .. });
-        match step {
-            Step::Borrow { .. } => borrower.post_borrow(MEND_STEP),
-            Step::Read { from, page, pages } => {
-                borrower.post_read(MEND_STEP, from.slab, offset(page), part(pages)?)
-            }
-            Step::Write { to, page, pages } => {
-                borrower.post_write(MEND_WRITE, to.slab, offset(page), part(pages)?)?;
-                // It has ended when the lender has it.
-                borrower.post_flush(MEND_STEP)
-            }
-        }
     }
 
     /// Whether pages lack copies or are to be moved, or a lender that was lost may come back.
@@ -727,7 +638,7 @@ impl Backing {
         let frozen: Vec<_> = self.slots.frozen().collect();
         let mut thawed = false;
         for (slab, copies) in frozen {
-            for &SlabCopy { lender, slab } in copies.as_slice() {
+            for &SlabCopy { lender, slab, .. } in copies.as_slice() {
                 let Some(borrower) = self.sides.caller(lender) else { continue };
                 match borrower.sole_holder(slab) {
                     Ok(true) => {}
@@ -770,7 +681,7 @@ impl Backing {
 
     /// After a fork, in the child. The parent's connections belong to descriptors that do not exist here.
     pub(super) fn adopt(&mut self, borrowers: Vec<Option<Borrower>>) -> Result<()> {
-        self.unposted = None;
+        self.mending.leave();
         self.paused = false;
         (self.stats, *self.detail) = (PagerStats::default(), PagerDetail::default());
         self.ever_lost = 0;
@@ -788,4 +699,20 @@ impl Backing {
         self.slots.leave_mending();
         self.seals.adopt()
     }
+}
+
+/// How pages are kept, if that is possible.
+fn check(addresses: &[String], replicas: usize, erasure: Option<Erasure>) -> Result<Redundancy> {
+    let (lenders, total) = (addresses.len(), erasure.map_or(replicas, Erasure::lenders));
+    let is_twice = |index: &usize| addresses[..*index].contains(&addresses[*index]);
+    let twice = (1..lenders).find(is_twice).filter(|_| total > 1).map(|index| addresses[index].clone());
+    let too_few = total > lenders || twice.is_some();
+    let redundancy = match erasure {
+        Some(_) if replicas > 1 => return Err(PagerError::ReplicasOfParts.into()),
+        Some(erasure) if too_few => return Err(PagerError::Erasure { erasure, lenders, twice }.into()),
+        Some(erasure) => Redundancy::erasure(erasure.data(), erasure.parity()),
+        None if too_few || !(1..=COPIES_MAX).contains(&replicas) => None,
+        None => Some(Redundancy::replicas(replicas)),
+    };
+    redundancy.ok_or_else(|| PagerError::Replicas { replicas, lenders, twice }.into())
 }

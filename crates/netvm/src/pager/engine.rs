@@ -136,12 +136,11 @@ impl Engine {
             link: config.link,
             ..BorrowOptions::default()
         };
-        let (hook, timeout) = (config.thread_hook, config.lender_timeout);
         let run = slot.as_ref().map(RunSlot::run);
         let mut secret = [0; 192];
         getrandom::fill(&mut secret).map_err(|_| system("getrandom", std::io::Error::last_os_error()))?;
         let seal = |slots_per_slab| Seals::new(secret, slots_per_slab, config.encrypt_pages);
-        let backing = Backing::connect(&config.lenders, config.replicas, options, hook, timeout, run, seal)?;
+        let backing = Backing::connect(config, options, run, seal)?;
         let mut empty = FrameSet::new(frames);
         empty.put(0, frames);
         let area = paged.area();
@@ -605,7 +604,7 @@ impl Engine {
         if transfer.write {
             let local = self.outgoing(token, transfer, slot, local)?;
             self.stats.remote_writes += u64::from(transfer.pages);
-            self.stats.bytes_out += local.len() as u64 * self.backing.write(token, slot, local)?;
+            self.stats.bytes_out += self.backing.write(token, slot, local)?;
             Ok(())
         } else {
             self.stats.remote_reads += u64::from(transfer.pages);

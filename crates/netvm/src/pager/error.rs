@@ -1,5 +1,6 @@
 //! What can go wrong with far memory itself.
 
+use super::erasure::Erasure;
 use crate::error::Errno;
 use netvm_core::residency::COPIES_MAX;
 use std::fmt;
@@ -36,6 +37,31 @@ pub enum PagerError {
         lenders: usize,
         /// A lender that is named twice.
         twice: Option<String>,
+    },
+    /// So many parts are not possible.
+    Erasure {
+        /// How many were asked for.
+        erasure: Erasure,
+        /// How many lenders there are.
+        lenders: usize,
+        /// A lender that is named twice.
+        twice: Option<String>,
+    },
+    /// Pages in parts have no replicas.
+    ReplicasOfParts,
+    /// Of these pages too few parts are left.
+    PartsLost {
+        /// How many pages.
+        pages: u64,
+        /// How many parts of each are needed.
+        need: usize,
+        /// What happened to the lenders, naming each.
+        why: String,
+    },
+    /// Parts of a page make another page than was written, and there are too few to tell whose is wrong.
+    PartsCorrupt {
+        /// Addresses of the lenders that have them.
+        lenders: String,
     },
     /// Every lender that had these pages is lost.
     CopiesLost {
@@ -140,6 +166,31 @@ impl fmt::Display for PagerError {
                 f,
                 "{replicas} replicas on {lenders} lender(s) are not possible: give 1 to {COPIES_MAX} replicas, and as many --lender \
                  at least"
+            ),
+            Self::Erasure { erasure, twice: Some(lender), .. } => {
+                write!(
+                    f,
+                    "lender {lender} is named twice: the parts of {erasure} must be on different lenders"
+                )
+            }
+            Self::Erasure { erasure, lenders, .. } => write!(
+                f,
+                "erasure coding {erasure} needs {} lenders, and there are {lenders}: give more --lender, or fewer parts",
+                erasure.lenders()
+            ),
+            Self::ReplicasOfParts => f.write_str(
+                "pages are kept either as replicas or in parts: give --replicas or --erasure, not both",
+            ),
+            Self::PartsLost { pages: 0, need, why } => {
+                write!(f, "fewer than {need} lenders are left, and each page needs as many: {why}")
+            }
+            Self::PartsLost { pages, need, why } => {
+                write!(f, "fewer than {need} parts are left of {pages} pages: {why}")
+            }
+            Self::PartsCorrupt { lenders } => write!(
+                f,
+                "the parts of a page that lenders {lenders} returned do not make what was written, and there are too few to tell whose \
+                 is wrong"
             ),
             Self::CopiesLost { pages: 0, why } => write!(f, "all lenders are lost: {why}"),
             Self::CopiesLost { pages, why } => write!(f, "no copy is left of {pages} pages: {why}"),

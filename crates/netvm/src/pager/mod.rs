@@ -8,6 +8,7 @@ mod backing;
 mod budget;
 mod calls;
 mod engine;
+mod erasure;
 mod error;
 mod evict;
 mod fault;
@@ -23,6 +24,7 @@ mod side;
 mod table;
 mod tier;
 
+pub use erasure::Erasure;
 pub use error::PagerError;
 pub use hints::Access;
 pub use learn::{check_record, read_record};
@@ -68,6 +70,9 @@ pub struct PagerConfig {
     /// How many lenders hold each page: 1 to 4, and to the number of lenders. With 2 or more, far memory survives the loss of all
     /// of them but one, and reads go to the one that answers soonest. With 1 and several lenders, pages are spread over them.
     pub replicas: usize,
+    /// Each page in parts on different lenders instead, so that some of them may be lost: see docs/design/erasure.md. Takes less of
+    /// their memory than replicas: (K+M)/K of what is far.
+    pub erasure: Option<Erasure>,
     /// The secret to prove to them, and whether to encrypt.
     pub security: Security,
     /// Lenders get encrypted pages: they can neither read nor change one, nor return an older one, unnoticed. The key is this
@@ -108,6 +113,7 @@ impl Default for PagerConfig {
             local_bytes_max: 0,
             lenders: Vec::new(),
             replicas: 1,
+            erasure: None,
             security: Security::default(),
             encrypt_pages: false,
             link: LinkChoice::Auto,

@@ -163,6 +163,23 @@ impl Sides {
         Some(*second.unwrap_or(best))
     }
 
+    /// Of lenders that have a part each, the one whose part is had soonest; `extra_ns` is what it costs besides.
+    pub(super) fn choose_part<'a>(
+        &mut self,
+        copies: impl Iterator<Item = &'a SlabCopy> + Clone,
+        extra_ns: impl Fn(&SlabCopy) -> u64,
+    ) -> Option<SlabCopy> {
+        self.chosen = self.chosen.wrapping_add(1);
+        let cost = |copy: &&SlabCopy| self[copy.lender].cost().saturating_add(extra_ns(copy));
+        if self.chosen.is_multiple_of(TRY_OTHER) {
+            let others = copies.clone().filter(|copy| !self[copy.lender].late);
+            if let Some(other) = others.max_by_key(cost) {
+                return Some(*other);
+            }
+        }
+        copies.min_by_key(cost).copied()
+    }
+
     /// Notes that a lender is lost; false when it was before.
     pub(super) fn lose(&mut self, lender: u32, error: Error) -> bool {
         let side = &mut self[lender];

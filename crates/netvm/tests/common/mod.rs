@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod process;
+pub mod redundant;
 
 use netvm::lender::{BorrowOptions, Borrower, Lender, LenderConfig, LinkChoice, StopFlag};
 use std::io::{Read, Write};

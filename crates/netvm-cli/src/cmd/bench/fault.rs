@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use netvm::pager::Erasure;
 use netvm_sys::bench_floor::{allowed_cpus, unpin_thread};
 use netvm_sys::cpu::pin;
 
@@ -64,6 +65,9 @@ pub struct FaultArgs {
     /// How many lenders hold each page, each a process of its own
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=4))]
     replicas: u8,
+    /// Or how many parts, as in 2+1, each at a lender that is a process of its own
+    #[arg(long, value_name = "K+M", conflicts_with = "replicas")]
+    erasure: Option<Erasure>,
     /// Encrypt the pages that lenders get
     #[arg(long)]
     encrypt_pages: bool,
@@ -299,6 +303,7 @@ struct Plan {
     size_bytes: u64,
     repetitions: usize,
     replicas: u8,
+    erasure: Option<Erasure>,
     encrypt_pages: bool,
     /// Time of one repetition of one case.
     case: Duration,
@@ -315,13 +320,24 @@ pub fn run(args: &FaultArgs) -> Result<(), Failure> {
         let case = Duration::from_millis(150);
         let (local_bytes, size_bytes, replicas) = (8 << 20, 32 << 20, args.replicas);
         let encrypt_pages = args.encrypt_pages;
-        Plan { local_bytes, size_bytes, repetitions: 2, replicas, encrypt_pages, case, floor: case / 3 }
+        let erasure = args.erasure;
+        Plan {
+            local_bytes,
+            size_bytes,
+            repetitions: 2,
+            replicas,
+            erasure,
+            encrypt_pages,
+            case,
+            floor: case / 3,
+        }
     } else {
         let repetitions = 5;
         let case = Duration::try_from_secs_f64(args.seconds / repetitions as f64)?;
         let (local_bytes, size_bytes, replicas) = (args.local.0, args.size.0, args.replicas);
         let encrypt_pages = args.encrypt_pages;
-        Plan { local_bytes, size_bytes, repetitions, replicas, encrypt_pages, case, floor: case / 3 }
+        let erasure = args.erasure;
+        Plan { local_bytes, size_bytes, repetitions, replicas, erasure, encrypt_pages, case, floor: case / 3 }
     };
     if plan.size_bytes <= plan.local_bytes {
         return Err(format!(
@@ -408,7 +424,7 @@ impl Setup {
             command.extend(words("--spin-us 1000"));
         }
         let (mut lenders, mut addresses) = (Vec::new(), String::new());
-        for _ in 0..plan.replicas {
+        for _ in 0..plan.erasure.map_or(plan.replicas.into(), Erasure::lenders) {
             let mut lender = Helper::start(&command, false)?;
             let said = lender.line()?;
             addresses += &format!(" --lender {}", said.rsplit(' ').next().unwrap_or_default());
@@ -424,6 +440,9 @@ impl Setup {
         command.extend(pinned("cpu", placement.program));
         command.extend(pinned("pager-cpu", placement.pager));
         command.extend(words(if placement.nearby { "--link shm" } else { "--link socket" }));
+        if let Some(erasure) = plan.erasure {
+            command.extend(words(&format!("--erasure {erasure}")));
+        }
         if plan.encrypt_pages {
             command.extend(words("--encrypt-pages"));
         }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use netvm::lender::LinkChoice;
-use netvm::pager::{Pager, PagerConfig};
+use netvm::pager::{Erasure, Pager, PagerConfig};
 use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
 use serde::{Deserialize, Serialize};
@@ -39,6 +39,9 @@ pub struct WorkerArgs {
     /// How many lenders hold each page
     #[arg(long, default_value_t = 1)]
     replicas: usize,
+    /// Or how many parts of each
+    #[arg(long)]
+    erasure: Option<Erasure>,
     /// Lenders get encrypted pages
     #[arg(long)]
     encrypt_pages: bool,
@@ -191,6 +194,7 @@ impl Worker {
                     local_bytes: args.local_bytes,
                     lenders: args.lender.clone(),
                     replicas: args.replicas,
+                    erasure: args.erasure,
                     encrypt_pages: args.encrypt_pages,
                     link: args.link,
                     area_bytes: 1 << 36,
