@@ -152,13 +152,16 @@ pub fn lenders(detail: &PagerDetail, names: &[String]) -> String {
     text
 }
 
-fn each_lender(detail: &PagerDetail) -> impl Iterator<Item = (&(u64, u64), &(u64, u64))> {
+/// What came in and went out in bytes, and the reads and how long they took in nanoseconds.
+type OfLender<'a> = (&'a (u64, u64), &'a (u64, u64));
+
+fn each_lender(detail: &PagerDetail) -> impl Iterator<Item = OfLender<'_>> {
     detail.lenders.iter().zip(&detail.lender_reads)
 }
 
 /// The same for `--json`.
 pub fn lenders_to_json(detail: &PagerDetail, names: &[String]) -> Value {
-    let lender = |(name, (&(bytes_in, bytes_out), &(reads, ns))): (&String, (&(u64, u64), &(u64, u64)))| {
+    let lender = |(name, (&(bytes_in, bytes_out), &(reads, ns))): (&String, OfLender<'_>)| {
         json!({
             "lender": name,
             "reads": reads,

@@ -77,7 +77,7 @@ pub struct RunArgs {
     #[arg(long, value_name = "SIZE", conflicts_with = "lender")]
     pub lend_size: Option<Size>,
     /// Where pages go when all lenders are full: a file in this folder, of at most SIZE [default: most of what is free there]
-    #[arg(long, value_name = "FOLDER[:SIZE]")]
+    #[arg(long, value_name = "FOLDER[:SIZE]", conflicts_with = "erasure")]
     pub file: Option<FileTier>,
     /// Where pages go that are not local: `auto` packs them into local memory as far as this costs less than fetching them
     #[arg(long, value_enum, default_value = "auto")]
