@@ -300,3 +300,22 @@ fn programs_that_are_not_covered() {
     }
     must_say(&finish(netvm().args(["run", "--"]).arg(&program)), &["statically linked", "swap"]);
 }
+
+#[test]
+fn a_lender_goes_on_when_what_it_says_goes_to_a_full_disk() {
+    let folder = Folder::new("full-disk");
+    let full = || std::fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let address = format!("unix:{}", folder.path("lender").display());
+    let mut command = netvm();
+    command.args(["lend", "--size", "64M", "--listen", &address]).stdout(full()).stderr(full());
+    let mut lender = Guard(command.spawn().unwrap());
+    let run = ["run", "--local", "4M", "--lender", &address, "--", "/bin/true"];
+    common::until("there is a lender", || folder.path("lender").exists());
+    for _ in 0..3 {
+        finish(netvm().args(run)).must_succeed();
+    }
+    assert!(lender.0.try_wait().unwrap().is_none(), "the lender has ended");
+    // It says that it leaves.
+    common::signal(lender.0.id(), "TERM");
+    assert!(wait(&mut lender.0, PATIENCE).is_some_and(|status| status.success()));
+}

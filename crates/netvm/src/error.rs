@@ -250,6 +250,14 @@ impl Error {
         }
     }
 
+    /// That an address cannot be listened at.
+    pub(crate) fn listen(address: String, error: &io::Error) -> Self {
+        let full = matches!(error.raw_os_error(), Some(libc::ENOSPC | libc::EDQUOT));
+        let advice = if full { " (its file system is full: make room there)" } else { "" };
+        let reason = format!("{error}{advice}");
+        Self::Listen { address, reason }
+    }
+
     /// Whether the same call may succeed later without anybody changing the configuration.
     pub fn is_retryable(&self) -> bool {
         match self {

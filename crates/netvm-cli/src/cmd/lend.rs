@@ -124,7 +124,7 @@ pub fn run(args: LendArgs) -> Outcome {
     if args.hugepages
         && let Err(setting) = lent_hugepages()
     {
-        eprintln!(
+        super::tell!(
             "netvm: lending without huge pages: shmem_enabled is {setting}; `{HUGE_ADVISE}` allows them"
         );
     }
@@ -136,7 +136,7 @@ pub fn run(args: LendArgs) -> Outcome {
     };
     let security = Security { insecure: args.insecure, ..security };
     if security.secret.is_none() && args.insecure {
-        eprintln!("netvm: without a secret, whoever reaches the address can use the memory");
+        super::tell!("netvm: without a secret, whoever reaches the address can use the memory");
     }
     let protection = match (&security.secret, security.encryption) {
         (None, _) => "",
@@ -192,7 +192,7 @@ fn check_size(size: Size) -> Result<(), String> {
             Size(all)
         )),
         (_, Some(available)) if size.0 > available => {
-            eprintln!(
+            super::tell!(
                 "netvm: only {} of the {size} to lend are free now; borrowers fail if it stays so",
                 Size(available)
             );

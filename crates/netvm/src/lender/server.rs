@@ -1,5 +1,6 @@
 //! A lender: one thread, one epoll set.
 
+use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -238,8 +239,7 @@ impl Lender {
                 address: text.clone(),
                 reason: reason.to_owned(),
             })?;
-            let listener = Listener::bind(&address)
-                .map_err(|error| Error::Listen { address: text.clone(), reason: error.to_string() })?;
+            let listener = Listener::bind(&address).map_err(|error| Error::listen(text.clone(), &error))?;
             // Nobody is accepted before this.
             config.security.check_listener(listener.address())?;
             let id = LISTENER_ID + listeners.len() as u64;
@@ -345,7 +345,8 @@ impl Lender {
 
     pub(super) fn say(&self, what: std::fmt::Arguments<'_>) {
         if self.config.verbose {
-            eprintln!("netvm lend: {what}");
+            // Where this goes may be closed, or on a disk that is full: no reason not to serve.
+            let _ = writeln!(std::io::stderr(), "netvm lend: {what}");
         }
     }
 

@@ -152,8 +152,7 @@ impl Node {
             address: address.to_owned(),
             reason: reason.to_owned(),
         })?;
-        let listener = Listener::bind(&parsed)
-            .map_err(|error| Error::Listen { address: address.to_owned(), reason: error.to_string() })?;
+        let listener = Listener::bind(&parsed).map_err(|error| Error::listen(address.to_owned(), &error))?;
         self.listen_on(listener)
     }
 

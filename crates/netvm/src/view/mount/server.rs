@@ -123,10 +123,7 @@ impl MountServer {
                 address: text.clone(),
                 reason: reason.to_owned(),
             })?;
-            let refused = |error: std::io::Error| Error::Listen {
-                address: address.to_string(),
-                reason: error.to_string(),
-            };
+            let refused = |error: std::io::Error| Error::listen(address.to_string(), &error);
             let listener = Listener::bind(&address).map_err(refused)?;
             config.security.check_listener(listener.address())?;
             entrances.push(Entrance { listener, read_only });

@@ -134,8 +134,7 @@ impl NbdServer {
                 address: text.clone(),
                 reason: reason.to_owned(),
             })?;
-            let listener = Listener::bind(&address)
-                .map_err(|error| Error::Listen { address: text.clone(), reason: error.to_string() })?;
+            let listener = Listener::bind(&address).map_err(|error| Error::listen(text.clone(), &error))?;
             // Nobody is accepted before this.
             config.check_listener(listener.address())?;
             listeners.push(listener);
