@@ -115,6 +115,39 @@ for by in $means; do
     order 'lender a 7070 96M'
 done
 
+if [ "${means%% *}" = ublk ]; then
+    echo "== ublk: the server and its stand-in are killed together"
+    on --size 24M $a --by ublk
+    start_pages 12 4
+    status
+    stand_in=$(sed 's/.*"guard":\[\([0-9]*\),.*/\1/' /run/netvm/swap-0.json)
+    [ -d "/proc/$stand_in" ] || fail "there is no stand-in $stand_in"
+    answers=$(grep -c wrong said) || true
+    kill -9 "$stand_in" "$(server 0)"
+    # It waits for a page that nobody brings.
+    echo >&3
+    sleep 1
+    kill -0 $pages
+    refused netvm swap status >status
+    grep -q 'server dead' status
+    netvm swap off >off.log 2>&1 || { cat off.log; fail "swap off"; }
+    cat off.log
+    grep -q 'nobody answers' off.log
+    wait $pages && fail "the program has found its pages"
+    exec 3>&-
+    equal "answers of the program" "$(grep -c wrong said || true)" "$answers"
+    gone
+    wait_until 10 nothing_used 7070
+fi
+
+echo "== nobody reads what status says"
+mkfifo unread
+netvm swap status --json >unread 2>unread.log &
+reader=$!
+: <unread
+wait $reader && fail "it was read"
+[ ! -s unread.log ] || fail "it said $(cat unread.log)"
+
 echo "== the kernel takes no more swap"
 number=0
 device=$(losetup -f)

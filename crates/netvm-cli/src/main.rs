@@ -93,7 +93,13 @@ enum Command {
 
 fn main() -> ExitCode {
     let command = Cli::parse().command;
-    if let Command::Status(_) | Command::Secret(_) | Command::Doctor(_) | Command::Completions(_) = &command {
+    let prints = match &command {
+        Command::Swap(args) => args.only_prints(),
+        Command::Device(args) => args.only_prints(),
+        Command::Status(_) | Command::Secret(_) | Command::Doctor(_) | Command::Completions(_) => true,
+        _ => false,
+    };
+    if prints {
         netvm_sys::signal::end_at_closed_pipes();
     }
     let result = match command {

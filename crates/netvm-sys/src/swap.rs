@@ -47,12 +47,12 @@ pub struct LoopDevice {
 }
 
 impl LoopDevice {
-    /// Puts `file`, which was opened for reading and writing, on a free device, past the page cache.
+    /// Puts `file`, which was opened for reading and writing, on a free device; with `direct`, past the page cache.
     ///
     /// # Errors
     /// ENOENT without loop devices in the kernel; EACCES; ENOTTY before Linux 5.8; `Unsupported` when the file cannot be read and
     /// written past the page cache.
-    pub fn attach(file: &File, name: &str) -> io::Result<Self> {
+    pub fn attach(file: &File, name: &str, direct: bool) -> io::Result<Self> {
         let mut options = OpenOptions::new();
         options.read(true).write(true).custom_flags(libc::O_CLOEXEC);
         let control = options.open("/dev/loop-control")?;
@@ -68,13 +68,13 @@ impl LoopDevice {
             let mut config: LoopConfig = unsafe { std::mem::zeroed() };
             config.fd = file.as_raw_fd() as u32;
             config.block_bytes = 4096;
-            config.flags = LO_FLAGS_AUTOCLEAR | LO_FLAGS_DIRECT_IO;
+            config.flags = LO_FLAGS_AUTOCLEAR | if direct { LO_FLAGS_DIRECT_IO } else { 0 };
             let shown = name.len().min(config.name.len() - 1);
             config.name[..shown].copy_from_slice(&name.as_bytes()[..shown]);
             // SAFETY: the kernel reads a `struct loop_config` (its size is asserted above), which outlives the call.
             if unsafe { libc::ioctl(device.as_raw_fd(), LOOP_CONFIGURE, &raw const config) } == 0 {
-                let direct = std::fs::read_to_string(format!("/sys/block/loop{number}/loop/dio"))?;
-                if direct.trim() != "1" {
+                let is_direct = std::fs::read_to_string(format!("/sys/block/loop{number}/loop/dio"))?;
+                if direct && is_direct.trim() != "1" {
                     return Err(io::Error::new(
                         io::ErrorKind::Unsupported,
                         "the loop device refused direct I/O",
@@ -108,18 +108,18 @@ fn text(path: &Path) -> io::Result<CString> {
 /// Most that a priority can be.
 pub const PRIORITY_MAX: u32 = 0x7FFF;
 
-/// Uses a device with a swap header as swap. Clusters of pages that are free again are discarded. Without a priority the kernel
+/// Uses a device or file with a swap header as swap. With `discard`, clusters of pages that are free again are discarded. Without a priority the kernel
 /// chooses one below all others.
 ///
 /// # Errors
 /// EPERM without CAP_SYS_ADMIN; EINVAL without a header; EBUSY.
-pub fn swap_on(device: &Path, priority: Option<u32>) -> io::Result<()> {
+pub fn swap_on(device: &Path, priority: Option<u32>, discard: bool) -> io::Result<()> {
     const PREFER: u32 = 0x8000;
     const DISCARD: u32 = 0x10000;
     const DISCARD_CLUSTERS: u32 = 0x40000;
     let device = text(device)?;
     let priority = priority.map_or(0, |priority| PREFER | priority.min(PRIORITY_MAX));
-    let flags = priority | DISCARD | DISCARD_CLUSTERS;
+    let flags = priority | if discard { DISCARD | DISCARD_CLUSTERS } else { 0 };
     // SAFETY: a string that ends with a zero and outlives the call.
     let result = unsafe { libc::swapon(device.as_ptr(), flags as i32) };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }

@@ -98,6 +98,13 @@ struct StatusArgs {
     json: bool,
 }
 
+impl DeviceArgs {
+    /// Whether it changes nothing.
+    pub fn only_prints(&self) -> bool {
+        matches!(self.action, Action::Status(_) | Action::Page(_))
+    }
+}
+
 pub fn run(args: &DeviceArgs) -> Outcome {
     match &args.action {
         Action::Attach(args) => attach(args)?,

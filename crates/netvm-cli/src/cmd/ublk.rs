@@ -73,7 +73,7 @@ pub fn run(args: &UblkArgs) -> Outcome {
             // Whoever started us may have gone; that is no reason not to serve.
             let _ = writeln!(out, "netvm: serving {size} at {}", disk.display()).and_then(|()| out.flush());
         }
-        Notice::Volume(event) => eprintln!("netvm ublk: {}", volume::sentence(&event)),
+        Notice::Volume(event) => super::tell!("netvm ublk: {}", volume::sentence(&event)),
         _ => {}
     });
     drop(server);
@@ -91,14 +91,17 @@ impl Guard {
     /// # Errors
     /// A sentence.
     pub fn start(id: u32, stand_in: bool) -> Result<Self, String> {
+        Self::start_for(id, std::process::id(), stand_in)
+    }
+
+    /// For a device of another process, which may be dead.
+    ///
+    /// # Errors
+    /// A sentence.
+    pub fn start_for(id: u32, server: u32, stand_in: bool) -> Result<Self, String> {
         let failed = |error| format!("cannot start the guard of the device: {error}");
         let mut command = Command::new(std::env::current_exe().map_err(failed)?);
-        command.arg0("@netvm").args([
-            "ublk-guard",
-            &id.to_string(),
-            "--server",
-            &std::process::id().to_string(),
-        ]);
+        command.arg0("@netvm").args(["ublk-guard", &id.to_string(), "--server", &server.to_string()]);
         if stand_in {
             command.arg("--stand-in");
         }
@@ -118,6 +121,12 @@ impl Guard {
     /// Its process.
     pub fn pid(&self) -> u32 {
         self.0.id()
+    }
+
+    /// The server is dead: it is to act. It is still a child of this process.
+    pub fn act(mut self) -> Child {
+        drop(self.0.stdin.take());
+        self.0
     }
 
     /// It is not needed any more.

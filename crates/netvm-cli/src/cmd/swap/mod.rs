@@ -30,6 +30,13 @@ enum Action {
     Status(status::StatusArgs),
 }
 
+impl SwapArgs {
+    /// Whether it changes nothing.
+    pub fn only_prints(&self) -> bool {
+        matches!(self.action, Action::Status(_))
+    }
+}
+
 pub fn run(args: &SwapArgs) -> Outcome {
     match &args.action {
         Action::On(args) if args.is_server() => serve::run(args),

@@ -3,10 +3,12 @@
 use super::super::Outcome;
 use super::on::check_root;
 use super::reserve;
-use super::table::Files;
+use super::table::{Entry, Files};
+use crate::cmd::ublk::Guard;
 use clap::Args;
 use netvm::runfile::start_time;
-use std::process::ExitCode;
+use netvm::view::ublk;
+use std::process::{Child, ExitCode};
 use std::time::{Duration, Instant};
 
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -14,7 +16,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// Arguments of `netvm swap off`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
-Everything that is swapped out comes back first; that takes as long as it takes, and fails when this machine has no room for it.")]
+Everything that is swapped out comes back first; that takes as long as it takes, and fails when this machine has no room for it.
+When the server is dead, what was swapped out is lost: programs that need it are killed, and the swap is taken away.")]
 pub struct OffArgs {
     /// Only the swap with this number [default: all]
     #[arg(value_name = "N")]
@@ -50,7 +53,7 @@ pub fn run(args: &OffArgs) -> Outcome {
 }
 
 fn end(files: &Files) -> Result<(), String> {
-    let entry = match files.entry() {
+    let mut entry = match files.entry() {
         Ok(entry) => entry,
         // Nothing was ever made of it, or all of it has gone.
         Err(_) if !files.is_mounted() => {
@@ -59,6 +62,7 @@ fn end(files: &Files) -> Result<(), String> {
         }
         Err(error) => return Err(error),
     };
+    let stand_in = if entry.is_abandoned(files) { Some(StandIn::start(files, &mut entry)?) } else { None };
     if entry.in_use(files).is_some() {
         let dead = if entry.is_served() { "" } else { "; its server has ended, so what was on it is lost" };
         netvm_sys::swap::swap_off(&entry.device)
@@ -67,6 +71,7 @@ fn end(files: &Files) -> Result<(), String> {
     entry.take_away(files)?;
     until(|| !entry.is_attached(files))
         .ok_or_else(|| format!("{} is still open somewhere", entry.device.display()))?;
+    drop(stand_in);
     if files.is_mounted() {
         let path = files.mount_point();
         netvm_sys::fuse::unmount(&path)
@@ -82,6 +87,41 @@ fn end(files: &Files) -> Result<(), String> {
         None => reserve::restore(&entry.changed),
     }
     Ok(())
+}
+
+/// A process that fails whatever waits for a dead server, when the one that was to do that is dead, too: the kernel could not swap off
+/// otherwise. If this process is killed it stays, as that of `swap on` would have.
+struct StandIn(Child);
+
+impl StandIn {
+    fn start(files: &Files, entry: &mut Entry) -> Result<Self, String> {
+        let device = entry.device.display();
+        let number = entry.number().ok_or_else(|| format!("{device} has no number"))?;
+        let guard = Guard::start_for(number, entry.pid, true)?;
+        let pid = guard.pid();
+        let started = start_time(pid).ok_or("the stand-in has ended")?;
+        eprintln!(
+            "netvm: nobody answers for {device} any more: what waits for it fails, so that it can be taken away"
+        );
+        // Whoever comes next knows it by this.
+        entry.guard = Some((pid, started));
+        files.write_entry(entry)?;
+        let mut stand_in = Self(guard.act());
+        let has_begun = || {
+            !matches!(stand_in.0.try_wait(), Ok(None)) || ublk::server_of(number).is_ok_and(|now| now == pid)
+        };
+        match until(has_begun) {
+            Some(()) if matches!(stand_in.0.try_wait(), Ok(None)) => Ok(stand_in),
+            _ => Err(format!("what waits for {} cannot be ended", entry.device.display())),
+        }
+    }
+}
+
+impl Drop for StandIn {
+    /// It ends when its device is gone.
+    fn drop(&mut self) {
+        until(|| !matches!(self.0.try_wait(), Ok(None)));
+    }
 }
 
 /// It ends when its device or file is taken away; nothing needs it any more.

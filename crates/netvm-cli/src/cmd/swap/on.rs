@@ -90,6 +90,12 @@ pub fn run(args: &OnArgs) -> Outcome {
         .into());
     }
     let by = By::choose(args.by)?;
+    if by == By::Loop {
+        eprintln!(
+            "netvm: warning: with a loop device this machine can stand still for good when all its memory is used up; limit what uses it with \
+             cgroups, or give it ublk_drv (Linux 6.5) or nbd: modprobe ublk_drv nbd"
+        );
+    }
     Files::sweep();
     let Reserved { files, lock } = Files::reserve()?;
     let mut making = Making {
@@ -127,7 +133,7 @@ pub fn run(args: &OnArgs) -> Outcome {
     });
     making.files.write_entry(entry)?;
     making.release_server()?;
-    netvm_sys::swap::swap_on(&path, args.priority)
+    netvm_sys::swap::swap_on(&path, args.priority, true)
         .map_err(|error| format!("the kernel does not take {} as swap: {error}", path.display()))?;
     making.done = true;
     let number = making.files.number();
@@ -195,7 +201,7 @@ impl Making {
         let path = self.files.mount_point();
         let file = OpenOptions::new().read(true).write(true).open(&path);
         let file = file.map_err(|error| format!("cannot open {}: {error}", path.display()))?;
-        let device = LoopDevice::attach(&file, &path.to_string_lossy());
+        let device = LoopDevice::attach(&file, &path.to_string_lossy(), true);
         let device =
             device.map_err(|error| format!("cannot put {} on a loop device: {error}", path.display()))?;
         Ok(self.device.insert(device).path().to_owned())

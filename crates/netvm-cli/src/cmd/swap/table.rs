@@ -231,6 +231,12 @@ impl Entry {
         [Some((self.pid, self.started)), self.guard].into_iter().flatten()
     }
 
+    /// A ublk device whose server and guard are both dead: whatever is asked of it waits for somebody who answers.
+    pub fn is_abandoned(&self, files: &Files) -> bool {
+        let is_there = |(pid, started)| start_time(pid) == Some(started);
+        self.by == By::Ublk && !self.processes().any(is_there) && self.is_attached(files)
+    }
+
     /// Whether the device is still ours, and not another's by now.
     pub fn is_attached(&self, files: &Files) -> bool {
         match self.by {
@@ -253,7 +259,7 @@ impl Entry {
     }
 
     /// The number at the end of the device's name.
-    fn number(&self) -> Option<u32> {
+    pub fn number(&self) -> Option<u32> {
         let name = self.device.file_name()?.to_str()?;
         name.trim_start_matches(|c: char| !c.is_ascii_digit()).parse().ok()
     }
