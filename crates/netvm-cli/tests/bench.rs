@@ -321,6 +321,28 @@ fn bench_block() {
     }
 }
 
+/// What is measured needs a machine of its own: guest/tests/swap-bench.sh, disk-bench.sh.
+#[test]
+fn bench_swap_and_disks_say_what_is_wrong() {
+    for (arguments, reason) in [
+        (&["swap", "--size", "8M", "--local", "8M"][..], "must be larger than"),
+        (&["swap", "--size", "8M", "--local", "0"], "must be larger than"),
+        (&["swap", "--kind", "tape"], "tape"),
+        (&["swap", "--secret", "key"], "--lender"),
+        // Nothing has so much: as root or not, no swap is made.
+        (&["swap", "--size", "1P", "--local", "1M"], "needs "),
+        (&["block", "--device", "/dev/null"], "--overwrite"),
+        (&["block", "--overwrite"], "--device"),
+        (&["block", "--device", "/dev/null", "--overwrite"], "no block device"),
+        (&["block", "--device", "/nowhere", "--overwrite"], "/nowhere"),
+    ] {
+        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_netvm"));
+        let done = command.arg("bench").args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&done.stderr);
+        assert!(!done.status.success() && said.contains(reason), "{arguments:?}: {said}");
+    }
+}
+
 #[test]
 fn bench_file() {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_netvm"));

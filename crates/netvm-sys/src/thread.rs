@@ -81,6 +81,15 @@ pub fn set_name(name: &std::ffi::CStr) {
     unsafe { libc::prctl(libc::PR_SET_NAME, name.as_ptr() as usize, 0_usize, 0_usize, 0_usize) };
 }
 
+/// Page faults of this thread so far: those that waited for no device, and those that did (major faults).
+pub fn faults_of_thread() -> (u64, u64) {
+    // SAFETY: integers; zeros are valid.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes a `struct rusage`, which outlives the call.
+    unsafe { libc::getrusage(libc::RUSAGE_THREAD, &raw mut usage) };
+    (usage.ru_minflt as u64, usage.ru_majflt as u64)
+}
+
 /// Number of the calling thread, as in /proc.
 pub fn number() -> u32 {
     // SAFETY: gettid takes nothing and cannot fail.

@@ -482,6 +482,8 @@ impl Setup {
 fn measure_swap(plan: &Plan, kind: Kind, table: &mut Table) {
     let wanted = swap::Wanted {
         kind,
+        lent: &swap::Lent::default(),
+        waits_only: false,
         compressible: kind == Kind::Zram,
         local_bytes: plan.local_bytes,
         size_bytes: plan.size_bytes,
@@ -490,8 +492,8 @@ fn measure_swap(plan: &Plan, kind: Kind, table: &mut Table) {
         cases: &Case::ALL,
     };
     match swap::measure(&wanted) {
-        Ok(results) => {
-            for (case, outcomes) in results {
+        Ok(measured) => {
+            for (case, outcomes) in measured.outcomes {
                 outcomes
                     .into_iter()
                     .for_each(|outcome| table.add(None, Some(kind.peer()), case.name(), Ok(outcome)));

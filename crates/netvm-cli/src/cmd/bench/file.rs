@@ -90,7 +90,8 @@ impl Drop for Device {
 }
 
 /// Something mounted by a process that is not told to end by a terminal, but by the end of its input, and so of this process.
-struct Mounted {
+#[derive(Debug)]
+pub(super) struct Mounted {
     keeper: Child,
 }
 
@@ -99,7 +100,7 @@ const KEEPER: &str =
     "at=$1; shift; \"$@\" & m=$!; read x; umount \"$at\" 2>/dev/null || umount -l \"$at\"; wait $m";
 
 impl Mounted {
-    fn start(at: &Path, command: &[String]) -> Result<Self, Failure> {
+    pub(super) fn start(at: &Path, command: &[String]) -> Result<Self, Failure> {
         let mut keeper = Command::new("/bin/sh");
         // As if the lender were on another machine.
         keeper.args(["-c", KEEPER, "sh"]).arg(at).args(command).env("NETVM_LINK", "socket").process_group(0);

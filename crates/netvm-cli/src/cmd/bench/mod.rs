@@ -36,6 +36,8 @@ pub struct BenchArgs {
 enum Which {
     /// Measure page faults on far memory over TCP loopback, next to the floors and to swap
     Fault(fault::FaultArgs),
+    /// Measure swap by what is behind it: zram, a disk, tmpfs, nbdkit, and lent memory
+    Swap(swap::SwapArgs),
     /// Compare the two ways of putting a page into place and taking it out again
     ///
     /// Nanoseconds per page for design a (UFFDIO_MOVE between frame pool and memory) and design b (UFFDIO_COPY in,
@@ -71,7 +73,7 @@ enum Which {
     #[command(hide = true)]
     Worker(worker::WorkerArgs),
     #[command(hide = true)]
-    SwapKeeper(swap::SwapArgs),
+    SwapKeeper(swap::KeeperArgs),
 }
 
 /// Runs `netvm bench`.
@@ -81,6 +83,7 @@ enum Which {
 pub fn run(args: BenchArgs) -> Result<(), Box<dyn Error>> {
     match args.which {
         Which::Fault(args) => fault::run(&args),
+        Which::Swap(args) => print(&swap::run(&args)?, args.json()),
         Which::Frames { json, quick } => print(&frames::run(quick)?, json),
         Which::Rma(args) => rma::run(&args),
         Which::Nonresident(args) => nonresident::run(&args),

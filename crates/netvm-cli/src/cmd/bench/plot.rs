@@ -50,6 +50,19 @@ pub fn by_unit(rows: &[Row], path: &Path, what: &str) -> Result<(), Box<dyn Erro
     draw(path, "others", &[chart("us", "lower"), chart("GB/s", "higher")])
 }
 
+/// The same of `netvm bench swap`.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn of_swap(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
+    let charts = [
+        ("Random access to a swapped page, median us (lower is better)", "swap-rand"),
+        ("Swapped in, in order, MB/s (higher is better)", "swap-seq"),
+        ("Swapped out, while as much comes in, MB/s (higher is better)", "swap-seq-write"),
+    ];
+    draw(path, "others", &charts.map(|(title, case)| (title.to_owned(), bars(rows, &[case]))))
+}
+
 fn draw(path: &Path, peers: &str, charts: &[(String, Vec<Bar>)]) -> Result<(), Box<dyn Error>> {
     let height = |bars: &[Bar]| (TOP as u32 + 24 + bars.len() as u32 * 26).clamp(120, SIZE.1);
     let all = charts.iter().map(|(_, bars)| height(bars)).sum();

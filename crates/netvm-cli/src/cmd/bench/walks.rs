@@ -7,7 +7,7 @@ use super::child::Helper;
 use super::fault::Placement;
 use super::floors;
 use super::report::{Row, median_and_spread};
-use super::swap::{self, Kind, Wanted};
+use super::swap::{self, Kind, Lent, Wanted};
 use super::worker::{Case, Outcome};
 use crate::size::Size;
 use netvm_sys::bench_floor::unpin_thread;
@@ -161,6 +161,8 @@ impl Walks<'_> {
     fn swap(&self, percent: u32, compressible: bool, kind: Kind, rows: &mut Vec<Row>) {
         let wanted = Wanted {
             kind,
+            lent: &Lent::default(),
+            waits_only: false,
             compressible,
             local_bytes: self.local_bytes(percent),
             size_bytes: self.size_bytes,
@@ -169,8 +171,8 @@ impl Walks<'_> {
             cases: &Case::WALKS,
         };
         match swap::measure(&wanted) {
-            Ok(results) => {
-                for (case, outcomes) in results {
+            Ok(measured) => {
+                for (case, outcomes) in measured.outcomes {
                     let mut row = self.row(percent, compressible, case, &outcomes);
                     row.peer = Some(kind.peer());
                     rows.push(row);

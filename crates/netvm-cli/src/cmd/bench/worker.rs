@@ -12,6 +12,7 @@ use netvm::lender::LinkChoice;
 use netvm::pager::{Erasure, Pager, PagerConfig};
 use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
+use netvm_sys::thread::faults_of_thread;
 use serde::{Deserialize, Serialize};
 
 use super::super::run::Tier;
@@ -52,6 +53,9 @@ pub struct WorkerArgs {
     /// How long one case takes, about
     #[arg(long)]
     case_ms: u64,
+    /// Of random accesses only those count for which the kernel waited for a device
+    #[arg(long)]
+    waits_only: bool,
     #[arg(long)]
     cpu: Option<usize>,
     #[arg(long)]
@@ -126,6 +130,13 @@ pub struct Outcome {
     /// Bytes of packed pages: part of the local memory, or of a swap device beside it.
     #[serde(default)]
     pub pool_bytes: u64,
+    /// On swap: seconds that it took, and what swap of this machine brought in and took out meanwhile.
+    #[serde(default)]
+    pub seconds: f64,
+    #[serde(default)]
+    pub in_bytes: u64,
+    #[serde(default)]
+    pub out_bytes: u64,
 }
 
 struct Worker {
@@ -143,6 +154,7 @@ struct Worker {
     /// Where the last walk ended.
     position: usize,
     case: Duration,
+    waits_only: bool,
 }
 
 enum Owner {
@@ -226,6 +238,7 @@ impl Worker {
             random: 0x1234_5678_9ABC_DEF1,
             position: 0,
             case: Duration::from_millis(args.case_ms),
+            waits_only: args.waits_only,
         })
     }
 
@@ -293,6 +306,7 @@ impl Worker {
     fn random(&mut self, case: Case) -> Result<Outcome, Box<dyn Error>> {
         let mut histogram = super::histogram()?;
         let faults_before = self.faults();
+        let mut waits = faults_of_thread().1;
         let start = Instant::now();
         let mut accesses = 0u64;
         let mut now = start;
@@ -319,7 +333,7 @@ impl Worker {
             let nanos = end.duration_since(now).as_nanos() as u64;
             now = end;
             accesses += 1;
-            if nanos >= FAULT_NS_MIN {
+            if nanos >= FAULT_NS_MIN && self.has_waited(&mut waits) {
                 histogram.saturating_record(nanos);
             }
         }
@@ -336,6 +350,15 @@ impl Worker {
             per_s: counted as f64 / seconds,
             ..Outcome::default()
         })
+    }
+
+    /// Whether the access that has just ended waited for a device, as far as that is asked for; `waits` is how often it was so before.
+    fn has_waited(&self, waits: &mut u64) -> bool {
+        if !self.waits_only {
+            return true;
+        }
+        let before = std::mem::replace(waits, faults_of_thread().1);
+        *waits > before
     }
 
     /// The page that follows `page`.

@@ -13,6 +13,7 @@ use std::path::PathBuf;
 use clap::{Args, ValueEnum};
 
 use super::report::{self, Row};
+use super::swap::Kind;
 use measure::{Work, in_ram, on_netvm};
 use programs::App;
 pub use swapped::{KeeperArgs, keep};
@@ -41,7 +42,7 @@ pub struct AppsArgs {
     repetitions: u32,
     /// Measure this kind of swap too, as root
     #[arg(long, value_enum, value_name = "KIND")]
-    swap: Vec<swapped::Kind>,
+    swap: Vec<Kind>,
     /// Little data, one run of each
     #[arg(long)]
     quick: bool,
@@ -153,7 +154,7 @@ fn swap_row(
     app: App,
     work: &Work,
     (percent, bytes): (u64, u64),
-    kind: swapped::Kind,
+    kind: Kind,
     (expected, floor): (&str, &Summary),
 ) -> Result<Row, Box<dyn Error>> {
     let repetitions = if args.quick { 1 } else { args.repetitions };

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
+mod device;
+
 use super::child::Helper;
 use super::floors;
 use super::report::{Row, median_and_spread, percentile};
@@ -26,7 +28,14 @@ the floor is one bare TCP stream.
 
 netvm's server is between client and lender. With the lender on another machine (\"lender tcp\", where it is only asked over TCP) it pays two network
 round trips where the others, whose memory is their own, pay one; with a lender on its own host (\"lender nearby\") it pays one, too.
-nbdkit and nbd-server have rows when they are installed (packages nbdkit and nbd-server).")]
+nbdkit and nbd-server have rows when they are installed (packages nbdkit and nbd-server).
+
+--device measures block devices that are there, past the page cache, instead of servers: disk-4k-qd1 and so on, with a thread for each operation that is under
+way. What is on them is overwritten. Of a ublk or nbd.ko disk on lent memory, each operation pays for its way to the lender, too.
+
+Examples:
+  netvm bench block --plot block.svg
+  netvm bench block --device /dev/ublkb0 --device /dev/nbd0 --overwrite")]
 pub struct BlockArgs {
     /// Print one JSON object per line
     #[arg(long)]
@@ -34,6 +43,15 @@ pub struct BlockArgs {
     /// Rounds
     #[arg(long, default_value_t = 7)]
     rounds: usize,
+    /// Measure this block device, as root; may be given several times
+    #[arg(long, value_name = "PATH", requires = "overwrite")]
+    device: Vec<PathBuf>,
+    /// What is on the devices is lost
+    #[arg(long, requires = "device")]
+    overwrite: bool,
+    /// Time of a turn at a case, in milliseconds [default: 400; short: 60]
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    case_ms: Option<u64>,
     /// A short run on a small device
     #[arg(long)]
     quick: bool,
@@ -77,7 +95,8 @@ struct Server {
     disk: Disk,
 }
 
-/// Processes that are killed if what follows fails.
+/// Processes that are killed with this, and so if what follows fails.
+#[derive(Debug)]
 pub(super) struct Ended(pub(super) Vec<Child>);
 
 fn ended_with(child: Child) -> Ended {
@@ -290,6 +309,63 @@ fn nbd_server(program: &Path, folder: &Folder, size: u64) -> Result<Server, Fail
     Ok(Server { name: "nbd-server", peer: Some("nbd-server"), lender: None, processes, disk })
 }
 
+/// The other side of the floors, and its address.
+fn echo() -> Result<(Helper, String), Failure> {
+    let mut echo = Helper::start(&["bench".to_owned(), "echo".to_owned()], false)?;
+    let address = echo.line()?;
+    Ok((echo, address))
+}
+
+/// What was measured of each of those that have a turn, by case.
+struct Series {
+    trips: Vec<f64>,
+    streams: Vec<f64>,
+    medians: Vec<Vec<Vec<f64>>>,
+    all: Vec<Vec<Vec<f64>>>,
+    rates: Vec<Vec<Vec<f64>>>,
+}
+
+impl Series {
+    fn new(count: usize) -> Self {
+        let empty = vec![vec![Vec::new(); CASES.len()]; count];
+        let (trips, streams) = (Vec::new(), Vec::new());
+        Self { trips, streams, medians: empty.clone(), all: empty.clone(), rates: empty }
+    }
+
+    /// A turn: microseconds of each operation, and seconds of all.
+    fn add(&mut self, number: usize, index: usize, mut times: Vec<f64>, seconds: f64) {
+        let case = &CASES[index];
+        let rate = times.len() as f64 / seconds;
+        self.medians[number][index].push(match (case.is_bandwidth(), case.depth) {
+            (true, _) => rate * case.bytes as f64 / 1e9,
+            (false, 1) => percentile(&mut times, 0.5).unwrap_or(0.0),
+            // What one costs while others are on their way.
+            (false, _) => 1e6 / rate,
+        });
+        self.rates[number][index].push(rate);
+        self.all[number][index].append(&mut times);
+    }
+
+    fn row(&mut self, number: usize, index: usize, name: String) -> Row {
+        let case = &CASES[index];
+        let mut row = Row::new("block", name, if case.is_bandwidth() { "GB/s" } else { "us" });
+        row.size_bytes = Some(case.bytes as u64);
+        row.n = self.all[number][index].len() as u64;
+        row.per_s = median_and_spread(&self.rates[number][index]).map(|(rate, _)| rate);
+        (row.median, row.spread) = median_and_spread(&self.medians[number][index]).unzip();
+        row.p99 = (case.depth == 1).then(|| percentile(&mut self.all[number][index], 0.99)).flatten();
+        row.floor = match (case.is_bandwidth(), case.depth) {
+            (true, _) => median_and_spread(&self.streams).map(|(floor, _)| floor),
+            (false, 1) => median_and_spread(&self.trips).map(|(floor, _)| floor),
+            _ => None,
+        };
+        if let (Some(median), Some(floor)) = (row.median, row.floor) {
+            row.ratio = Some(if case.is_bandwidth() { floor / median } else { median / floor });
+        }
+        row
+    }
+}
+
 /// Runs the bench.
 ///
 /// # Errors
@@ -299,7 +375,15 @@ pub fn run(args: &BlockArgs) -> Result<Vec<Row>, Failure> {
         true => (16 << 20, Duration::from_millis(60)),
         false => (256 << 20, Duration::from_millis(400)),
     };
+    let time = args.case_ms.map_or(time, Duration::from_millis);
     let rounds = if args.quick { 2 } else { args.rounds.max(1) };
+    if !args.device.is_empty() {
+        let rows = device::run(&args.device, size, time, rounds)?;
+        if let Some(path) = &args.plot {
+            super::plot::by_unit(&rows, path, "Block device")?;
+        }
+        return Ok(rows);
+    }
     let folder = Folder::create()?;
     let mut servers = vec![ours(size, "lender nearby", "shm")?, ours(size, "lender tcp", "socket")?];
     let mut rows = Vec::new();
@@ -317,52 +401,25 @@ pub fn run(args: &BlockArgs) -> Result<Vec<Row>, Failure> {
     for server in &mut servers {
         server.disk.fill(size).map_err(|error| format!("{}: {error}", server.name))?;
     }
-    let mut echo = Helper::start(&["bench".to_owned(), "echo".to_owned()], false)?;
-    let echo_address = echo.line()?;
-    let (mut trips, mut streams) = (Vec::new(), Vec::new());
-    let mut medians = vec![vec![Vec::new(); CASES.len()]; servers.len()];
-    let mut all = vec![vec![Vec::new(); CASES.len()]; servers.len()];
-    let mut rates = vec![vec![Vec::new(); CASES.len()]; servers.len()];
+    let (echo, echo_address) = echo()?;
+    let mut series = Series::new(servers.len());
     let mut seed = 1;
     for _ in 0..rounds {
-        trips.push(floors::round_trip(&echo_address, false, time)?.median);
-        streams.push(floors::stream(&echo_address, time)?.median);
+        series.trips.push(floors::round_trip(&echo_address, false, time)?.median);
+        series.streams.push(floors::stream(&echo_address, time)?.median);
         for (number, server) in servers.iter_mut().enumerate() {
             for (index, case) in CASES.iter().enumerate() {
                 let run = server.disk.run(*case, size, time, &mut seed);
-                let (mut times, seconds) = run.map_err(|error| format!("{}: {error}", server.name))?;
-                let rate = times.len() as f64 / seconds;
-                medians[number][index].push(match (case.is_bandwidth(), case.depth) {
-                    (true, _) => rate * case.bytes as f64 / 1e9,
-                    (false, 1) => percentile(&mut times, 0.5).unwrap_or(0.0),
-                    // What one costs while others are on their way.
-                    (false, _) => 1e6 / rate,
-                });
-                rates[number][index].push(rate);
-                all[number][index].append(&mut times);
+                let (times, seconds) = run.map_err(|error| format!("{}: {error}", server.name))?;
+                series.add(number, index, times, seconds);
             }
         }
     }
     echo.finish();
     for (index, case) in CASES.iter().enumerate() {
         for (number, server) in servers.iter().enumerate() {
-            let mut row = Row::new("block", case.name, if case.is_bandwidth() { "GB/s" } else { "us" });
+            let mut row = series.row(number, index, case.name.to_owned());
             (row.link, row.placement, row.peer) = (Some("tcp".into()), server.lender, server.peer);
-            row.size_bytes = Some(case.bytes as u64);
-            row.n = all[number][index].len() as u64;
-            row.per_s = median_and_spread(&rates[number][index]).map(|(rate, _)| rate);
-            if let Some((median, spread)) = median_and_spread(&medians[number][index]) {
-                (row.median, row.spread) = (Some(median), Some(spread));
-            }
-            row.p99 = (case.depth == 1).then(|| percentile(&mut all[number][index], 0.99)).flatten();
-            row.floor = match (case.is_bandwidth(), case.depth) {
-                (true, _) => median_and_spread(&streams).map(|(floor, _)| floor),
-                (false, 1) => median_and_spread(&trips).map(|(floor, _)| floor),
-                _ => None,
-            };
-            if let (Some(median), Some(floor)) = (row.median, row.floor) {
-                row.ratio = Some(if case.is_bandwidth() { floor / median } else { median / floor });
-            }
             rows.push(row);
         }
     }

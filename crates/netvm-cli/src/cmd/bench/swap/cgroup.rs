@@ -1,0 +1,87 @@
+//! A memory cgroup for whoever is measured.
+
+use std::error::Error;
+use std::fs;
+use std::path::PathBuf;
+
+use super::device::{text, tool};
+
+/// A memory cgroup with a limit, removed when dropped.
+#[derive(Debug)]
+pub struct Cgroup {
+    directory: PathBuf,
+    /// Where the hierarchy was mounted for this bench only.
+    mounted: Option<PathBuf>,
+}
+
+impl Cgroup {
+    pub fn new(limit_bytes: u64) -> Result<Self, Box<dyn Error>> {
+        let name = format!("netvm-bench-{}", std::process::id());
+        let mounts = fs::read_to_string("/proc/mounts")?;
+        let mount_of = |kind: &str, option: &str| {
+            mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).find_map(|fields| {
+                let matches = fields.len() > 3 && fields[2] == kind;
+                (matches && (option.is_empty() || fields[3].split(',').any(|word| word == option)))
+                    .then(|| PathBuf::from(fields[1]))
+            })
+        };
+        if let Some(root) = mount_of("cgroup2", "") {
+            let controllers = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
+            if controllers.split_whitespace().any(|controller| controller == "memory") {
+                fs::write(root.join("cgroup.subtree_control"), "+memory")?;
+                let cgroup = Self { directory: root.join(name), mounted: None };
+                fs::create_dir(&cgroup.directory)?;
+                fs::write(cgroup.directory.join("memory.max"), limit_bytes.to_string())?;
+                return Ok(cgroup);
+            }
+        }
+        let (root, mounted) = match mount_of("cgroup", "memory") {
+            Some(root) => (root, None),
+            None => {
+                let root = std::env::temp_dir().join(format!("{name}-mount"));
+                fs::create_dir(&root)?;
+                if let Err(error) =
+                    tool("mount", &["-t", "cgroup", "-o", "memory", "netvm-bench", text(&root)])
+                {
+                    let _ = fs::remove_dir(&root);
+                    return Err(format!("no memory cgroup here: {error}").into());
+                }
+                (root.clone(), Some(root))
+            }
+        };
+        let cgroup = Self { directory: root.join(name), mounted };
+        fs::create_dir(&cgroup.directory)?;
+        fs::write(cgroup.directory.join("memory.limit_in_bytes"), limit_bytes.to_string())?;
+        Ok(cgroup)
+    }
+
+    /// The file that takes processes into the group, by their numbers.
+    pub fn entrance(&self) -> PathBuf {
+        self.directory.join("cgroup.procs")
+    }
+
+    pub fn add(&self, pid: u32) -> Result<(), Box<dyn Error>> {
+        Ok(fs::write(self.entrance(), pid.to_string())?)
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        // A process that has just ended may still be leaving the group.
+        for _ in 0..100 {
+            if fs::remove_dir(&self.directory).is_ok() || !self.directory.exists() {
+                break;
+            }
+            std::thread::sleep(std::time::Duration::from_millis(20));
+        }
+        if self.directory.exists() {
+            eprintln!("netvm bench: the cgroup {} could not be removed", self.directory.display());
+        }
+        if let Some(root) = &self.mounted {
+            if let Err(error) = tool("umount", &[text(root)]) {
+                eprintln!("netvm bench: {error}");
+            }
+            let _ = fs::remove_dir(root);
+        }
+    }
+}

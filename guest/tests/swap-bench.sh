@@ -1,0 +1,70 @@
+#!/bin/sh
+# `netvm bench swap`: each kind of swap that this kernel has, with lent memory of another guest. Everything is as it was afterwards.
+# kernels: 6.12+6.12 6.1+6.1
+# modules: fuse loop nbd zram? zsmalloc? ext4 crc32c_generic ublk_drv?
+# programs: netvm mkfs.ext4
+# memory: 256 384
+# limit: 480
+. /test/functions
+if [ "$ROLE" = first ]; then
+    netvm secret new key
+    lender a 7070 96M
+    obey
+    exit
+fi
+
+get_secret
+mkdir -p /tmp/groups /var/tmp
+mount -t cgroup2 none /tmp/groups
+# A disk, as far as there is one here.
+dd if=/dev/zero of=/dev/shm/image bs=1M count=80 2>/dev/null
+mkfs.ext4 -q /dev/shm/image
+mount -o loop -t ext4 /dev/shm/image /var/tmp
+
+echo "== what is refused"
+refused netvm bench swap --size 8M --local 8M 2>refusal
+grep -q 'must be larger than' refusal
+refused netvm bench swap --size 8G --local 1M 2>refusal
+grep -q 'MiB of free memory' refusal
+
+echo "== what is measured"
+means="netvm-nbd netvm-loop"
+[ ! -e /dev/ublk-control ] || means="netvm-ublk netvm-nbd"
+kinds="disk tmpfs $means"
+[ ! -e /sys/class/zram-control ] || kinds="zram $kinds"
+options=
+for kind in $kinds; do
+    options="$options --kind $kind"
+done
+before=$(cat /proc/swaps)
+netvm bench swap --size 12M --local 5M --case-ms 700 --rounds 2 $options --lender 10.7.0.1:7070 --secret key \
+    --json --plot /results/swap.svg >/results/swap.json 2>bench.log || { cat bench.log; fail "it ended"; }
+cat bench.log
+cat /results/swap.json
+for kind in $kinds; do
+    case $kind in
+    netvm-*) what="\"link\":\"${kind#netvm-}\"" ;;
+    *) what="\"peer\":\"swap-$kind\"" ;;
+    esac
+    for row in swap-rand swap-seq swap-seq-write swap-fill; do
+        grep "\"case\":\"$row\"" /results/swap.json | grep "$what" >row || fail "no $row of $kind"
+        # Skipped rows have no median; and something must have moved.
+        grep -q '"median":[0-9]*\.[0-9]' row || fail "$row of $kind was not measured: $(cat row)"
+        refused grep -q '"n":0}' row
+    done
+done
+grep -q 'netvm by' /results/swap.svg
+equal "swap" "$(cat /proc/swaps)" "$before"
+[ -z "$(ls /run/netvm)" ] || fail "there is $(ls /run/netvm)"
+equal "groups" "$(find /tmp/groups -name 'netvm-bench*')" ""
+
+echo "== ended early"
+netvm bench swap --size 12M --local 5M $options --lender 10.7.0.1:7070 --secret key >/dev/null 2>&1 &
+bench=$!
+in_use() { [ "$(cat /proc/swaps)" != "$before" ]; }
+wait_until 30 in_use
+kill -9 $bench
+unused() { [ "$(cat /proc/swaps)" = "$before" ] && [ -z "$(ls /run/netvm)" ]; }
+wait_until 60 unused
+order obeyed=all
+echo "== done"
