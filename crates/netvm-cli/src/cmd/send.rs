@@ -25,7 +25,9 @@ Examples:
   netvm send disk.img --to big:7071 --secret key --method sendfile
                                                     fewer copies, not with --encrypt
   netvm send disk.img --to big:7071 --secret key --method onesided
-                                                    into the receiver's mapped file")]
+                                                    into the receiver's mapped file
+  netvm send disk.img --to big:7071 --secret key --method device
+                                                    the same by the kernel module, as root")]
 pub struct SendArgs {
     /// Files and folders
     #[arg(required = true, value_name = "PATH")]
@@ -63,6 +65,7 @@ impl TransferArgs {
             MethodName::Mmap => Method::Mmap,
             MethodName::Sendfile => Method::Sendfile,
             MethodName::Onesided => Method::OneSided,
+            MethodName::Device => Method::Device,
         }
     }
 
@@ -84,6 +87,8 @@ enum MethodName {
     Sendfile,
     /// Written by the sender into the receiver's mapped file; `netvm recv` needs no option for it
     Onesided,
+    /// The same by the kernel module netvm_mem, as root: the receiver's file is a device of the sender's machine
+    Device,
 }
 
 #[derive(Clone, Copy, Debug, ValueEnum)]

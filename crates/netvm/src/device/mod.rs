@@ -150,12 +150,19 @@ fn check(options: &AttachOptions) -> Result<()> {
         {
             Err(Error::Other(format!("a segment's name has 1 to {NAME_BYTES_MAX} bytes, none of them zero")))
         }
-        _ if !Path::new(sys::CONTROL).exists() => Err(Error::Other(format!(
-            "there is no {}: load the kernel module netvm_mem (make -C kmod, insmod kmod/netvm_mem.ko)",
-            sys::CONTROL
-        ))),
-        _ => Ok(()),
+        _ => check_module(),
     }
+}
+
+/// Whether the kernel module is there.
+pub(crate) fn check_module() -> Result<()> {
+    if Path::new(sys::CONTROL).exists() {
+        return Ok(());
+    }
+    Err(Error::Other(format!(
+        "there is no {}: load the kernel module netvm_mem (make -C kmod, insmod kmod/netvm_mem.ko)",
+        sys::CONTROL
+    )))
 }
 
 fn refused(options: &AttachOptions, error: &io::Error) -> Error {

@@ -15,6 +15,7 @@
 //! # Ok(()) }
 //! ```
 
+mod device;
 mod digest;
 mod extents;
 mod folder;
@@ -44,6 +45,16 @@ pub enum Method {
     Sendfile,
     /// The sender writes into the receiver's mapped file, one-sidedly: on one host, without a connection. The sender's choice alone.
     OneSided,
+    /// The same by the kernel module: the receiver's file is a device of this machine, which is written as a file. Needs root and
+    /// `netvm_mem`. The sender's choice alone.
+    Device,
+}
+
+impl Method {
+    /// Whether the sender writes into the receiver's file.
+    fn is_one_sided(self) -> bool {
+        matches!(self, Self::OneSided | Self::Device)
+    }
 }
 
 /// What goes over the connection.
@@ -143,7 +154,7 @@ pub struct Summary {
     pub checked: bool,
     /// What protected the connection.
     pub protection: Protection,
-    /// What carried bytes that were written one-sidedly; empty if none were.
+    /// What carried bytes that were written one-sidedly (`device`: the kernel module); empty if none were.
     pub link: &'static str,
     /// From the first message to the last.
     pub elapsed: Duration,

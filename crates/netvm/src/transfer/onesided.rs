@@ -24,9 +24,9 @@ use crate::shm::LinkChoice;
 /// Smaller files go over the connection: an answer is awaited for each of these.
 pub(super) const BYTES_MIN: u64 = 1 << 20;
 /// Pieces that are announced and not confirmed.
-const AHEAD_MAX: usize = 8;
+pub(super) const AHEAD_MAX: usize = 8;
 /// The segment of the file that is under way.
-const NAME: &str = "file";
+pub(super) const NAME: &str = "file";
 /// Most bytes of one write.
 const WRITE_BYTES: usize = 1 << 20;
 
@@ -139,6 +139,66 @@ impl Source {
     }
 }
 
+/// A file that is written into another, by this process or by the kernel module.
+pub(super) enum Writing {
+    Node(Box<Outgoing>),
+    Device(super::device::Outgoing),
+}
+
+/// The same of each.
+macro_rules! each {
+    ($writing:expr, $way:ident => $what:expr) => {
+        match $writing {
+            Writing::Node($way) => $what,
+            Writing::Device($way) => $what,
+        }
+    };
+}
+
+impl Writing {
+    /// What carries the bytes.
+    pub fn link(&self) -> &'static str {
+        match self {
+            Self::Node(way) => way.link(),
+            Self::Device(_) => "device",
+        }
+    }
+
+    /// Whether another piece may be announced.
+    pub fn has_room(&self) -> bool {
+        each!(self, way => way.has_room())
+    }
+
+    /// The receiver is told of a piece.
+    pub fn announce(&mut self, offset: u64, bytes: u64) {
+        debug_assert!(self.has_room() && (1..=CHUNK_BYTES).contains(&bytes));
+        each!(self, way => way.announce(offset, bytes));
+    }
+
+    /// Whether the receiver is to make something ready.
+    pub fn waits_for_receiver(&self) -> bool {
+        each!(self, way => way.waits_for_receiver())
+    }
+
+    /// Whether something is being written.
+    pub fn is_writing(&self) -> bool {
+        each!(self, way => way.is_writing())
+    }
+
+    /// The first announced piece is ready: it is written, and returned with its offset.
+    ///
+    /// # Errors
+    /// Also when it is another piece than the receiver says.
+    pub fn ready(&mut self, end: u64) -> Result<(u64, SharedSlice)> {
+        each!(self, way => way.ready(end))
+    }
+
+    /// The end and the bytes of a piece that has been written, in order; with `wait`, it is waited for.
+    pub fn wrote(&mut self, wait: bool) -> Result<Option<(u64, u64)>> {
+        each!(self, way => way.wrote(wait))
+    }
+}
+
 /// A file that is written into another.
 pub(super) struct Outgoing {
     region: Region,
@@ -163,7 +223,6 @@ impl Outgoing {
 
     /// The receiver is told of a piece.
     pub fn announce(&mut self, offset: u64, bytes: u64) {
-        debug_assert!(self.has_room() && (1..=CHUNK_BYTES).contains(&bytes));
         self.announced.push_back((offset, bytes));
     }
 

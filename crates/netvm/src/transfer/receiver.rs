@@ -49,7 +49,7 @@ impl Receiver {
     /// # Errors
     /// [`Error::Listen`], also for a network address without a secret; [`Error::Other`] when the folder cannot be opened.
     pub fn bind(folder: &Path, options: ReceiveOptions) -> Result<Self> {
-        if options.method == Method::OneSided {
+        if options.method.is_one_sided() {
             let error =
                 "one-sided writes are the sender's choice: a receiver follows, whatever its own method";
             return Err(Error::Other(error.to_owned()));
@@ -60,9 +60,8 @@ impl Receiver {
             address: options.listen.clone(),
             reason: reason.to_owned(),
         })?;
-        let refused =
-            |error: io::Error| Error::Listen { address: address.to_string(), reason: error.to_string() };
-        let listener = Listener::bind(&address).map_err(refused)?;
+        let listener =
+            Listener::bind(&address).map_err(|error| Error::listen(address.to_string(), &error))?;
         // Names are resolved by now.
         options.security.check_listener(listener.address())?;
         Ok(Self { listener, folder, shown, options })

@@ -11,12 +11,13 @@ use netvm_core::key::RemoteKey;
 use netvm_core::wire::{Hello, Role};
 use netvm_sys::mapping::Mapping;
 
+use super::device;
 use super::digest::Digest;
 use super::frames::{
     CHUNK_BYTES, ENTRIES_MAX, Entry, Frame, NAMES_BYTES_MAX, Plan, Totals, check_name, is_part_name,
     printable,
 };
-use super::onesided::{self, Source};
+use super::onesided::{self, Source, Writing};
 use super::wire::Wire;
 use super::{
     FEATURE_ONE_SIDED, FEATURE_SIMPLE, Framing, Method, Observer, Progress, STEP_BYTES, SendOptions, Summary,
@@ -43,16 +44,19 @@ pub fn send(
         let why = "the simple framing has no names and no folders";
         return Err(Error::Other(format!("cannot send {}: {why}", path.display())));
     }
-    let features = match (options.framing, options.method) {
-        (Framing::Simple, Method::OneSided) => {
+    let features = match (options.framing, options.method.is_one_sided()) {
+        (Framing::Simple, true) => {
             let error =
                 "the simple framing tells the receiver nothing of one-sided writes; use another method";
             return Err(Error::Other(error.to_owned()));
         }
-        (Framing::Simple, _) => FEATURE_SIMPLE,
-        (Framing::Full, Method::OneSided) => FEATURE_ONE_SIDED,
-        (Framing::Full, _) => 0,
+        (Framing::Simple, false) => FEATURE_SIMPLE,
+        (Framing::Full, true) => FEATURE_ONE_SIDED,
+        (Framing::Full, false) => 0,
     };
+    if options.method == Method::Device {
+        crate::device::check_module()?;
+    }
     let hello = Hello { features, ..Hello::new(Role::Transfer) };
     let connected = greeting::connect(address, &hello, options.connect_timeout, &options.security);
     let (transport, theirs) = connected.map_err(|error| match error {
@@ -267,7 +271,7 @@ impl Sender<'_> {
             _ if same => have,
             _ => 0,
         };
-        let is_remote = self.options.method == Method::OneSided && entry.bytes - from >= onesided::BYTES_MIN;
+        let is_remote = self.options.method.is_one_sided() && entry.bytes - from >= onesided::BYTES_MIN;
         self.progress.done_bytes += from;
         let digest = if is_remote {
             self.wire.queue(&Frame::Remote { index, from })?;
@@ -316,13 +320,8 @@ impl Sender<'_> {
         let Frame::Into { key } = self.wire.receive()? else {
             return Err(self.wire.wrong("a message out of turn"));
         };
-        let source = match self.source.take() {
-            Some(source) => source,
-            None => Source::connect(self.address, &self.options.security, self.options.link)?,
-        };
-        let mut writing = source.open(&RemoteKey::from_bytes(key), file, entry.bytes)?;
+        let mut writing = self.write_into(&RemoteKey::from_bytes(key), file, entry.bytes)?;
         self.summary.link = writing.link();
-        self.source = Some(source);
         let (mut digest, mut at) = (Digest::new(), from);
         let mut range = extents::next(file, at, entry.bytes).map_err(failed)?;
         loop {
@@ -371,6 +370,21 @@ impl Sender<'_> {
         }
         self.progress.done_bytes += entry.bytes - at;
         Ok(if self.options.check { digest.finish(entry.bytes) } else { 0 })
+    }
+
+    fn write_into(&mut self, key: &RemoteKey, file: &File, bytes: u64) -> Result<Writing> {
+        let security = &self.options.security;
+        if self.options.method == Method::Device {
+            let opened = device::Outgoing::open(self.address, security, key, file, bytes);
+            return opened.map(Writing::Device);
+        }
+        let source = match self.source.take() {
+            Some(source) => source,
+            None => Source::connect(self.address, security, self.options.link)?,
+        };
+        let opened = source.open(key, file, bytes);
+        self.source = Some(source);
+        opened.map(|opened| Writing::Node(Box::new(opened)))
     }
 
     fn map(&self, file: &File, path: &Path, bytes: u64) -> Result<Option<Mapping>> {

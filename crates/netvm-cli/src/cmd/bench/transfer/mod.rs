@@ -24,7 +24,8 @@ of 12 MB, 128 MiB, 512 MiB and 1 GiB. In each round every method has a turn at e
 included (--no-check does without), from the sender's first message to the receiver's last; of socat and rsync, which check nothing, from the
 start of the process to its end. The floor is a bare TCP stream that nobody writes anywhere.
 
-onesided has two rows: over TCP, and as two processes of one machine do it by themselves. What the file system costs is in every row: --dir
+onesided has two rows: over TCP, and as two processes of one machine do it by themselves. device is one-sided over TCP by the kernel module netvm_mem, as
+root, where it is loaded. What the file system costs is in every row: --dir
 /dev/shm shows the methods, a folder on a disk shows what to expect there.
 
 Examples:
@@ -93,12 +94,13 @@ enum Way {
     Rsync,
 }
 
-const WAYS: [Way; 7] = [
+const WAYS: [Way; 8] = [
     Way::Netvm("copy", "copy", "tcp"),
     Way::Netvm("mmap", "mmap", "tcp"),
     Way::Netvm("sendfile", "sendfile", "tcp"),
     Way::Netvm("onesided", "copy", "tcp"),
     Way::Netvm("onesided", "copy", "cma"),
+    Way::Netvm("device", "copy", "device"),
     Way::Socat,
     Way::Rsync,
 ];
@@ -230,7 +232,7 @@ pub fn run(args: &TransferArgs) -> Result<Vec<Row>, Failure> {
     for way in WAYS {
         match peers::missing(way) {
             None => ways.push(way),
-            Some(name) => eprintln!("netvm bench transfer: no rows for {name}: it is not installed"),
+            Some(name) => eprintln!("netvm bench transfer: no rows for {name}: not here"),
         }
     }
     let files = loads.iter().map(|load| make_files(&source, *load)).collect::<Result<Vec<_>, Failure>>()?;

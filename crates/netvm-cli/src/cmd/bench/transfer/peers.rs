@@ -13,6 +13,10 @@ use super::{Failure, Running, Way};
 /// The program that a way needs and that is not here.
 pub fn missing(way: Way) -> Option<&'static str> {
     let program = match way {
+        Way::Netvm("device", ..) => {
+            let is_there = Path::new(netvm_sys::device::CONTROL).exists();
+            return (!is_there).then_some("the kernel module netvm_mem");
+        }
         Way::Netvm(..) => return None,
         Way::Socat => "socat",
         Way::Rsync => "rsync",

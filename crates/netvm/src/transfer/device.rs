@@ -1,0 +1,146 @@
+//! Files that are sent by the kernel module: the receiver's file is a device of this machine, and is written as a file.
+
+use std::collections::VecDeque;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+
+use netvm_core::key::RemoteKey;
+use netvm_sys::mapping::Mapping;
+use netvm_sys::shared::SharedSlice;
+
+use super::STEP_BYTES;
+use super::onesided::{AHEAD_MAX, NAME};
+use crate::device::{self, AttachOptions, DeviceStatus};
+use crate::error::{Error, Result};
+use crate::security::Security;
+
+/// Pieces that are flushed together: what is not flushed is sent again after a cut, and the receiver waits for it.
+const FLUSH_PIECES: usize = 2;
+
+/// A file that is written into another, which is a device here. The device goes with this.
+pub(super) struct Outgoing {
+    /// Closed before the device goes.
+    target: Option<File>,
+    number: u32,
+    mapping: Mapping,
+    buffer: Vec<u8>,
+    /// Pieces that the receiver has been told of and has not made ready.
+    announced: VecDeque<(u64, u64)>,
+    /// End and bytes of pieces that were written, and how many of them the receiver is known to have.
+    written: VecDeque<(u64, u64)>,
+    flushed: usize,
+}
+
+impl Outgoing {
+    /// Begins to write into the file that has this key.
+    pub fn open(
+        address: &str,
+        security: &Security,
+        key: &RemoteKey,
+        file: &File,
+        bytes: u64,
+    ) -> Result<Self> {
+        sweep(address);
+        let mapping = Mapping::of_file(file, false).map_err(|error| Error::system("map a file", &error))?;
+        let attached = device::attach(&AttachOptions {
+            address: address.to_owned(),
+            source: device::Source::Segment { name: NAME.to_owned(), key: *key },
+            read_only: false,
+            board_key: None,
+            security: security.clone(),
+        })?;
+        let mut outgoing = Self {
+            target: None,
+            number: attached.number,
+            mapping,
+            buffer: vec![0; STEP_BYTES],
+            announced: VecDeque::new(),
+            written: VecDeque::new(),
+            flushed: 0,
+        };
+        if attached.bytes != bytes {
+            return Err(Error::Other("the receiver's file has another length".to_owned()));
+        }
+        // What is written in part is read first, by the kernel.
+        let target = OpenOptions::new().read(true).write(true).open(attached.path());
+        outgoing.target = Some(target.map_err(|error| Error::system("open a device", &error))?);
+        Ok(outgoing)
+    }
+
+    /// Whether another piece may be announced.
+    pub fn has_room(&self) -> bool {
+        self.announced.len() + self.written.len() < AHEAD_MAX
+    }
+
+    /// The receiver is told of a piece.
+    pub fn announce(&mut self, offset: u64, bytes: u64) {
+        self.announced.push_back((offset, bytes));
+    }
+
+    /// Whether the receiver is to make something ready.
+    pub fn waits_for_receiver(&self) -> bool {
+        !self.announced.is_empty()
+    }
+
+    /// Whether something is not confirmed.
+    pub fn is_writing(&self) -> bool {
+        !self.written.is_empty()
+    }
+
+    /// The first announced piece is ready: it is written, and returned with its offset.
+    pub fn ready(&mut self, end: u64) -> Result<(u64, SharedSlice)> {
+        let (offset, bytes) =
+            self.announced.pop_front().filter(|(offset, bytes)| offset + bytes == end).ok_or_else(|| {
+                Error::Other("the receiver has made ready what nobody announced".to_owned())
+            })?;
+        let shorter = || Error::Other("the file became shorter".to_owned());
+        let piece = self.mapping.shared().sub(offset as usize, bytes as usize).ok_or_else(shorter)?;
+        let target = self.target.as_ref().ok_or_else(shorter)?;
+        let mut at = 0;
+        while at < piece.len() {
+            let step = &mut self.buffer[..STEP_BYTES.min(piece.len() - at)];
+            piece.read_into(at, step).ok_or_else(shorter)?;
+            target
+                .write_all_at(step, offset + at as u64)
+                .map_err(|error| Error::system("write to the receiver's file", &error))?;
+            at += step.len();
+        }
+        self.written.push_back((end, bytes));
+        Ok((offset, piece))
+    }
+
+    /// The end and the bytes of a piece that the receiver has, in order. With `wait`, or when there are some, all that were written are
+    /// waited for.
+    pub fn wrote(&mut self, wait: bool) -> Result<Option<(u64, u64)>> {
+        let wanted = if wait { 1 } else { FLUSH_PIECES };
+        if self.flushed == 0
+            && self.written.len() >= wanted
+            && let Some(target) = &self.target
+        {
+            target.sync_data().map_err(|error| Error::system("write to the receiver's file", &error))?;
+            self.flushed = self.written.len();
+        }
+        if self.flushed == 0 {
+            return Ok(None);
+        }
+        self.flushed -= 1;
+        Ok(self.written.pop_front())
+    }
+}
+
+impl Drop for Outgoing {
+    fn drop(&mut self) {
+        self.target = None;
+        // By force when something has it open: whatever counts has been confirmed, or is sent again.
+        let _ = device::detach(self.number, false).or_else(|_| device::detach(self.number, true));
+    }
+}
+
+/// Takes away what a sender to the same receiver left that was killed. Its receiver has ended, so it is lost.
+fn sweep(address: &str) {
+    let is_left =
+        |device: &DeviceStatus| !device.is_attached() && device.name == NAME && device.peer == address;
+    for device in device::devices().iter().filter(|device| is_left(device)) {
+        let _ = device::detach(device.number, true);
+    }
+}
