@@ -40,6 +40,8 @@ const MODULES: [&str; 3] = ["virtio_pci", "virtio_blk", "virtio_net"];
 const CHECKPATCH: &str = "linux-source-6.1";
 /// More failures than this are no accident.
 const AGAIN_MAX: usize = 2;
+/// Begins the name of a folder of what a run has built, before its process.
+const BUILT: &str = "built-";
 /// Guests that run at a time. A pair counts as one of them.
 const AT_A_TIME: usize = 2;
 
@@ -109,8 +111,10 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Wanted> {
 struct Suite {
     root: PathBuf,
     target: PathBuf,
-    /// Where guests leave things; emptied at each start.
+    /// Where guests leave things, in a folder for each test that is emptied when it starts: another run may have others.
     work: PathBuf,
+    /// What was built for this run, which goes with it.
+    built: PathBuf,
     packages: Packages,
     /// Kernels that were asked for, or why they cannot be had.
     kernels: BTreeMap<&'static str, Result<Kernel>>,
@@ -122,12 +126,15 @@ struct Suite {
 impl Suite {
     fn new(root: &Path, target: &Path) -> Result<Self> {
         let work = target.join("guest");
-        let _ = fs::remove_dir_all(&work);
         tools::make_folder(&work)?;
+        sweep(&work);
+        let built = work.join(format!("{BUILT}{}", std::process::id()));
+        tools::make_folder(&built)?;
         Ok(Self {
             root: root.to_owned(),
             target: target.to_owned(),
             work,
+            built,
             packages: Packages::open()?,
             kernels: BTreeMap::new(),
             modules: BTreeMap::new(),
@@ -204,8 +211,8 @@ impl Suite {
             Ok(folder.join("bin/busybox"))
         });
         if let (true, Ok(kernel)) = (modules, kernel) {
-            let (root, work) = (&self.root, &self.work);
-            self.modules.entry(name).or_insert_with(|| kernel.build(&root.join("kmod"), work));
+            let (root, built) = (&self.root, &self.built);
+            self.modules.entry(name).or_insert_with(|| kernel.build(&root.join("kmod"), built));
         }
         Ok(())
     }
@@ -402,7 +409,7 @@ impl Suite {
     }
 
     fn compile(&self, source: &Path, architecture: Architecture) -> Result<PathBuf> {
-        let place = self.work.join(format!("{}-{:?}", architecture.debian(), std::thread::current().id()));
+        let place = self.built.join(format!("{}-{:?}", architecture.debian(), std::thread::current().id()));
         tools::make_folder(&place)?;
         let program = place.join(source.file_stem().unwrap_or_default());
         let mut compiler = Command::new(architecture.compiler());
@@ -417,7 +424,7 @@ impl Suite {
 
     /// A program as tests build it, without what a debugger needs.
     fn build(&self, what: &[&str], file: &str) -> Result<PathBuf> {
-        let place = self.work.join(format!("programs-{:?}", std::thread::current().id()));
+        let place = self.built.join(format!("programs-{:?}", std::thread::current().id()));
         tools::make_folder(&place)?;
         let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
         tools::run(Command::new(cargo).args(["build", "--quiet", "--profile", "tested"]).args(what))?;
@@ -425,6 +432,23 @@ impl Suite {
         let program = place.join(tools::name(&built));
         tools::run(Command::new("strip").arg("-o").arg(&program).arg(built))?;
         Ok(program)
+    }
+}
+
+impl Drop for Suite {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.built);
+    }
+}
+
+/// Removes what runs have built that were killed.
+fn sweep(work: &Path) {
+    let left = fs::read_dir(work).into_iter().flatten().flatten().filter(|entry| {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        name.strip_prefix(BUILT).is_some_and(|pid| !Path::new("/proc").join(pid).exists())
+    });
+    for entry in left {
+        let _ = fs::remove_dir_all(entry.path());
     }
 }
 
