@@ -140,7 +140,7 @@ fn a_silent_lender_is_missed_though_nobody_wants_anything() {
 fn lenders_that_are_all_silent_at_once_are_waited_for() {
     let Some(_alone) = alone() else { return };
     let modes = [(); 2].map(|()| Arc::new(AtomicU32::new(PASS)));
-    let addresses = modes.each_ref().map(|mode| proxy(&lend().address, mode));
+    let addresses = modes.each_ref().map(|mode| proxy(&lend().address, mode, PAGE));
     let (pager, memory) = start(&[&addresses[0], &addresses[1]]);
     let mut model = Model::new(memory, 11);
     model.churn(2000);

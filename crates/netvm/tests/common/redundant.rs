@@ -46,7 +46,7 @@ pub struct Model {
     words: Vec<u64>,
     random: Random,
     /// The longest that one access took.
-    slowest: Cell<Duration>,
+    pub slowest: Cell<Duration>,
 }
 
 impl Model {
