@@ -54,6 +54,8 @@ type Board = netvm_core::notify::Board<BoardWords>;
 
 /// Nobody spins longer than this before he blocks: about what blocking and waking cost together.
 const SPIN_NS_MAX: u64 = 50_000;
+/// Who does not spin, as waits were long, tries it once in so many waits.
+const TRY_EVERY: u32 = 32;
 /// Who spins longer lets others run in between.
 const YIELD_AFTER_NS: u64 = 5_000;
 /// Whose notifications come through shared memory looks at the links only so often: that takes ten times as long as to look at the board.
@@ -86,6 +88,8 @@ struct Inner {
     wait_ns_mean: AtomicU64,
     /// Notifications that this process has put on the board, for peers on its links too.
     delivered: AtomicU64,
+    /// Waits without spinning.
+    slept: AtomicU32,
     /// The last one that somebody spun for came through shared memory.
     from_memory: AtomicBool,
     /// Where `wait_any` looks first.
@@ -128,6 +132,7 @@ impl Notifications {
             descriptor: OnceLock::new(),
             wait_ns_mean: AtomicU64::new(SPIN_NS_MAX / 4),
             delivered: AtomicU64::new(0),
+            slept: AtomicU32::new(0),
             from_memory: AtomicBool::new(false),
             next: AtomicU32::new(0),
             dispatch: Mutex::default(),
@@ -381,7 +386,15 @@ impl Inner {
     /// How long the next wait spins: twice what waits lately took, and not at all when that is more than blocking costs.
     fn spin_ns(&self) -> u64 {
         let mean = self.wait_ns_mean.load(Ordering::Relaxed);
-        if mean > SPIN_NS_MAX || !several_cpus() { 0 } else { (2 * mean + 1000).min(SPIN_NS_MAX) }
+        if !several_cpus() {
+            return 0;
+        }
+        if mean <= SPIN_NS_MAX {
+            return (2 * mean + 1000).min(SPIN_NS_MAX);
+        }
+        // Two that answer each other may wait long only because both sleep.
+        let tries = self.slept.fetch_add(1, Ordering::Relaxed) % TRY_EVERY == TRY_EVERY - 1;
+        if tries { SPIN_NS_MAX } else { 0 }
     }
 
     fn wait<R>(
@@ -398,7 +411,9 @@ impl Inner {
         // A wait of any length counts as a few times the longest spin at most, so that the mean finds back quickly.
         let waited = (start.elapsed().as_nanos() as u64).min(4 * SPIN_NS_MAX);
         let mean = self.wait_ns_mean.load(Ordering::Relaxed);
-        self.wait_ns_mean.store(mean - mean / 8 + waited / 8, Ordering::Relaxed);
+        let tried = mean > SPIN_NS_MAX && waited <= spin_ns && spin_ns <= SPIN_NS_MAX;
+        let mean = if tried { waited } else { mean - mean / 8 + waited / 8 };
+        self.wait_ns_mean.store(mean, Ordering::Relaxed);
         found
     }
 
