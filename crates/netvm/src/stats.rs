@@ -66,6 +66,8 @@ stats! {
     pages_repaired,
     /// Pages that were moved to another lender because theirs asked for its memory.
     pages_moved,
+    /// Pages that were moved to a cheaper lender because they were wanted often, or to a dearer one to make room for such.
+    pages_sorted,
     /// Lenders that left when everything had been moved away.
     lenders_left,
     /// Time from losses until all pages had all their copies again, in milliseconds.

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Random, Serving, alone};
+use common::{Random, Serving, alone, delayed};
 use netvm::far::{FarMemory, FarVec};
 use netvm::lender::{LenderConfig, status};
 use netvm::pager::TierPolicy;
@@ -10,7 +10,9 @@ use netvm::{Error, LenderLimit};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 /// Local memory.
@@ -74,7 +76,9 @@ fn memory_that_comes_free_is_used_before_more_of_the_file() {
     let Some(_alone) = alone() else { return };
     let (file, memory) = (lend(256, Some(&std::env::temp_dir())), lend(16, None));
     let mut other = memory.connect();
-    (0..16).for_each(|_| assert!(other.borrow_slab().is_ok()));
+    for _ in 0..16 {
+        other.borrow_slab().unwrap();
+    }
     let far = borrow(&[memory, file]);
     let first = words(&far, WORDS / 4, 3);
     let on_file = used(file);
@@ -131,4 +135,35 @@ fn a_full_disk_is_told_when_a_slab_is_wanted_and_nothing_is_lost() {
     assert!(error.to_string().contains("disk"), "{error}");
     // What was lent has room.
     check(&vec, 5);
+}
+
+/// The lender of the file is slow, and what is wanted was allocated last.
+#[test]
+fn what_is_wanted_often_comes_to_memory_and_what_is_not_makes_room() {
+    let Some(_alone) = alone() else { return };
+    let (file, memory) = (lend(256, Some(&std::env::temp_dir())), lend(12, None));
+    let slow = delayed(&file.address, Arc::new(AtomicU64::new(1)));
+    let far = FarMemory::builder().lenders([slow.as_str(), memory.address.as_str()]);
+    let far = far.local(LOCAL).area(1 << 34).tier(TierPolicy::Lender).start().unwrap();
+    let cold = words(&far, 2 << 20, 6);
+    let hot = words(&far, 1 << 20, 7);
+    let mut random = Random::new(8);
+    let mut reads = |time: Duration| {
+        let (started, mut count) = (Instant::now(), 0u64);
+        while started.elapsed() < time {
+            std::hint::black_box(hot[random.next() as usize % hot.len()]);
+            count += 1;
+        }
+        count as f64 / started.elapsed().as_secs_f64()
+    };
+    let before = reads(Duration::from_millis(500));
+    let (started, mut after) = (Instant::now(), 0.0);
+    while after < 4.0 * before {
+        assert!(started.elapsed() < Duration::from_secs(60), "{before} {after} {:?}", far.stats());
+        after = reads(Duration::from_millis(500));
+    }
+    println!("{before:.0} reads/s at first, {after:.0} after {:?}", started.elapsed());
+    assert!(far.stats().pages_sorted > 1000, "{:?}", far.stats());
+    check(&hot, 7);
+    check(&cold, 6);
 }

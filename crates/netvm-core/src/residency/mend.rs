@@ -5,6 +5,7 @@
 //! when its chunk's write has been posted there before; until then its chunk is copied again.
 
 use super::copies::{Copies, SlabCopy};
+use super::heat::Wish;
 use super::slots::{SlabIndex, Slot, SlotMap, Stuck};
 
 /// Pages that are copied at a time.
@@ -76,6 +77,8 @@ struct Growing {
     part: u8,
     /// It takes the place of the copy of this lender.
     leaving: Option<u32>,
+    /// Because that one suits it better.
+    wished: bool,
     /// `None` until it is borrowed.
     copy: Option<SlabCopy>,
     /// Pages below are in it.
@@ -93,6 +96,7 @@ pub(super) struct Mender {
     cursor: usize,
     mended: u64,
     moved: u64,
+    sorted: u64,
 }
 
 impl Mender {
@@ -115,6 +119,11 @@ impl SlotMap {
     /// Pages that were moved because their lender asked for its memory.
     pub fn moved(&self) -> u64 {
         self.mender.moved
+    }
+
+    /// Pages that were moved because a lender of another class suits them.
+    pub fn sorted(&self) -> u64 {
+        self.mender.sorted
     }
 
     /// Whether a lender is asked for a slab.
@@ -208,7 +217,22 @@ impl SlotMap {
             }
             self.mender.cursor += 1;
         }
-        None
+        self.begin_wish()
+    }
+
+    /// Nothing is missing: a slab that had better be elsewhere.
+    fn begin_wish(&mut self) -> Option<Step> {
+        let Wish { slab: index, from, to } = self.wish.take()?;
+        let slab = self.slabs.get(index as usize)?.as_ref()?;
+        let at = |lender: u32| slab.copies.as_slice().iter().find(|copy| copy.lender == lender);
+        // Something may have changed since it was chosen.
+        let part = at(from)?.part;
+        let fits = slab.live_count > 0 && at(to).is_none() && self.places[to as usize].alive;
+        if !fits || self.places[to as usize].recalled > 0 {
+            return None;
+        }
+        self.mender.growing = Some(Growing { wished: true, ..Growing::new(index, to, part, Some(from)) });
+        Some(Step::Borrow { lender: to })
     }
 
     /// `None` when there is nothing more to do for it.
@@ -292,10 +316,10 @@ impl SlotMap {
                         (growing.done, growing.width) = (chunk.page + chunk.pages, CHUNK_PAGES);
                         let slab = self.slabs[growing.slab as usize].as_ref();
                         let pages = slab.map_or(0, |slab| slab.live_in(chunk.page, chunk.pages));
-                        let count = if growing.leaving.is_some() {
-                            &mut self.mender.moved
-                        } else {
-                            &mut self.mender.mended
+                        let count = match growing.leaving {
+                            Some(_) if growing.wished => &mut self.mender.sorted,
+                            Some(_) => &mut self.mender.moved,
+                            None => &mut self.mender.mended,
                         };
                         *count += pages;
                     }
@@ -336,7 +360,17 @@ impl SlotMap {
 
 impl Growing {
     fn new(slab: SlabIndex, lender: u32, part: u8, leaving: Option<u32>) -> Self {
-        Self { slab, lender, part, leaving, copy: None, done: 0, chunk: None, width: CHUNK_PAGES }
+        Self {
+            slab,
+            lender,
+            part,
+            leaving,
+            wished: false,
+            copy: None,
+            done: 0,
+            chunk: None,
+            width: CHUNK_PAGES,
+        }
     }
 
     /// Whether pages that are written now go to this copy, too.
@@ -561,7 +595,16 @@ mod tests {
                         self.map.lender_back(lender);
                     }
                 }
-                77 => self.map.ask_again(),
+                77 => {
+                    self.map.ask_again();
+                    let lender = self.below(self.lenders.len()) as u32;
+                    let class = self.below(3) as u8;
+                    self.map.set_class(lender, class);
+                    if let Some(slot) = self.some_slot() {
+                        self.map.heat(slot, 200);
+                    }
+                    self.map.weigh();
+                }
                 78 => {
                     let lender = self.below(self.lenders.len()) as u32;
                     let slabs = [0, 1, 3, ALL][self.below(4)];
@@ -729,6 +772,15 @@ mod tests {
                 assert!(rounds < 100_000, "it does not come to an end");
                 (0..self.lenders.len()).for_each(|lender| self.execute(lender));
                 self.map.ask_again();
+                if rounds < 400 && rounds % 20 == 0 {
+                    let class = self.below(3) as u8;
+                    let lender = self.below(self.lenders.len()) as u32;
+                    self.map.set_class(lender, class);
+                    if let Some(slot) = self.some_slot() {
+                        self.map.heat(slot, 1000);
+                    }
+                    self.map.weigh();
+                }
                 self.post();
             }
             for (&slot, &value) in &self.pages {
@@ -758,7 +810,7 @@ mod tests {
     }
 
     fn come_and_go(redundancy: Redundancy) {
-        let (mut losses, mut mended, mut moved, mut lefts) = (0, 0, 0, 0);
+        let (mut losses, mut mended, mut moved, mut sorted, mut lefts) = (0, 0, 0, 0, 0);
         for seed in 0..60 {
             let mut world = World::new(seed, redundancy, redundancy.total() + seed as usize % 3);
             for step in 0..4000 {
@@ -769,9 +821,10 @@ mod tests {
             }
             (losses, mended) = (losses + world.losses, mended + world.map.mended());
             (lefts, moved) = (lefts + world.lefts, moved + world.map.moved());
+            sorted += world.map.sorted();
         }
         assert!(losses > 500 && mended > 20_000, "{losses} {mended}");
-        assert!(lefts > 3 && moved > 10_000, "{lefts} {moved}");
+        assert!(lefts > 3 && moved > 10_000 && sorted > 250, "{lefts} {moved} {sorted}");
     }
 
     #[test]

@@ -5,6 +5,7 @@ mod chain;
 mod copies;
 mod entry;
 mod frames;
+mod heat;
 mod marks;
 mod mend;
 mod queue;

@@ -4,6 +4,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::copies::{Copies, Redundancy, SlabCopy};
+use super::heat::Wish;
 use super::mend::Mender;
 
 /// Number of a slab in its [`SlotMap`].
@@ -17,8 +18,10 @@ pub(super) struct Slab {
     pub(super) copies: Copies,
     live: Vec<u64>,
     pub(super) live_count: u32,
+    /// Pages of it that were read lately.
+    pub(super) heat: u32,
     /// Another process (after fork) may read every slot of it: nothing may be written.
-    frozen: bool,
+    pub(super) frozen: bool,
     cursor: u32,
 }
 
@@ -77,6 +80,7 @@ pub struct SlotMap {
     pub(super) places: Vec<Place>,
     pub(super) redundancy: Redundancy,
     pub(super) mender: Mender,
+    pub(super) wish: Option<Wish>,
     /// Slabs to give back to their lenders.
     pub(super) returns: Vec<SlabCopy>,
     current: usize,
@@ -96,6 +100,7 @@ impl SlotMap {
             places,
             redundancy,
             mender,
+            wish: None,
             returns,
             current: 0,
             live_count: 0,
@@ -128,6 +133,7 @@ impl SlotMap {
             copies: copies.iter().copied().collect(),
             live: vec![0; self.slots_per_slab as usize / 64],
             live_count: 0,
+            heat: 0,
             frozen: false,
             cursor: 0,
         };

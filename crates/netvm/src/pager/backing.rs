@@ -26,6 +26,8 @@ use std::time::{Duration, Instant};
 const THAW_INTERVAL: Duration = Duration::from_millis(200);
 /// How often lenders that were full are asked again while pages lack copies.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
+/// How often it is looked which slabs suit which lenders, where they cost differently.
+const WEIGH_INTERVAL: Duration = Duration::from_millis(500);
 /// How often late answers are looked for.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 /// How long a read is waited for without any other reason to wake up.
@@ -73,6 +75,7 @@ pub(super) struct Backing {
     timeout: Duration,
     next_thaw: Instant,
     next_ask: Instant,
+    next_weigh: Instant,
     next_look: Instant,
     next_late: Instant,
     poor_since: Option<Instant>,
@@ -136,6 +139,7 @@ impl Backing {
             timeout,
             next_thaw: now,
             next_ask: now,
+            next_weigh: now,
             next_look: now,
             next_late: now,
             poor_since: None,
@@ -286,6 +290,7 @@ impl Backing {
             };
             match posted {
                 Ok(()) => {
+                    self.slots.heat(slot, (local.len() / PAGE_BYTES) as u32);
                     self.detail.moved(lender, local.len() as u64, 0);
                     return Ok(());
                 }
@@ -616,6 +621,7 @@ impl Backing {
         stats.wrong_pages = self.stats.wrong_pages;
         stats.pages_repaired = self.slots.mended();
         stats.pages_moved = self.slots.moved();
+        stats.pages_sorted = self.slots.sorted();
         stats.lenders_left = self.stats.lenders_left;
         stats.pages_unprotected = if self.is_poor() { self.slots.poor() } else { 0 };
         stats.repair_ms = self.stats.repair_ms;

@@ -2,13 +2,14 @@
 
 use super::super::erasure::Erasure;
 use super::super::error::system;
-use super::Backing;
+use super::{Backing, WEIGH_INTERVAL};
 use crate::error::{Error, Result};
 use crate::lender::PostError;
 use netvm_core::residency::{CHUNK_PAGES, Copies, SlabCopy, Slot, Step, StepEnd};
 use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
 use netvm_sys::uffd::PAGE_BYTES;
+use std::time::Instant;
 
 /// Numbers of operations that no transfer of the engine belongs to.
 pub(super) const MEND_STEP: u64 = 1 << 40;
@@ -193,6 +194,13 @@ impl Backing {
         self.post_returns();
         if self.paused {
             return;
+        }
+        if self.sides.len() > 1 && self.slots.is_mixed() {
+            let now = Instant::now();
+            if now >= self.next_weigh {
+                self.next_weigh = now + WEIGH_INTERVAL;
+                self.slots.weigh();
+            }
         }
         let unposted = self.mending.unposted.take();
         let step = unposted.or_else(|| {
