@@ -1,7 +1,7 @@
 //! What `netvm run --explain` says: what each place for a page cost in this run, and what was chosen.
 
 use crate::size::Size;
-use netvm::detail::PagerDetail;
+use netvm::detail::{LENDERS_COUNTED, PagerDetail};
 use netvm::stats::PagerStats;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -140,8 +140,8 @@ pub fn lenders(detail: &PagerDetail, names: &[String]) -> String {
         "netvm: {:<width$}{:>12}{:>12}{:>12}{:>12}",
         "lender", "reads", "us each", "MiB in", "MiB out"
     );
-    for (name, (&(bytes_in, bytes_out), &(reads, ns))) in names.iter().zip(each_lender(detail)) {
-        let us = each_us(ns, reads).map_or("-".to_owned(), |us| format!("{us:.1}"));
+    for Lender { name, reads, us, bytes_in, bytes_out } in each_lender(detail, names) {
+        let us = us.map_or("-".to_owned(), |us| format!("{us:.1}"));
         let _ = writeln!(
             text,
             "netvm: {name:<width$}{reads:>12}{us:>12}{:>12}{:>12}",
@@ -152,23 +152,24 @@ pub fn lenders(detail: &PagerDetail, names: &[String]) -> String {
     text
 }
 
-/// What came in and went out in bytes, and the reads and how long they took in nanoseconds.
-type OfLender<'a> = (&'a (u64, u64), &'a (u64, u64));
+struct Lender<'a> {
+    name: &'a str,
+    reads: u64,
+    /// Microseconds for each.
+    us: Option<f64>,
+    bytes_in: u64,
+    bytes_out: u64,
+}
 
-fn each_lender(detail: &PagerDetail) -> impl Iterator<Item = OfLender<'_>> {
-    detail.lenders.iter().zip(&detail.lender_reads)
+fn each_lender<'a>(detail: &'a PagerDetail, names: &'a [String]) -> impl Iterator<Item = Lender<'a>> {
+    names.iter().enumerate().take(LENDERS_COUNTED).map(|(index, name)| {
+        let ((bytes_in, bytes_out), (reads, ns)) = (detail.lenders[index], detail.lender_reads[index]);
+        Lender { name, reads, us: each_us(ns, reads), bytes_in, bytes_out }
+    })
 }
 
 /// The same for `--json`.
 pub fn lenders_to_json(detail: &PagerDetail, names: &[String]) -> Value {
-    let lender = |(name, (&(bytes_in, bytes_out), &(reads, ns))): (&String, OfLender<'_>)| {
-        json!({
-            "lender": name,
-            "reads": reads,
-            "read_us": each_us(ns, reads),
-            "bytes_in": bytes_in,
-            "bytes_out": bytes_out,
-        })
-    };
-    names.iter().zip(each_lender(detail)).map(lender).collect()
+    let lender = |Lender { name, reads, us, bytes_in, bytes_out }| json!({ "lender": name, "reads": reads, "read_us": us, "bytes_in": bytes_in, "bytes_out": bytes_out });
+    each_lender(detail, names).map(lender).collect()
 }
