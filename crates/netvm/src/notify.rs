@@ -38,6 +38,7 @@ use std::time::{Duration, Instant};
 use netvm_core::limits::{NOTIFICATIONS_MAX, QUEUE_PLACES_MAX};
 use netvm_core::notify::{Wake, board_words};
 use netvm_core::words::PrivateWords;
+use netvm_sys::cpu::idle_ns_of;
 use netvm_sys::epoll::EventFd;
 use netvm_sys::memfd::Memfd;
 use netvm_sys::thread::{futex_wait_shared, futex_wake_shared};
@@ -386,7 +387,7 @@ impl Inner {
     /// How long the next wait spins: twice what waits lately took, and not at all when that is more than blocking costs.
     fn spin_ns(&self) -> u64 {
         let mean = self.wait_ns_mean.load(Ordering::Relaxed);
-        if !several_cpus() {
+        if !has_others() {
             return 0;
         }
         if mean <= SPIN_NS_MAX {
@@ -431,6 +432,7 @@ impl Inner {
         let mut poll_at =
             if self.from_memory.load(Ordering::Relaxed) { u128::from(LINKS_EVERY_NS) } else { 0 };
         let mut now = Duration::ZERO;
+        let yield_after_ns = if several_cpus() || spin_ns == u64::MAX { YIELD_AFTER_NS } else { 0 };
         loop {
             for _ in 0..16 {
                 if let Some(found) = ready(&self.board) {
@@ -457,7 +459,7 @@ impl Inner {
                 break;
             }
             // The thread that will notify us may be waiting for our CPU.
-            if now.as_nanos() >= u128::from(YIELD_AFTER_NS) {
+            if now.as_nanos() >= u128::from(yield_after_ns) {
                 std::thread::yield_now();
             }
         }
@@ -556,6 +558,14 @@ impl Handler {
     }
 }
 
+/// Whether others run while this thread does: on another CPU of this machine, be it none of ours.
+fn has_others() -> bool {
+    static OTHERS: OnceLock<bool> = OnceLock::new();
+    let online = || (0..64).filter(|cpu| idle_ns_of(*cpu).is_some()).nth(1).is_some();
+    *OTHERS.get_or_init(|| several_cpus() || online())
+}
+
+/// Whether this thread may run on several.
 fn several_cpus() -> bool {
     static SEVERAL: OnceLock<bool> = OnceLock::new();
     *SEVERAL.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1))
