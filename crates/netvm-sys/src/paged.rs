@@ -4,7 +4,8 @@
 //! at once is *installed*; all other pages are missing, and touching one stops the thread until the pager installs it.
 //! A frame of the pool is either *full* (it has memory) or *empty*; installing page from frame empties the frame, extracting does
 //! the reverse, so that the number of full frames plus installed pages changes only by [`PagedArea::fill_frames`],
-//! [`PagedArea::drop_frames`] and [`PagedArea::drop_pages`]. That is what makes the local budget exact.
+//! [`PagedArea::drop_frames`], [`PagedArea::drop_pages`], and [`PagedArea::install_fresh`], before which as many frames are dropped. That is
+//! what makes the local budget exact.
 //!
 //! Only the pager's thread touches frames, and only full ones: touching an empty frame would be a fault that nobody serves.
 //! The caller keeps track of which are full; the methods check ranges, not that.
@@ -422,6 +423,26 @@ impl PagedArea {
             self.drop_frames(frame, pages)?;
         }
         Ok(Installed { pages, copied })
+    }
+
+    /// Installs a copy of a full frame at a missing page, in memory of its own, and wakes who waits for it. The frame stays full, so the
+    /// caller has given up as much memory before. Unlike a move it need not interrupt threads of the process on other CPUs.
+    ///
+    /// # Errors
+    /// ENOMEM when the machine has none, and nothing has changed; else as [`PagedArea::install`].
+    pub fn install_fresh(&mut self, address: usize, frame: usize) -> io::Result<()> {
+        self.area.check(address, PAGE_BYTES)?;
+        let from = self.frame_address(frame, 1);
+        loop {
+            // SAFETY: both ranges are ours (checked); the frame is full, so reading it cannot fault.
+            let (done, result) = unsafe { self.uffd.copy(address, from, PAGE_BYTES, true) };
+            match result {
+                // The kernel may find the process changing its mappings at any time.
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && done == 0 => {}
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => return Ok(()),
+                result => return result,
+            }
+        }
     }
 
     /// Moves installed pages into empty frames, which are full afterwards; the pages are missing. Stops at the first page

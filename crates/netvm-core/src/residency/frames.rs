@@ -3,19 +3,33 @@
 use alloc::vec;
 use alloc::vec::Vec;
 
-/// A set of frames as a bitmap. Neighbouring frames matter: one system call moves a whole run.
+/// Frames that are remembered as in the processor's cache.
+const HOT_MAX: usize = 4;
+
+/// A set of frames as a bitmap. Neighbouring frames matter: one system call moves a whole run. Of single frames, those that were used
+/// last matter: they are in the processor's cache.
 #[derive(Clone, Debug)]
 pub struct FrameSet {
     words: Vec<u64>,
     capacity: usize,
     count: usize,
     cursor: usize,
+    /// Frames that were put hot, the latest last; some may have been taken since.
+    hot: [u32; HOT_MAX],
+    hot_count: usize,
 }
 
 impl FrameSet {
     /// An empty set of frames below `capacity`.
     pub fn new(capacity: usize) -> Self {
-        Self { words: vec![0; capacity.div_ceil(64)], capacity, count: 0, cursor: 0 }
+        Self {
+            words: vec![0; capacity.div_ceil(64)],
+            capacity,
+            count: 0,
+            cursor: 0,
+            hot: [0; HOT_MAX],
+            hot_count: 0,
+        }
     }
 
     /// Frames in the set.
@@ -41,6 +55,31 @@ impl FrameSet {
             self.words[index / 64] |= 1 << (index % 64);
         }
         self.count += frames;
+    }
+
+    /// Adds a frame that has just been used, which [`FrameSet::take_hot`] takes first.
+    pub fn put_hot(&mut self, frame: usize) {
+        self.put(frame, 1);
+        if self.hot_count == HOT_MAX {
+            self.hot.copy_within(1.., 0);
+            self.hot_count -= 1;
+        }
+        self.hot[self.hot_count] = frame as u32;
+        self.hot_count += 1;
+    }
+
+    /// Takes the frame that was put hot last, of those that are still in the set.
+    pub fn take_hot(&mut self) -> Option<usize> {
+        while self.hot_count > 0 {
+            self.hot_count -= 1;
+            let frame = self.hot[self.hot_count] as usize;
+            if self.contains(frame) {
+                self.words[frame / 64] &= !(1 << (frame % 64));
+                self.count -= 1;
+                return Some(frame);
+            }
+        }
+        None
     }
 
     /// Takes a run of 1..=`want` neighbours: the next one after the last taken. `None` when the set is empty.
@@ -89,6 +128,21 @@ mod tests {
         assert_eq!(set.take_run(1), None);
         set.put(0, 1);
         assert_eq!((set.len(), set.take_run(9)), (1, Some((0, 1))));
+        assert!(set.is_empty());
+    }
+
+    #[test]
+    fn the_latest_hot_frame_is_taken_first() {
+        let mut set = FrameSet::new(100);
+        set.put(0, 10);
+        assert_eq!(set.take_hot(), None);
+        for frame in [90, 91, 92, 93, 94, 95] {
+            set.put_hot(frame);
+        }
+        assert_eq!((set.take_hot(), set.len()), (Some(95), 15));
+        assert_eq!(set.take_run(93), Some((0, 10)));
+        assert_eq!(set.take_run(3), Some((90, 3)));
+        assert_eq!((set.take_hot(), set.take_hot(), set.take_hot()), (Some(94), Some(93), None));
         assert!(set.is_empty());
     }
 

@@ -89,8 +89,12 @@ pub(super) struct Engine {
     pub(super) ranges: BTreeMap<usize, usize>,
     pub(super) transfers: Vec<Transfer>,
     pub(super) transfers_free: Vec<u32>,
-    /// Full frames and installed pages together: the local memory in use.
+    /// Full frames, installed pages and spare ones together: the local memory in use.
     pub(super) local_frames: usize,
+    /// Pages of the budget without memory, for pages that will arrive by copy.
+    pub(super) spare: usize,
+    /// A single page has been installed since spare pages were last made.
+    pub(super) spare_wanted: bool,
     /// Frames in state Writing.
     pub(super) writing_frames: usize,
     /// Installed pages that the kernel did not let go when last asked.
@@ -164,6 +168,8 @@ impl Engine {
             transfers: Vec::with_capacity(1024),
             transfers_free: Vec::with_capacity(1024),
             local_frames: 0,
+            spare: 0,
+            spare_wanted: false,
             writing_frames: 0,
             busy_streak: 0,
             placement: Placement::new(config.private_lender),
@@ -284,6 +290,7 @@ impl Engine {
             }
             // Usually while an answer is on its way.
             let evicted = self.evict_ahead()? | self.tend_pool()?;
+            self.make_spare()?;
             self.backing.push()?;
             let mut block = !evicted && count < FAULTS_MAX && (self.deferred.is_empty() || self.is_starved());
             if !self.spin.is_zero() {
@@ -660,8 +667,7 @@ impl Engine {
             filled += frames;
         }
         self.budget.release((granted - filled) as u64);
-        self.local_frames += filled;
-        self.stats.local_frames_peak = self.stats.local_frames_peak.max(self.local_frames as u64);
+        self.note_local(filled);
         Ok(filled)
     }
 

@@ -67,6 +67,7 @@ impl Engine {
     /// Gives frames beyond the budget back to the machine.
     pub(super) fn shrink(&mut self) -> Result<()> {
         let mut excess = self.budget.excess(self.local_frames as u64) as usize;
+        excess -= self.release_spare(excess);
         while excess > 0 {
             if self.free.len() < excess {
                 self.give_up_cached(excess - self.free.len());

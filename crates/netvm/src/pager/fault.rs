@@ -112,6 +112,9 @@ impl Engine {
             }
         }
         if self.free.is_empty() {
+            self.use_spare_pages()?;
+        }
+        if self.free.is_empty() {
             self.evict_now()?;
             self.give_up_cached(want as usize);
         }
@@ -155,20 +158,19 @@ impl Engine {
 
     /// Installs frames and wakes who waits.
     pub(super) fn install(&mut self, page: u32, frame: u32, pages: u32) -> Result<()> {
-        let address = self.address_of(page);
         self.tier.note_answered();
-        match self.paged.install(address, frame as usize, pages as usize) {
-            Ok(_) => {
-                self.empty.put(frame as usize, pages as usize);
-                for index in 0..pages {
-                    let entry = self.table.get(page + index);
-                    let is_rescued = entry.state() == PageState::Cached && entry.wanted();
-                    self.note_mapped(page + index, entry.with_frame(if is_rescued { SPARED } else { 0 }));
-                }
-                Ok(())
-            }
-            Err(source) => Err(system("install a page", source)),
+        if pages != 1 || !self.install_fresh(page, frame)? {
+            let address = self.address_of(page);
+            let installed = self.paged.install(address, frame as usize, pages as usize);
+            installed.map_err(|source| system("install a page", source))?;
+            self.empty.put(frame as usize, pages as usize);
         }
+        for index in 0..pages {
+            let entry = self.table.get(page + index);
+            let is_rescued = entry.state() == PageState::Cached && entry.wanted();
+            self.note_mapped(page + index, entry.with_frame(if is_rescued { SPARED } else { 0 }));
+        }
+        Ok(())
     }
 
     fn is_mapped(&self, address: usize) -> bool {
@@ -217,7 +219,12 @@ impl Engine {
             }
             run += 1;
         }
-        let Some((frame, frames)) = self.take_frames(run)? else { return Ok(0) };
+        let hot = if run == 1 && wanted { self.free.take_hot() } else { None };
+        let taken = match hot {
+            Some(frame) => Some((frame as u32, 1)),
+            None => self.take_frames(run)?,
+        };
+        let Some((frame, frames)) = taken else { return Ok(0) };
         let mut again = false;
         for index in 0..frames {
             let entry = self.table.get(page + index);

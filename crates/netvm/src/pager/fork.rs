@@ -91,7 +91,8 @@ impl Engine {
         // The pool stayed with the parent: cached pages are on their lender, nothing was on its way.
         // Those threads stayed with the parent, too.
         self.deferred.clear();
-        self.local_frames -= self.free.len() + self.cached.len() + self.tier.frames();
+        self.local_frames -= self.free.len() + self.cached.len() + self.tier.frames() + self.spare;
+        self.spare = 0;
         let stamp = self.tier.stamp();
         let packed = self.tier.pool.pieces().map(|(_, piece)| piece.page);
         for page in std::iter::from_fn(|| self.cached.pop()).map(|(_, page)| page).chain(packed) {

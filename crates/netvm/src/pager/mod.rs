@@ -13,6 +13,7 @@ mod error;
 mod evict;
 mod fault;
 mod fork;
+mod fresh;
 mod hints;
 mod home;
 mod learn;
