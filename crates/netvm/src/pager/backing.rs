@@ -163,6 +163,11 @@ impl Backing {
         self.sides.borrowers().map(Borrower::pending).sum::<usize>() + ended
     }
 
+    /// Reads that have not been answered, nor asked of another lender.
+    pub(super) fn reads(&self) -> usize {
+        self.reads
+    }
+
     /// What to wait for.
     pub(super) fn poll_fds(&self, fds: &mut Vec<libc::pollfd>) {
         fds.extend(self.sides.borrowers().map(|borrower| libc::pollfd {

@@ -5,6 +5,7 @@ use super::budget::Budget;
 use super::calls::Call;
 use super::error::{PagerError, system};
 use super::learn::Learn;
+use super::look::{Awaited, Look};
 use super::placement::{self, Placement};
 use super::seals::Seals;
 use super::table::PageTable;
@@ -12,7 +13,6 @@ use super::tier::Tier;
 use super::{Pager, PagerConfig};
 use crate::error::Result;
 use crate::lender::BorrowOptions;
-use crate::link::spin::Spin;
 use crate::runfile::Slot as RunSlot;
 use crate::stats::PagerStats;
 use netvm_core::limits::PAYLOAD_BYTES_MAX;
@@ -45,9 +45,6 @@ const STARVED: Duration = Duration::from_millis(1);
 const FAULTS_MAX: usize = 32;
 /// Faults after which the counters are published again.
 const PUBLISH_FAULTS: u64 = 64;
-
-/// Longest time to look for an answer before sleeping.
-const ANSWER_SPIN_MAX: Duration = Duration::from_micros(100);
 
 /// What there is to do.
 #[derive(Clone, Copy, Debug)]
@@ -114,7 +111,7 @@ pub(super) struct Engine {
     pub(super) packing: bool,
     area: Range<usize>,
     spin: Duration,
-    answers: Spin,
+    look: Look,
     completions: Vec<u32>,
     poll_fds: Vec<libc::pollfd>,
 }
@@ -181,7 +178,7 @@ impl Engine {
             ticked: Instant::now(),
             area,
             spin: Duration::from_micros(config.spin_us.into()),
-            answers: Spin::new(ANSWER_SPIN_MAX),
+            look: Look::new(),
             completions: Vec::with_capacity(1024),
             poll_fds: Vec::with_capacity(16),
         })
@@ -310,6 +307,9 @@ impl Engine {
             }
             block |= self.in_flight() > 0 && !evicted && count == 0;
             block &= !self.backing.has_ended();
+            if count > 0 || moved {
+                self.look.came(Instant::now);
+            }
             ready = self.wait(block, &pager.hold)?;
             // Others need what this process has too much, also if it is never idle.
             if self.budget.others_starve() && self.ticked.elapsed() >= TICK {
@@ -396,15 +396,22 @@ impl Engine {
         self.transfers.len() - self.transfers_free.len()
     }
 
-    /// Looks what there is to do; if `block`, until there is something.
+    /// Says what to look at; if `block`, when there is something or that is likely.
     fn wait(&mut self, block: bool, hold: &Hold) -> Result<Ready> {
+        if !block {
+            self.backing.keep_looking()?;
+            return Ok(Ready { faults: true, links: self.backing.pending() > 0 });
+        }
+        if !self.is_starved()
+            && let Some(ready) = self.look()?
+        {
+            return Ok(ready);
+        }
         self.poll_fds.clear();
         self.poll_fds.push(netvm_sys::thread::readable(&self.paged.as_fd()));
         self.backing.poll_fds(&mut self.poll_fds);
         let waiting = self.backing.pending() > 0;
-        let timeout = if !block {
-            Some(Duration::ZERO)
-        } else if self.is_starved() {
+        let timeout = if self.is_starved() {
             Some(STARVED)
         } else if waiting {
             Some(self.backing.patience())
@@ -415,28 +422,8 @@ impl Engine {
         } else {
             self.backing.patience_when_idle()
         };
-        let fds = std::cell::RefCell::new((&mut self.poll_fds, 0));
-        let poll = |timeout| {
-            let (fds, ready) = &mut *fds.borrow_mut();
-            *ready = netvm_sys::thread::poll(fds, timeout).map_err(|e| system("poll", e))?;
-            Ok::<_, crate::Error>(*ready > 0)
-        };
-        // The program sleeps on this CPU, and nobody else is wanted here for the answer.
-        if block && waiting && self.placement.is_cpu_idle() {
-            let look = || {
-                let came = poll(Some(Duration::ZERO))?;
-                if !came {
-                    // A lender on this machine may have been put on this CPU.
-                    std::thread::yield_now();
-                }
-                Ok(came)
-            };
-            self.answers.wait(look, || poll(timeout).map(drop))?;
-        } else {
-            poll(timeout)?;
-        }
-        let (_, ready) = fds.into_inner();
-        if ready == 0 && block {
+        let ready = netvm_sys::thread::poll(&mut self.poll_fds, timeout).map_err(|e| system("poll", e))?;
+        if ready == 0 {
             if waiting {
                 self.backing.check_answers()?;
             } else {
@@ -453,6 +440,20 @@ impl Engine {
             // A blocking call may have left completions behind.
             links: links.iter().any(|fd| fd.revents != 0) || (waiting && ready == 0),
         })
+    }
+
+    /// Instead of sleeping, as long as that pays: lets others run, and says what to look at then.
+    fn look(&mut self) -> Result<Option<Ready>> {
+        // Pages on their way; what is written there waits for nobody.
+        let awaited = if self.backing.reads() > 0 { Awaited::Answer } else { Awaited::Fault };
+        let Some(turn) = self.look.next(awaited, Instant::now) else { return Ok(None) };
+        std::thread::yield_now();
+        self.backing.keep_looking()?;
+        Ok(Some(match awaited {
+            // Other threads may fault meanwhile.
+            Awaited::Answer => Ready { faults: turn % 2 == 0, links: true },
+            Awaited::Fault => Ready { faults: true, links: turn % 2 == 0 && self.backing.pending() > 0 },
+        }))
     }
 
     /// Now and then: give frames to other processes of the run, take frozen slabs back into use.

@@ -18,6 +18,7 @@ mod hints;
 mod home;
 mod learn;
 mod local;
+mod look;
 mod placement;
 mod range;
 mod seals;

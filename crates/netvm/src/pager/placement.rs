@@ -46,8 +46,6 @@ pub(super) struct Placement {
 /// Everybody is on one CPU.
 #[derive(Debug)]
 struct Together {
-    /// The lender too.
-    lender: bool,
     cpu: usize,
     thread: u32,
     looked: Instant,
@@ -82,11 +80,6 @@ impl Placement {
     /// Whether the pager must not sleep for longer than [`PATIENCE`].
     pub(super) fn is_holding(&self) -> bool {
         self.together.is_some()
-    }
-
-    /// Whether nobody else needs this CPU while the held thread waits for a page.
-    pub(super) fn is_cpu_idle(&self) -> bool {
-        self.together.as_ref().is_some_and(|together| !together.lender)
     }
 
     /// Notes a fault; now and then, moves.
@@ -133,15 +126,8 @@ impl Placement {
     /// Whether the thread has been put on the pager's only CPU, so that nobody needs to be held.
     fn meet(&mut self, now: Instant) {
         let is_here = CpuSet::of(self.thread).is_ok_and(|cpus| cpus == self.allowed);
-        let lender = self.private_lender.is_some();
-        self.together = is_here.then_some(Together {
-            lender,
-            cpu: 0,
-            thread: self.thread,
-            looked: now,
-            run_ns: 0,
-            idle_ns: 0,
-        });
+        self.together =
+            is_here.then_some(Together { cpu: 0, thread: self.thread, looked: now, run_ns: 0, idle_ns: 0 });
     }
 
     /// Brings everybody to the thread's CPU.
@@ -157,10 +143,12 @@ impl Placement {
             return hold.release();
         }
         // Several processes would pull the lender to and fro.
-        let lender = self.private_lender.filter(|_| alone_in_run);
-        let lender = lender.is_some_and(|lender| one.apply(lender).is_ok());
+        if let Some(lender) = self.private_lender.filter(|_| alone_in_run) {
+            // It answers from where it is, too.
+            let _ = one.apply(lender);
+        }
         let (idle_ns, run_ns) = (idle_ns_of(cpu).unwrap_or(0), self.run_ns(self.thread));
-        self.together = Some(Together { lender, cpu, thread: self.thread, looked: now, run_ns, idle_ns });
+        self.together = Some(Together { cpu, thread: self.thread, looked: now, run_ns, idle_ns });
     }
 
     /// Leaves it to the scheduler.

@@ -1,0 +1,127 @@
+//! Waiting by looking: to sleep in poll(2) and be woken costs more than most waits of a busy pager take. Between two looks it yields
+//! the CPU, which the one it waits for may need: the lender, or the program's thread that has just been woken.
+
+use crate::link::spin::Trial;
+use std::time::{Duration, Instant};
+
+/// Longest time to look for an answer before sleeping,
+const ANSWER_MAX: Duration = Duration::from_micros(100);
+/// and for the next fault.
+const FAULT_MAX: Duration = Duration::from_micros(50);
+
+/// What is waited for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Awaited {
+    /// Pages from a lender.
+    Answer,
+    /// The next fault, or call.
+    Fault,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Wait {
+    awaited: Awaited,
+    since: Instant,
+    /// Zero: it sleeps.
+    budget: Duration,
+    looks: u32,
+}
+
+/// Decides whether to look, for each wait, by what the last ones brought.
+#[derive(Debug)]
+pub(super) struct Look {
+    answers: Trial,
+    faults: Trial,
+    wait: Option<Wait>,
+}
+
+impl Look {
+    pub(super) fn new() -> Self {
+        Self { answers: Trial::new(ANSWER_MAX), faults: Trial::new(FAULT_MAX), wait: None }
+    }
+
+    fn trial(&mut self, awaited: Awaited) -> &mut Trial {
+        match awaited {
+            Awaited::Answer => &mut self.answers,
+            Awaited::Fault => &mut self.faults,
+        }
+    }
+
+    /// Nothing has come of what is awaited: the number of the look that comes next, or `None` to sleep until something comes.
+    pub(super) fn next(&mut self, awaited: Awaited, now: impl Fn() -> Instant) -> Option<u32> {
+        let wait = match &mut self.wait {
+            Some(wait) if wait.awaited == awaited => wait,
+            _ => {
+                let budget = self.trial(awaited).budget();
+                self.wait.insert(Wait { awaited, since: now(), budget, looks: 0 })
+            }
+        };
+        if wait.budget.is_zero() {
+            return None;
+        }
+        wait.looks += 1;
+        if wait.looks > 1 && now() - wait.since >= wait.budget {
+            wait.budget = Duration::ZERO;
+            self.trial(awaited).note(false);
+            return None;
+        }
+        self.wait.map(|wait| wait.looks)
+    }
+
+    /// Something has come.
+    pub(super) fn came(&mut self, now: impl Fn() -> Instant) {
+        if let Some(wait) = self.wait.take()
+            && !wait.budget.is_zero()
+        {
+            // Whoever else got the CPU in between kept it for too long.
+            let in_time = now() - wait.since < wait.budget * 2;
+            self.trial(wait.awaited).note(in_time);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Looks in one wait for what comes after `time`; each look takes 10 µs.
+    fn wait(look: &mut Look, start: Instant, time: Duration) -> u32 {
+        let mut now = start;
+        let mut looks = 0;
+        while now - start < time {
+            match look.next(Awaited::Fault, || now) {
+                Some(_) => looks += 1,
+                None => now = start + time,
+            }
+            now += Duration::from_micros(10);
+        }
+        look.came(|| now);
+        looks
+    }
+
+    #[test]
+    fn it_looks_while_that_pays_and_then_rarely() {
+        let (mut look, start) = (Look::new(), Instant::now());
+        for _ in 0..100 {
+            assert_eq!(wait(&mut look, start, Duration::from_micros(30)), 3);
+        }
+        let vain: u32 = (0..640).map(|_| wait(&mut look, start, Duration::from_millis(3))).sum();
+        assert!((5..100).contains(&vain), "{vain} looks in vain");
+        let later: u32 = (0..6400).map(|_| wait(&mut look, start, Duration::from_micros(30))).sum();
+        assert!(later > 3 * 6000, "{later} looks where it pays again");
+    }
+
+    #[test]
+    fn who_gets_the_cpu_too_late_sleeps() {
+        let (mut look, start) = (Look::new(), Instant::now());
+        // Each yield gives the CPU away for milliseconds.
+        for _ in 0..8 {
+            if look.next(Awaited::Answer, || start).is_some() {
+                look.came(|| start + Duration::from_millis(3));
+            } else {
+                look.came(|| start);
+            }
+        }
+        assert_eq!(look.next(Awaited::Answer, || start), None);
+    }
+}
