@@ -29,6 +29,7 @@ const REGISTER_MODE_WP: u64 = 1 << 1;
 const COPY_MODE_WP: u64 = 1 << 1;
 const WRITEPROTECT_MODE_WP: u64 = 1 << 0;
 const FEATURE_PAGEFAULT_FLAG_WP: u64 = 1 << 0;
+const FEATURE_SIGBUS: u64 = 1 << 7;
 const FEATURE_WP_ASYNC: u64 = 1 << 15;
 const FEATURE_MOVE: u64 = 1 << 16;
 const EVENT_PAGEFAULT: u8 = 0x12;
@@ -48,6 +49,8 @@ pub struct FloorFeatures {
     pub write_protect_async: bool,
     /// `UFFDIO_MOVE` between area and pool (Linux 6.8).
     pub moves: bool,
+    /// A fault is a SIGBUS of the faulting thread; nothing is to be read from the descriptor.
+    pub sigbus: bool,
 }
 
 /// A fault read from the userfaultfd.
@@ -96,6 +99,9 @@ impl FaultFloor {
         }
         if features.moves {
             wanted |= FEATURE_MOVE;
+        }
+        if features.sigbus {
+            wanted |= FEATURE_SIGBUS;
         }
         let mut api = [UFFD_API, wanted, 0];
         ioctl(&uffd, UFFDIO_API, &mut api)?;
@@ -281,6 +287,12 @@ impl FaultFloor {
         } else {
             Err(io::Error::from_raw_os_error(libc::EAGAIN))
         }
+    }
+
+    /// The page of the area at an address.
+    pub(crate) fn page_at(&self, address: usize) -> Option<usize> {
+        let page = address.wrapping_sub(self.area.as_ptr() as usize) / PAGE_BYTES;
+        (page < self.pages).then_some(page)
     }
 
     /// Waits for a fault in the area. `None` if the descriptor says something else than a fault of the area.

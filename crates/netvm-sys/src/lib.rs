@@ -3,6 +3,7 @@
 
 pub mod allocator;
 pub mod bench_floor;
+pub mod bench_sigbus;
 pub mod cpu;
 pub mod device;
 pub mod epoll;

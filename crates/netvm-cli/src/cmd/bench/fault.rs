@@ -34,7 +34,8 @@ page is zeros. Their floor is that of a random access for each page that is not 
 Zram's own memory (packed) is not counted in its limit (local), that of netvm is.
 
 The floor of a random access is a bare userfaultfd fault plus a bare TCP round trip in the same placement; that of a
-sequential one is a bare TCP stream. The ratio says how many times slower: 1 is the floor. An access counts as a fault
+sequential one is a bare TCP stream. Row fault-copy-sigbus is the same fault answered by the faulting thread in a handler
+of SIGBUS: what could be had without a pager's thread, where the program has no handler of its own. The ratio says how many times slower: 1 is the floor. An access counts as a fault
 when it takes 1 us or more. Every value read is checked.")]
 pub struct FaultArgs {
     /// Print one JSON object per line
@@ -68,6 +69,9 @@ pub struct FaultArgs {
     /// Or how many parts, as in 2+1, each at a lender that is a process of its own
     #[arg(long, value_name = "K+M", conflicts_with = "replicas")]
     erasure: Option<Erasure>,
+    /// With 2 and more, random reads are also measured by so many threads at once
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
+    threads: u8,
     /// Encrypt the pages that lenders get
     #[arg(long)]
     encrypt_pages: bool,
@@ -205,6 +209,7 @@ const NEARBY: &str = "nearby";
 const ROUND_TRIP: &str = "round-trip-16-4096";
 const STREAM: &str = "stream";
 const FAULT_COPY: &str = "fault-copy";
+const FAULT_COPY_SIGBUS: &str = "fault-copy-sigbus";
 const FAULT_MOVE: &str = "fault-move";
 const COPY_PAGE: &str = "copy-4k";
 const COPY_SEQUENTIAL: &str = "copy-sequential";
@@ -246,11 +251,11 @@ impl Table {
     fn floor(&self, placement: Option<&str>, case: &str) -> Option<f64> {
         match case {
             // Nothing crosses a network.
-            "random-read" | "random-rmw" if placement == Some(NEARBY) => {
+            "random-read" | "random-rmw" | "random-read-threads" if placement == Some(NEARBY) => {
                 self.median(placement, "floor-uffd", FAULT_COPY)
             }
             _ if placement == Some(NEARBY) => self.median(None, "memcpy", COPY_SEQUENTIAL),
-            "random-read" | "random-rmw" => Some(
+            "random-read" | "random-rmw" | "random-read-threads" => Some(
                 self.median(placement, "floor-uffd", FAULT_COPY)?
                     + self.median(placement, "floor-tcp", ROUND_TRIP)?,
             ),
@@ -305,6 +310,7 @@ struct Plan {
     replicas: u8,
     erasure: Option<Erasure>,
     encrypt_pages: bool,
+    threads: u8,
     /// Time of one repetition of one case.
     case: Duration,
     /// Time of one repetition of one floor.
@@ -319,8 +325,7 @@ pub fn run(args: &FaultArgs) -> Result<(), Failure> {
     let plan = if args.quick {
         let case = Duration::from_millis(150);
         let (local_bytes, size_bytes, replicas) = (8 << 20, 32 << 20, args.replicas);
-        let encrypt_pages = args.encrypt_pages;
-        let erasure = args.erasure;
+        let (encrypt_pages, threads, erasure) = (args.encrypt_pages, args.threads, args.erasure);
         Plan {
             local_bytes,
             size_bytes,
@@ -328,6 +333,7 @@ pub fn run(args: &FaultArgs) -> Result<(), Failure> {
             replicas,
             erasure,
             encrypt_pages,
+            threads,
             case,
             floor: case / 3,
         }
@@ -335,9 +341,18 @@ pub fn run(args: &FaultArgs) -> Result<(), Failure> {
         let repetitions = 5;
         let case = Duration::try_from_secs_f64(args.seconds / repetitions as f64)?;
         let (local_bytes, size_bytes, replicas) = (args.local.0, args.size.0, args.replicas);
-        let encrypt_pages = args.encrypt_pages;
-        let erasure = args.erasure;
-        Plan { local_bytes, size_bytes, repetitions, replicas, erasure, encrypt_pages, case, floor: case / 3 }
+        let (encrypt_pages, threads, erasure) = (args.encrypt_pages, args.threads, args.erasure);
+        Plan {
+            local_bytes,
+            size_bytes,
+            repetitions,
+            replicas,
+            erasure,
+            encrypt_pages,
+            threads,
+            case,
+            floor: case / 3,
+        }
     };
     if plan.size_bytes <= plan.local_bytes {
         return Err(format!(
@@ -443,6 +458,7 @@ impl Setup {
         if let Some(erasure) = plan.erasure {
             command.extend(words(&format!("--erasure {erasure}")));
         }
+        command.extend(words(&format!("--threads {}", plan.threads)));
         if plan.encrypt_pages {
             command.extend(words("--encrypt-pages"));
         }
@@ -465,6 +481,7 @@ impl Setup {
         be(self.placement.program)?;
         let copy = floors::fault(false, self.placement.pager, plan.floor)?;
         table.add(name, Some("floor-uffd"), FAULT_COPY, Ok(copy));
+        table.add(name, Some("floor-uffd"), FAULT_COPY_SIGBUS, floors::fault_in_handler(plan.floor));
         // Kernels before 6.8 cannot move.
         table.add(
             name,
@@ -474,6 +491,10 @@ impl Setup {
         );
         for case in Case::ALL {
             table.add(name, None, case.name(), Ok(self.worker.ask(case.name())?));
+        }
+        if plan.threads > 1 {
+            let case = Case::RandomReadThreads.name();
+            table.add(name, None, case, Ok(self.worker.ask(case)?));
         }
         Ok(())
     }

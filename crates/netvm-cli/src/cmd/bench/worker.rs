@@ -66,6 +66,9 @@ pub struct WorkerArgs {
     /// Where evicted pages go
     #[arg(long, value_enum, default_value = "auto")]
     tier: Tier,
+    /// Threads of the case with several
+    #[arg(long, default_value_t = 1)]
+    threads: usize,
     /// A lender that serves this worker alone
     #[arg(long)]
     private_lender: Option<u32>,
@@ -78,6 +81,8 @@ pub enum Case {
     RandomRead,
     /// One word of a random page is read, incremented and written.
     RandomRmw,
+    /// As [`Case::RandomRead`], by several threads at once.
+    RandomReadThreads,
     /// Every page in order is read whole.
     SeqRead,
     /// Every page in order is overwritten whole.
@@ -102,6 +107,7 @@ impl Case {
         match self {
             Case::RandomRead => "random-read",
             Case::RandomRmw => "random-rmw",
+            Case::RandomReadThreads => "random-read-threads",
             Case::SeqRead => "seq-read",
             Case::SeqWrite => "seq-write",
             Case::Uniform => "uniform",
@@ -155,6 +161,7 @@ struct Worker {
     position: usize,
     case: Duration,
     waits_only: bool,
+    threads: usize,
 }
 
 enum Owner {
@@ -174,7 +181,7 @@ pub fn run(args: &WorkerArgs) -> Result<(), Box<dyn Error>> {
     for line in std::io::stdin().lock().lines() {
         let outcome = match line?.as_str() {
             "fill" => worker.fill().map(|()| Outcome::default()),
-            name => match Case::ALL.iter().chain(&Case::WALKS).find(|case| case.name() == name) {
+            name => match Case::value_variants().iter().find(|case| case.name() == name) {
                 Some(&case) => worker.measure(case),
                 None => Err(format!("unknown case {name}").into()),
             },
@@ -239,6 +246,7 @@ impl Worker {
             position: 0,
             case: Duration::from_millis(args.case_ms),
             waits_only: args.waits_only,
+            threads: args.threads,
         })
     }
 
@@ -292,6 +300,7 @@ impl Worker {
     fn measure(&mut self, case: Case) -> Result<Outcome, Box<dyn Error>> {
         let mut outcome = match case {
             Case::RandomRead | Case::RandomRmw => self.random(case)?,
+            Case::RandomReadThreads => self.random_by_threads()?,
             Case::SeqRead | Case::SeqWrite => self.sequential(case)?,
             Case::Uniform | Case::Zipf | Case::Stride | Case::Chase => self.walk(case)?,
         };
@@ -359,6 +368,64 @@ impl Worker {
         }
         let before = std::mem::replace(waits, faults_of_thread().1);
         *waits > before
+    }
+
+    fn random_by_threads(&mut self) -> Result<Outcome, Box<dyn Error>> {
+        let faults_before = self.faults();
+        let start = Instant::now();
+        let worker = &*self;
+        let run = |thread: usize| {
+            worker.random_reads(mix(worker.random ^ thread as u64) | 1).map_err(|e| e.to_string())
+        };
+        let histograms = std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                (0..worker.threads).map(|thread| scope.spawn(move || run(thread))).collect();
+            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+                thread.join().unwrap_or_else(|_| Err("a thread of the worker panicked".to_owned()))
+            };
+            threads.into_iter().map(join).collect::<Result<Vec<_>, _>>()
+        })?;
+        let seconds = start.elapsed().as_secs_f64();
+        self.random = mix(self.random) | 1;
+        let mut histogram = super::histogram()?;
+        histograms.iter().try_for_each(|one| histogram.add(one))?;
+        let counted = match (faults_before, self.faults()) {
+            (Some(before), Some(after)) => after - before,
+            _ => histogram.len(),
+        };
+        Ok(Outcome {
+            median: histogram.value_at_quantile(0.5) as f64 / 1000.0,
+            p99: histogram.value_at_quantile(0.99) as f64 / 1000.0,
+            n: histogram.len(),
+            per_s: counted as f64 / seconds,
+            ..Outcome::default()
+        })
+    }
+
+    /// What one of several threads does.
+    fn random_reads(&self, mut random: u64) -> Result<hdrhistogram::Histogram<u64>, Box<dyn Error>> {
+        let mut histogram = super::histogram()?;
+        let start = Instant::now();
+        let mut now = start;
+        while now.duration_since(start) < self.case {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            let (page, word) = ((random >> 20) as usize % self.pages, (random & 0x1FF) as usize);
+            let mut bytes = [0; 8];
+            let offset = page * PAGE_BYTES + word * 8;
+            self.memory.read_into(offset, &mut bytes).ok_or("page outside the memory")?;
+            if u64::from_ne_bytes(bytes) != self.expected(page, word) {
+                return Err(format!("wrong data in page {page}, word {word}").into());
+            }
+            let end = Instant::now();
+            let nanos = end.duration_since(now).as_nanos() as u64;
+            now = end;
+            if nanos >= FAULT_NS_MIN {
+                histogram.saturating_record(nanos);
+            }
+        }
+        Ok(histogram)
     }
 
     /// The page that follows `page`.
