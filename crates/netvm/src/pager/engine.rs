@@ -92,6 +92,8 @@ pub(super) struct Engine {
     pub(super) spare: usize,
     /// A single page has been installed since spare pages were last made.
     pub(super) spare_wanted: bool,
+    /// The pages evicted last had few neighbours.
+    pub(super) scattered: bool,
     /// Frames in state Writing.
     pub(super) writing_frames: usize,
     /// Installed pages that the kernel did not let go when last asked.
@@ -167,6 +169,7 @@ impl Engine {
             local_frames: 0,
             spare: 0,
             spare_wanted: false,
+            scattered: false,
             writing_frames: 0,
             busy_streak: 0,
             placement: Placement::new(config.private_lender),
@@ -307,8 +310,11 @@ impl Engine {
             }
             block |= self.in_flight() > 0 && !evicted && count == 0;
             block &= !self.backing.has_ended();
-            if count > 0 || moved {
-                self.look.came(Instant::now);
+            if count > 0 {
+                self.look.came(Awaited::Fault, Instant::now);
+            }
+            if moved {
+                self.look.came(Awaited::Answer, Instant::now);
             }
             ready = self.wait(block, &pager.hold)?;
             // Others need what this process has too much, also if it is never idle.
@@ -444,15 +450,16 @@ impl Engine {
 
     /// Instead of sleeping, as long as that pays: lets others run, and says what to look at then.
     fn look(&mut self) -> Result<Option<Ready>> {
-        // Pages on their way; what is written there waits for nobody.
-        let awaited = if self.backing.reads() > 0 { Awaited::Answer } else { Awaited::Fault };
+        // What is read ahead, or written, nobody waits for.
+        let is_awaited = self.tier.is_waiting() && self.backing.reads() > 0;
+        let awaited = if is_awaited { Awaited::Answer } else { Awaited::Fault };
         let Some(turn) = self.look.next(awaited, Instant::now) else { return Ok(None) };
         std::thread::yield_now();
         self.backing.keep_looking()?;
         Ok(Some(match awaited {
             // Other threads may fault meanwhile.
             Awaited::Answer => Ready { faults: turn % 2 == 0, links: true },
-            Awaited::Fault => Ready { faults: true, links: turn % 2 == 0 && self.backing.pending() > 0 },
+            Awaited::Fault => Ready { faults: true, links: self.backing.pending() > 0 },
         }))
     }
 

@@ -11,6 +11,10 @@ use netvm_sys::paged::ExtractError;
 /// One part in this many of the local memory is kept free or cached.
 const RESERVE_PART: usize = 16;
 const RESERVE_FRAMES_MIN: usize = 2 * EVICT_PAGES;
+/// Pages evicted in one step where few are neighbours: each is a call of its own, and a step should not take longer than an answer.
+const SCATTERED_PAGES: usize = EVICT_PAGES / 8;
+/// Fewer than so many below the reserve, they wait until an answer is on its way.
+const SCATTERED_SLACK: usize = EVICT_PAGES / 2;
 /// Pages that one step may spare.
 const SPARED_MAX: usize = 8 * EVICT_PAGES;
 /// Pages in a row that the kernel may refuse to let go before the budget counts as exhausted.
@@ -38,10 +42,19 @@ impl Engine {
         if self.budget.may_grow() {
             return Ok(false);
         }
-        if self.available() + EVICT_PAGES / 2 > self.reserve() {
+        let (available, reserve) = (self.available(), self.reserve());
+        let scattered = self.scattered && self.tier.choice.step() == 0;
+        let (pages, slack) = match scattered {
+            true if self.backing.reads() == 0 => (SCATTERED_PAGES, SCATTERED_SLACK),
+            true => (SCATTERED_PAGES, SCATTERED_PAGES / 2),
+            false => (self.evict_pages(), EVICT_PAGES / 2),
+        };
+        if available + slack > reserve {
             return Ok(false);
         }
-        self.evict(self.evict_pages()).map(|taken| taken > 0)
+        let taken = self.evict(pages)?;
+        // What is scattered goes out in small steps, with a look at what has come after each.
+        Ok(taken > 0 && (!scattered || available + SCATTERED_SLACK <= reserve))
     }
 
     /// There is no frame at all: evicts a batch, and waits for writes only if nothing clean came out.
@@ -140,6 +153,7 @@ impl Engine {
         // Neighbours are moved and written together.
         let mut start = 0;
         let mut taken = 0;
+        let mut runs = 0;
         let mut changed = [Taken { page: 0, frame: 0 }; EVICT_PAGES];
         let mut changes = 0;
         while start < count {
@@ -148,6 +162,7 @@ impl Engine {
                 run += 1;
             }
             let end = start + run;
+            runs += 1;
             while start < end {
                 let page = victims[start];
                 let Some((frame, frames)) = self.empty.take_run(end - start) else {
@@ -174,6 +189,7 @@ impl Engine {
                 }
             }
         }
+        self.scattered = runs * 2 > count;
         self.write_back(&changed[..changes])?;
         Ok(taken)
     }

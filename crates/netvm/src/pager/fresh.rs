@@ -6,8 +6,10 @@ use crate::error::Result;
 
 /// Pages of the budget that are given up at a time,
 const SPARE_STEP: usize = 32;
-/// when fewer than these are left.
+/// when fewer than these are left and an answer is on its way,
 const SPARE_MIN: usize = 16;
+/// or fewer than these.
+const SPARE_FEW: usize = 4;
 
 impl Engine {
     /// Installs a page by a copy of its frame, if a page of the budget is to be had for it. False when nothing has changed.
@@ -31,7 +33,8 @@ impl Engine {
 
     /// While nobody waits: gives up memory of the pool for pages that will arrive by copy, if single pages do arrive.
     pub(super) fn make_spare(&mut self) -> Result<()> {
-        if self.spare >= SPARE_MIN || !self.spare_wanted {
+        let enough = if self.backing.reads() > 0 { SPARE_MIN } else { SPARE_FEW };
+        if self.spare >= enough || !self.spare_wanted {
             return Ok(());
         }
         self.spare_wanted = false;

@@ -68,9 +68,9 @@ impl Look {
         self.wait.map(|wait| wait.looks)
     }
 
-    /// Something has come.
-    pub(super) fn came(&mut self, now: impl Fn() -> Instant) {
-        if let Some(wait) = self.wait.take()
+    /// Something has come. What was not awaited changes nothing.
+    pub(super) fn came(&mut self, what: Awaited, now: impl Fn() -> Instant) {
+        if let Some(wait) = self.wait.take_if(|wait| wait.awaited == what)
             && !wait.budget.is_zero()
         {
             // Whoever else got the CPU in between kept it for too long.
@@ -95,7 +95,7 @@ mod tests {
             }
             now += Duration::from_micros(10);
         }
-        look.came(|| now);
+        look.came(Awaited::Fault, || now);
         looks
     }
 
@@ -112,14 +112,24 @@ mod tests {
     }
 
     #[test]
+    fn what_was_not_awaited_does_not_prolong_a_wait() {
+        let (mut look, start) = (Look::new(), Instant::now());
+        let at = |micros| move || start + Duration::from_micros(micros);
+        assert_eq!(look.next(Awaited::Fault, at(0)), Some(1));
+        assert_eq!(look.next(Awaited::Fault, at(30)), Some(2));
+        look.came(Awaited::Answer, at(40));
+        assert_eq!(look.next(Awaited::Fault, at(60)), None);
+    }
+
+    #[test]
     fn who_gets_the_cpu_too_late_sleeps() {
         let (mut look, start) = (Look::new(), Instant::now());
         // Each yield gives the CPU away for milliseconds.
         for _ in 0..8 {
             if look.next(Awaited::Answer, || start).is_some() {
-                look.came(|| start + Duration::from_millis(3));
+                look.came(Awaited::Answer, || start + Duration::from_millis(3));
             } else {
-                look.came(|| start);
+                look.came(Awaited::Answer, || start);
             }
         }
         assert_eq!(look.next(Awaited::Answer, || start), None);

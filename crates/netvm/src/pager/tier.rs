@@ -106,6 +106,11 @@ impl Tier {
         self.waiting.get_or_insert_with(Instant::now);
     }
 
+    /// Whether a fault waits for a lender.
+    pub(super) fn is_waiting(&self) -> bool {
+        self.waiting.is_some()
+    }
+
     /// Pages have come from a lender; a fault waited for one if `wanted`.
     pub(super) fn note_fetched(&mut self, pages: u32, wanted: bool, stats: &mut PagerStats) {
         if wanted && let Some(since) = self.waiting.take() {
