@@ -82,7 +82,7 @@ stats! {
     pages_unprotected,
     /// Gauge: far pages that hold contents now.
     far_pages,
-    /// Gauge: local frames in use now (4096 bytes each).
+    /// Gauge: local frames in use now (4096 bytes each), and those that were given up for single pages to come.
     local_frames,
     /// Most local frames in use at any time.
     local_frames_peak,
