@@ -14,6 +14,8 @@ const LATE_NS_MIN: u64 = 3_000_000;
 const LATE_NS_PER_BYTE: u64 = 10;
 /// Every so many reads the second best is asked, to see whether it still is.
 const TRY_OTHER: u32 = 128;
+/// unless it costs so much more besides that it would hardly ever be.
+const TRY_EXTRA_NS_MAX: u64 = 10_000;
 
 /// One lender.
 pub(super) struct Side {
@@ -172,7 +174,8 @@ impl Sides {
         self.chosen = self.chosen.wrapping_add(1);
         let cost = |copy: &&SlabCopy| self[copy.lender].cost().saturating_add(extra_ns(copy));
         if self.chosen.is_multiple_of(TRY_OTHER) {
-            let others = copies.clone().filter(|copy| !self[copy.lender].late);
+            let is_cheap = |copy: &&SlabCopy| extra_ns(copy) <= TRY_EXTRA_NS_MAX;
+            let others = copies.clone().filter(is_cheap).filter(|copy| !self[copy.lender].late);
             if let Some(other) = others.max_by_key(cost) {
                 return Some(*other);
             }

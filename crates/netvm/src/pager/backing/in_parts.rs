@@ -15,8 +15,8 @@ use std::time::Instant;
 
 /// What computing a page from parity costs, as if its lender were so much slower.
 const RESTORE_NS: u64 = 3_000;
-/// The same with several parity parts: solving for what is missing has a price of its own.
-const SOLVE_NS: u64 = 60_000;
+/// The same with several parity parts: solving for what is missing has a price of its own, far above that of a read.
+const SOLVE_NS: u64 = 500_000;
 
 /// A read in parts.
 #[derive(Clone, Copy, Debug, Default)]
