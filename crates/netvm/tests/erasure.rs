@@ -173,12 +173,18 @@ fn a_lender_that_returns_wrong_parts_to_a_repair_is_blamed() {
         let mode = Arc::new(AtomicU32::new(PASS));
         let mut addresses: Vec<_> = lenders.iter().map(|lender| lender.address.clone()).collect();
         addresses[0] = proxy(&addresses[0], &mode, 2048);
+        let others = Arc::new(AtomicU32::new(PASS));
+        addresses[2..].iter_mut().for_each(|address| *address = proxy(address, &others, 2048));
         let (pager, memory) = start_with(&texts(&addresses), |config| {
             in_parts(config, 2, 2);
             config.encrypt_pages = encrypt_pages;
         });
         let mut model = Model::new(memory, 11);
         model.churn(3000);
+        // The fastest are asked.
+        others.store(DELAY, Ordering::Relaxed);
+        model.churn(100);
+        others.store(PASS, Ordering::Relaxed);
         // What is under way is over.
         std::thread::sleep(Duration::from_millis(300));
         mode.store(ALTER, Ordering::Relaxed);

@@ -233,13 +233,17 @@ fn a_lender_that_returns_wrong_pages_to_a_repair_is_blamed_and_not_the_copy() {
         let lenders = [lend(), lend(), lend(), lend()];
         let mode = Arc::new(AtomicU32::new(PASS));
         let liar = proxy(&lenders[0].address, &mode, PAGE);
-        let addresses: Vec<&str> =
-            std::iter::once(&*liar).chain(lenders[1..].iter().map(|lender| &*lender.address)).collect();
-        let (pager, memory) = start_two(&addresses, |config| {
+        let others = Arc::new(AtomicU32::new(PASS));
+        let [third, fourth] = [2, 3].map(|lender: usize| proxy(&lenders[lender].address, &others, PAGE));
+        let (pager, memory) = start_two(&[&liar, &lenders[1].address, &third, &fourth], |config| {
             (config.replicas, config.encrypt_pages) = (3, encrypt_pages);
         });
         let mut model = Model::new(memory, 11);
         model.churn(3000);
+        // The fastest is asked.
+        others.store(DELAY, Ordering::Relaxed);
+        model.churn(100);
+        others.store(PASS, Ordering::Relaxed);
         // What is under way is over.
         std::thread::sleep(Duration::from_millis(300));
         mode.store(ALTER, Ordering::Relaxed);
