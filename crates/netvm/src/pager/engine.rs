@@ -250,6 +250,7 @@ impl Engine {
         let mut spin_until = Instant::now();
         let mut ready = Ready { faults: true, links: true };
         let mut published = 0;
+        let mut polled = Instant::now();
         loop {
             let mut count = 0;
             if ready.faults {
@@ -283,8 +284,14 @@ impl Engine {
             }
             self.backing.push()?;
             // A write has completed once it is sent, which no descriptor tells.
-            let moved =
-                (ready.links || self.writing_frames > 0 || self.backing.has_ended()) && self.progress()?;
+            let is_due = polled.elapsed() >= TICK;
+            let moved = (is_due || ready.links || self.writing_frames > 0 || self.backing.has_ended())
+                && self.progress()?;
+            // However busy the program is, lenders ask for their memory, and show that they live: what has come by now counts.
+            if is_due {
+                polled = Instant::now();
+                self.backing.check_answers()?;
+            }
             if !self.deferred.is_empty() && self.in_flight() == 0 {
                 self.retry_deferred()?;
             }
