@@ -28,6 +28,8 @@ const THAW_INTERVAL: Duration = Duration::from_millis(200);
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
 /// How often it is looked which slabs suit which lenders, where they cost differently.
 const WEIGH_INTERVAL: Duration = Duration::from_millis(500);
+/// They are in sets of bits.
+const LENDERS_MAX: usize = 64;
 /// How often late answers are looked for.
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 /// How long a read is waited for without any other reason to wake up.
@@ -201,6 +203,7 @@ impl Backing {
     fn borrow_slab(&mut self) -> Result<()> {
         let (mut copies, mut refused) = (Copies::default(), None);
         let now = Instant::now();
+        let first = self.slots.slabs();
         // A dearer lender is next: perhaps a cheaper one has something again.
         if now >= self.next_ask
             && self.slots.candidate(&[]).is_some_and(|lender| self.slots.is_overflow(lender))
@@ -218,7 +221,7 @@ impl Backing {
             match borrowed {
                 Ok(slab) => {
                     // Parity by turns, so that all are read from.
-                    let part = (self.slots.slabs() + copies.as_slice().len()) % self.replicas;
+                    let part = (first + copies.as_slice().len()) % self.replicas;
                     copies.push(SlabCopy { lender, slab, part: part as u8 });
                 }
                 Err(error @ Error::LenderFull { .. }) => {
@@ -714,6 +717,10 @@ impl Backing {
 
 /// How pages are kept, if that is possible.
 fn check(addresses: &[String], replicas: usize, erasure: Option<Erasure>) -> Result<Redundancy> {
+    if addresses.len() > LENDERS_MAX {
+        let lenders = addresses.len();
+        return Err(Error::Other(format!("{lenders} lenders are too many; name {LENDERS_MAX} at most")));
+    }
     let (lenders, total) = (addresses.len(), erasure.map_or(replicas, Erasure::lenders));
     let is_twice = |index: &usize| addresses[..*index].contains(&addresses[*index]);
     let twice = (1..lenders).find(is_twice).filter(|_| total > 1).map(|index| addresses[index].clone());

@@ -68,6 +68,11 @@ impl Engine {
             let Some((frame, frames)) = self.empty.take_run(self.spare) else { return Ok(()) };
             if let Err(error) = self.paged.fill_frames(frame, frames) {
                 self.empty.put(frame, frames);
+                if self.local_frames > self.spare {
+                    // Others took that memory: it goes on with less.
+                    self.release_spare(self.spare);
+                    return Ok(());
+                }
                 return Err(PagerError::NoLocalMemory((&error).into()).into());
             }
             self.spare -= frames;

@@ -202,7 +202,16 @@ impl Backing {
                 self.slots.weigh();
             }
         }
-        let unposted = self.mending.unposted.take();
+        let mut unposted = self.mending.unposted.take();
+        let is_copy = unposted.is_some_and(|step| !matches!(step, Step::Borrow { .. }));
+        if is_copy && !self.slots.is_growing() {
+            // The slab was given back meanwhile.
+            unposted = None;
+            match self.mending.left {
+                0 => self.slots.step_ended(StepEnd::Lost),
+                _ => self.mending.failed = true,
+            }
+        }
         let step = unposted.or_else(|| {
             let step = self.slots.next_step()?;
             (self.mending.read, self.mending.failed) = (Copies::default(), false);
