@@ -35,7 +35,7 @@ impl SlotMap {
         self.places.iter().any(is_dear)
     }
 
-    /// Chooses a slab that is to change places, if one should, and lets all cool. [`SlotMap::next_step`] moves it. Meant to be called once a
+    /// Chooses a slab that is to change places, if one should, and lets all cool. [`SlotMap::next_step`] moves it. Meant to be called twice a
     /// second.
     pub fn weigh(&mut self) {
         self.wish = if self.is_mending() { None } else { self.choose() };
@@ -60,9 +60,16 @@ impl SlotMap {
             slab.copies.as_slice().iter().map(|copy| copy.lender).max_by_key(|&lender| class(lender))
         };
         let cheapest = self.places.iter().filter(|place| place.alive).map(|place| place.class).min()?;
+        // Some cheaper lender has none of it yet.
+        let can_improve = |slab: &Slab, from: u32| {
+            let is_new =
+                |lender: usize| slab.copies.as_slice().iter().all(|copy| copy.lender as usize != lender);
+            let mut places = self.places.iter().enumerate();
+            places.any(|(lender, place)| place.alive && place.class < class(from) && is_new(lender))
+        };
         let (index, hot, from) = slabs()
             .filter_map(|(index, slab)| Some((index, slab, dear(slab)?)))
-            .filter(|&(_, _, from)| class(from) > cheapest)
+            .filter(|&(_, slab, from)| class(from) > cheapest && can_improve(slab, from))
             .max_by_key(|(_, slab, _)| slab.heat)?;
         // What is moved must be worth it: it is read and written once for that.
         if hot.heat < hot.live_count.div_ceil(FACTOR) {

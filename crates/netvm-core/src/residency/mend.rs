@@ -111,6 +111,11 @@ impl SlotMap {
         self.mender.growing.is_some() || self.mender.in_flight.is_some()
     }
 
+    /// Whether some slab is being copied.
+    pub fn is_growing(&self) -> bool {
+        self.mender.growing.is_some()
+    }
+
     /// Pages that got another copy so far.
     pub fn mended(&self) -> u64 {
         self.mender.mended
@@ -227,7 +232,7 @@ impl SlotMap {
         let at = |lender: u32| slab.copies.as_slice().iter().find(|copy| copy.lender == lender);
         // Something may have changed since it was chosen.
         let part = at(from)?.part;
-        let fits = slab.live_count > 0 && at(to).is_none() && self.places[to as usize].alive;
+        let fits = slab.live_count > 0 && !slab.frozen && at(to).is_none() && self.places[to as usize].alive;
         if !fits || self.places[to as usize].recalled > 0 {
             return None;
         }
@@ -349,6 +354,7 @@ impl SlotMap {
             self.stop_mending(growing.slab);
         }
         self.mender = Mender::default();
+        self.wish = None;
         // It is asked itself.
         self.places.iter_mut().for_each(|place| (place.recalled, place.stuck) = (0, Stuck::No));
     }
