@@ -73,6 +73,18 @@ impl Mapping {
         Self::map(bytes, WRITABLE, libc::MAP_SHARED | libc::MAP_NORESERVE, file.as_fd().as_raw_fd())
     }
 
+    /// The same for a file on a disk. When the disk fails, or has no room, accesses tell ([`SharedSlice`]).
+    ///
+    /// # Errors
+    /// As [`Mapping::of_memfd`]; Unsupported where [`guarded`] is.
+    pub fn of_disk(file: &Memfd) -> io::Result<Self> {
+        guarded::install()?;
+        let mut mapping = Self::of_memfd(file)?;
+        // SAFETY: freshly mapped up to the end of the file, its addresses stay ours for good, and `install` was called.
+        mapping.memory = unsafe { SharedSlice::of_file(mapping.memory.as_ptr(), mapping.memory.len()) };
+        Ok(mapping)
+    }
+
     /// `bytes` of zero memory, rounded up to whole huge pages, which stay in memory. They are reserved here: touching them cannot fail later.
     ///
     /// # Errors

@@ -76,7 +76,7 @@ pub struct LendArgs {
     leave_timeout: Option<u64>,
     /// While requests come in quick succession, look for the next one this long before sleeping, in microseconds; 0: never
     /// [default: 50, with a single CPU 0]
-    #[arg(long, value_name = "US")]
+    #[arg(long, value_name = "US", value_parser = clap::value_parser!(u32).range(..=10_000))]
     spin_us: Option<u32>,
     /// Run on this CPU only
     #[arg(long)]
@@ -207,7 +207,7 @@ fn check_room(folder: &Path, size: Size) -> Result<(), String> {
     let room = netvm_sys::memfd::room_bytes(folder)
         .map_err(|error| format!("cannot lend from a file in {}: {error}", folder.display()))?;
     if size.0 > room {
-        eprintln!(
+        super::tell!(
             "netvm: only {} of the {size} to lend are free in {}; borrowers are refused when it is full",
             Size(room),
             folder.display()

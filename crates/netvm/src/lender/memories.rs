@@ -38,7 +38,11 @@ impl Memories {
                 Error::Other(format!("cannot lend from a file in {}: {error}", folder.display()))
             })?,
         };
-        let mapping = Mapping::of_memfd(&common).map_err(reserve)?;
+        let mapping = match folder {
+            None => Mapping::of_memfd(&common),
+            Some(_) => Mapping::of_disk(&common),
+        };
+        let mapping = mapping.map_err(reserve)?;
         if hugepages {
             mapping.advise_huge().map_err(|error| Error::system("use huge pages", &error))?;
         }
@@ -146,7 +150,7 @@ impl Memories {
         let is_held = bytes < self.slabs.slab_bytes();
         if file.punch_hole(start, bytes).is_ok() {
             if self.on_disk && is_held {
-                // Room for what is written there next. If there is none any more, that write is refused.
+                // Room for what is written there next. If there is none any more, that write fails, and the session with it.
                 let _ = file.provide(start, bytes);
             }
         } else {
