@@ -21,7 +21,8 @@ nbd=$!
 wait_until 30 grep -q serving ublk.log
 wait_until 30 grep -q serving nbd.log
 nbd-client -N "" 127.0.0.1 /dev/nbd0 2>/dev/null
-wait_until 10 test "$(cat /sys/block/nbd0/size)" = $((16 * 2048))
+is_there() { [ "$(cat /sys/block/nbd0/size)" = $((16 * 2048)) ]; }
+wait_until 10 is_there
 
 echo "== what is refused"
 refused netvm bench block --device /dev/nbd0 2>refusal

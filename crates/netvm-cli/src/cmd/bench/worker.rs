@@ -18,6 +18,8 @@ use serde::{Deserialize, Serialize};
 use super::super::run::Tier;
 use super::PAGE_BYTES;
 
+/// What a worker says when it has read something else than it had written.
+pub const WRONG_DATA: &str = "wrong data";
 const WORDS: usize = PAGE_BYTES / 8;
 
 /// A random access below this many nanoseconds found its page in local memory; a fault costs at least twice as much.
@@ -283,7 +285,7 @@ impl Worker {
         for word in bytes.as_chunks::<8>().0 {
             sum = sum.wrapping_add(u64::from_ne_bytes(*word));
         }
-        if sum == self.sums[page] { Ok(()) } else { Err(format!("wrong data in page {page}").into()) }
+        if sum == self.sums[page] { Ok(()) } else { Err(format!("{WRONG_DATA} in page {page}").into()) }
     }
 
     fn fill(&mut self) -> Result<(), Box<dyn Error>> {
@@ -331,7 +333,7 @@ impl Worker {
             self.memory.read_into(offset, &mut bytes).ok_or("page outside the memory")?;
             let value = u64::from_ne_bytes(bytes);
             if value != self.expected(page, word) {
-                return Err(format!("wrong data in page {page}, word {word}").into());
+                return Err(format!("{WRONG_DATA} in page {page}, word {word}").into());
             }
             if case == Case::RandomRmw {
                 self.memory.write_from(offset, &value.wrapping_add(1).to_ne_bytes()).ok_or("page outside")?;
@@ -416,7 +418,7 @@ impl Worker {
             let offset = page * PAGE_BYTES + word * 8;
             self.memory.read_into(offset, &mut bytes).ok_or("page outside the memory")?;
             if u64::from_ne_bytes(bytes) != self.expected(page, word) {
-                return Err(format!("wrong data in page {page}, word {word}").into());
+                return Err(format!("{WRONG_DATA} in page {page}, word {word}").into());
             }
             let end = Instant::now();
             let nanos = end.duration_since(now).as_nanos() as u64;
@@ -476,7 +478,7 @@ impl Worker {
                 self.memory.read_into(page * PAGE_BYTES + 8, &mut bytes).ok_or("page outside the memory")?;
                 let value = u64::from_ne_bytes(bytes);
                 if value != self.expected(page, 1) {
-                    return Err(format!("wrong data in page {page}").into());
+                    return Err(format!("{WRONG_DATA} in page {page}").into());
                 }
                 page = self.next_page(case, page, value);
             }

@@ -123,8 +123,8 @@ enum Behind {
     /// A file of this name, and the loop device on it if there is one.
     File(PathBuf, Option<LoopDevice>),
     Zram(u32),
-    /// A network block device; its server, and the socket.
-    Nbd(Ended, PathBuf),
+    /// A network block device: its server, the socket, and whether the device is connected.
+    Nbd(Ended, PathBuf, bool),
     /// A loop device on a file of what is mounted there.
     Mounted(Option<LoopDevice>, Option<Mounted>, PathBuf),
     /// `netvm swap` of this number, and the lender that belongs to it.
@@ -219,10 +219,13 @@ impl Swap {
             .stdin(Stdio::null())
             .spawn()
             .map_err(|error| format!("nbdkit: {error}"))?;
-        let behind = Behind::Nbd(Ended(vec![server]), socket.clone());
+        let behind = Behind::Nbd(Ended(vec![server]), socket.clone(), false);
         let mut swap = Self { device, behind, on: false };
         appears(&socket)?;
         tool("nbd-client", &["-unix", text(&socket), text(&swap.device), "-swap"])?;
+        if let Behind::Nbd(_, _, connected) = &mut swap.behind {
+            *connected = true;
+        }
         swap.switch_on()?;
         Ok(swap)
     }
@@ -304,8 +307,12 @@ impl Swap {
                 *device = None;
                 fs::remove_file(path)?;
             }
-            Behind::Nbd(server, socket) => {
-                let disconnected = tool("nbd-client", &["-d", text(&self.device)]);
+            Behind::Nbd(server, socket, connected) => {
+                // It may be somebody else's who was faster.
+                let disconnected = match connected {
+                    true => tool("nbd-client", &["-d", text(&self.device)]).map(drop),
+                    false => Ok(()),
+                };
                 *server = Ended(Vec::new());
                 let _ = fs::remove_file(socket);
                 disconnected?;

@@ -13,10 +13,12 @@ use clap::Args;
 
 use super::super::PAGE_BYTES;
 use super::super::child::Helper;
-use super::super::worker::{Case, Outcome};
+use super::super::worker::{Case, Outcome, WRONG_DATA};
 use super::cgroup::Cgroup;
 use super::device::{Kind, Lent, Swap};
 
+/// Of the servers, and of a file in memory beyond what is swapped, in bytes.
+const SERVERS_BYTES: u64 = 64 << 20;
 /// Memory that the worker itself needs beside the region, in bytes.
 const OVERHEAD_BYTES: u64 = 4 << 20;
 
@@ -141,7 +143,7 @@ pub struct Measured {
 pub fn measure(wanted: &Wanted) -> Result<Measured, Box<dyn Error>> {
     let Wanted { kind, lent, waits_only, compressible, local_bytes, size_bytes, case_ms, repetitions, cases } =
         *wanted;
-    check(kind, size_bytes + local_bytes)?;
+    check(kind, size_bytes + local_bytes + SERVERS_BYTES)?;
     let mut command = vec!["bench".to_string(), "swap-keeper".into(), "--kind".into(), kind.name()];
     for (name, value) in [("local-bytes", local_bytes), ("size-bytes", size_bytes), ("case-ms", case_ms)] {
         command.extend([format!("--{name}"), value.to_string()]);
@@ -150,7 +152,15 @@ pub fn measure(wanted: &Wanted) -> Result<Measured, Box<dyn Error>> {
     command.extend(waits_only.then(|| "--waits-only".to_owned()));
     command.extend(lent.arguments());
     // When every page of the group is in use the kernel may give up too soon and kill the worker: once more, then.
-    relay(&command, repetitions, cases).or_else(|_| relay(&command, repetitions, cases))
+    relay(&command, repetitions, cases).or_else(|error| match is_wrong_data(&*error) {
+        true => Err(error),
+        false => relay(&command, repetitions, cases),
+    })
+}
+
+/// Whether a worker has read something else than it had written: no reason to try again.
+pub fn is_wrong_data(error: &dyn Error) -> bool {
+    error.to_string().contains(WRONG_DATA)
 }
 
 /// Has one keeper measure all cases.

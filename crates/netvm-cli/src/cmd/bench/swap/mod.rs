@@ -17,6 +17,7 @@ mod keeper;
 
 pub use cgroup::Cgroup;
 pub use device::{Kind, Lent, Swap};
+use keeper::is_wrong_data;
 pub use keeper::{KeeperArgs, Wanted, check, keep, measure};
 
 /// Arguments of `netvm bench swap`.
@@ -138,6 +139,7 @@ pub fn run(args: &SwapArgs) -> Result<Vec<Row>, Box<dyn Error>> {
                     });
                 }
             }
+            Err(error) if is_wrong_data(&*error) => return Err(format!("{}: {error}", kind.name()).into()),
             Err(error) => {
                 eprintln!("netvm bench swap: no figures for {}: {error}", kind.name());
                 for case in CASES {
