@@ -136,10 +136,11 @@ impl Drop for Outgoing {
     }
 }
 
-/// Takes away what a sender to the same receiver left that was killed. Its receiver has ended, so it is lost.
+/// Takes away what a sender to the same receiver left that was killed: its receiver has ended, so it is lost, and nobody has it open.
 fn sweep(address: &str) {
-    let is_left =
-        |device: &DeviceStatus| !device.is_attached() && device.name == NAME && device.peer == address;
+    let is_left = |device: &DeviceStatus| {
+        device.opens == 0 && !device.is_attached() && device.name == NAME && device.peer == address
+    };
     for device in device::devices().iter().filter(|device| is_left(device)) {
         let _ = device::detach(device.number, true);
     }
