@@ -44,7 +44,7 @@ pub struct NbdArgs {
     insecure: bool,
     /// While requests come in quick succession, look for the next one this long before sleeping, in microseconds; 0: never
     /// [default: 50, with a single CPU 0]
-    #[arg(long, value_name = "US")]
+    #[arg(long, value_name = "US", value_parser = clap::value_parser!(u32).range(..=10_000))]
     spin_us: Option<u32>,
 }
 

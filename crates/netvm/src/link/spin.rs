@@ -56,7 +56,10 @@ impl Spin {
             }
             Ok(came)
         };
-        self.wait(look, || epoll.wait(&mut ready.borrow_mut(), Some(patience)))
+        self.wait(patience, look, || {
+            epoll.wait(&mut ready.borrow_mut(), Some(patience))?;
+            Ok(!ready.borrow().is_empty())
+        })
     }
 
     /// How long to spin now.
@@ -74,28 +77,29 @@ impl Spin {
         }
     }
 
-    /// Waits: `look` says whether something came; `sleep` waits until something has or it gives up.
+    /// Waits for at most `patience`, which `sleep` keeps to itself: both say whether something came.
     ///
     /// # Errors
     /// Those of the two.
-    pub fn wait<E>(
+    fn wait<E>(
         &mut self,
+        patience: Duration,
         mut look: impl FnMut() -> Result<bool, E>,
-        sleep: impl FnOnce() -> Result<(), E>,
+        sleep: impl FnOnce() -> Result<bool, E>,
     ) -> Result<(), E> {
         if self.max.is_zero() {
-            return sleep();
+            return sleep().map(drop);
         }
         let start = Instant::now();
-        let budget = self.budget();
+        let budget = self.budget().min(patience);
         let mut came = false;
         while !came && start.elapsed() < budget {
             came = look()?;
         }
         if !came {
-            sleep()?;
+            came = sleep()?;
         }
-        self.note(start.elapsed());
+        self.note(if came { start.elapsed() } else { Duration::MAX });
         Ok(())
     }
 }
@@ -204,12 +208,16 @@ mod tests {
             };
             let sleep = || {
                 sleeps += 1;
-                Ok(())
+                Ok(true)
             };
-            spin.wait(look, sleep).unwrap();
+            spin.wait(Duration::MAX, look, sleep).unwrap();
         }
         assert_eq!((looks, sleeps), (100 - SCORE_MAX / 2, SCORE_MAX / 2));
         let mut never = Spin::new(Duration::ZERO);
-        never.wait(|| Err("looked"), || Ok(())).unwrap();
+        never.wait(Duration::MAX, || Err("looked"), || Ok(true)).unwrap();
+        // Time-outs are no short waits, and looking is no reason to wait for longer.
+        let mut idle = Spin::new(Duration::from_secs(1));
+        (0..SCORE_MAX).for_each(|_| idle.wait(Duration::ZERO, || Err("looked"), || Ok(false)).unwrap());
+        assert_eq!(idle.budget(), Duration::ZERO);
     }
 }
