@@ -565,7 +565,7 @@ fn has_others() -> bool {
     *OTHERS.get_or_init(|| several_cpus() || online())
 }
 
-/// Whether this thread may run on several.
+/// Whether the thread that asks first may run on several.
 fn several_cpus() -> bool {
     static SEVERAL: OnceLock<bool> = OnceLock::new();
     *SEVERAL.get_or_init(|| std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() > 1))

@@ -244,8 +244,15 @@ impl Sender {
                 _ => std::hint::spin_loop(),
             }
         }
-        let heard = self.wait(limit)?;
-        self.take(heard)
+        if self.line.is_none() {
+            let heard = self.wait(limit)?;
+            return self.take(heard);
+        }
+        // The mapping has gone, and our mark with it: the next write tells.
+        match self.wait(limit.at_most(LINE_LOOK)) {
+            Err(ChannelError::TimedOut) if !limit.is_over() => Ok(()),
+            heard => self.take(heard?),
+        }
     }
 
     fn garbage(&self) -> Error {
