@@ -2,7 +2,7 @@
 
 use netvm_core::residency::{PARTS_MAX, Redundancy};
 use netvm_sys::uffd::PAGE_BYTES;
-use reed_solomon_simd::{ReedSolomonDecoder, ReedSolomonEncoder};
+use reed_solomon_erasure::galois_8::ReedSolomon;
 use std::fmt;
 use std::str::FromStr;
 
@@ -83,50 +83,41 @@ pub(super) type PartSet = u16;
 /// The arithmetic. Parts of several neighbouring pages are parts of one long page.
 pub(super) struct Codec {
     erasure: Erasure,
-    /// With one parity part they are not needed: it is the sum of the others. Their tables take 8 MiB and some time.
-    encoder: Option<ReedSolomonEncoder>,
-    decoder: Option<ReedSolomonDecoder>,
+    /// With one parity part it is not needed: that is the sum of the others.
+    code: Option<ReedSolomon>,
 }
 
 impl Codec {
     pub(super) fn new(erasure: Erasure) -> Self {
-        Self { erasure, encoder: None, decoder: None }
+        let code = (erasure.parity() > 1).then(|| {
+            ReedSolomon::new(erasure.data(), erasure.parity()).expect("numbers of parts that are possible")
+        });
+        Self { erasure, code }
     }
 
     /// Computes the parity parts; `parts` has all parts one after the other, each of `bytes` bytes.
     pub(super) fn encode(&mut self, parts: &mut [u8], bytes: usize) {
-        let (data, parity) = (self.erasure.data(), self.erasure.parity());
-        let (from, to) = parts.split_at_mut(data * bytes);
-        if parity == 1 {
+        let (from, to) = parts.split_at_mut(self.erasure.data() * bytes);
+        let Some(code) = &self.code else {
             let to = &mut to[..bytes];
             to.copy_from_slice(&from[..bytes]);
             from[bytes..].chunks_exact(bytes).for_each(|part| add(to, part));
             return;
-        }
-        let encoder = match &mut self.encoder {
-            Some(encoder) => {
-                encoder.reset(data, parity, bytes).expect("sizes that are possible");
-                encoder
-            }
-            none => {
-                none.insert(ReedSolomonEncoder::new(data, parity, bytes).expect("sizes that are possible"))
-            }
         };
-        for part in from.chunks_exact(bytes) {
-            encoder.add_original_shard(part).expect("as many as there are");
-        }
-        let computed = encoder.encode().expect("all are there");
-        to.chunks_exact_mut(bytes)
-            .zip(computed.recovery_iter())
-            .for_each(|(to, part)| to.copy_from_slice(part));
+        let mut data: [&[u8]; PARTS_MAX] = [&[]; PARTS_MAX];
+        let mut parity: [&mut [u8]; PARTS_MAX] = std::array::from_fn(|_| &mut [][..]);
+        data.iter_mut().zip(from.chunks_exact(bytes)).for_each(|(place, part)| *place = part);
+        parity.iter_mut().zip(to.chunks_exact_mut(bytes)).for_each(|(place, part)| *place = part);
+        let (data, parity) = (&data[..self.erasure.data()], &mut parity[..self.erasure.parity()]);
+        code.encode_sep(data, parity).expect("as many as there are");
     }
 
     /// Computes the data parts that are not in `have`, which are enough.
     pub(super) fn restore(&mut self, parts: &mut [u8], bytes: usize, have: PartSet) {
-        let (data, parity) = (self.erasure.data(), self.erasure.parity());
+        let data = self.erasure.data();
         let has = |part: usize| have >> part & 1 == 1;
         let Some(missing) = (0..data).find(|&part| !has(part)) else { return };
-        if parity == 1 {
+        let Some(code) = &self.code else {
             let (mut sum, mut at) = (parts[data * bytes..][..bytes].to_vec(), 0);
             parts[..data * bytes].chunks_exact(bytes).for_each(|part| {
                 if at != missing {
@@ -136,27 +127,11 @@ impl Codec {
             });
             parts[missing * bytes..][..bytes].copy_from_slice(&sum);
             return;
-        }
-        let decoder = match &mut self.decoder {
-            Some(decoder) => {
-                decoder.reset(data, parity, bytes).expect("sizes that are possible");
-                decoder
-            }
-            none => {
-                none.insert(ReedSolomonDecoder::new(data, parity, bytes).expect("sizes that are possible"))
-            }
         };
-        for (part, contents) in parts.chunks_exact(bytes).enumerate().filter(|&(part, _)| has(part)) {
-            match part.checked_sub(data) {
-                None => decoder.add_original_shard(part, contents),
-                Some(index) => decoder.add_recovery_shard(index, contents),
-            }
-            .expect("each part once");
-        }
-        let computed = decoder.decode().expect("enough parts");
-        for (part, contents) in computed.restored_original_iter() {
-            parts[part * bytes..][..bytes].copy_from_slice(contents);
-        }
+        let mut all: [(&mut [u8], bool); PARTS_MAX] = std::array::from_fn(|_| (&mut [][..], false));
+        let places = all.iter_mut().zip(parts.chunks_exact_mut(bytes)).enumerate();
+        places.for_each(|(part, (place, contents))| *place = (contents, has(part)));
+        code.reconstruct_data(&mut all[..self.erasure.lenders()]).expect("enough parts");
     }
 
     /// Some of the parts of a page in `have` are wrong: finds those from which a page comes that is right, puts that page where the

@@ -15,8 +15,6 @@ use std::time::Instant;
 
 /// What computing a page from parity costs, as if its lender were so much slower.
 const RESTORE_NS: u64 = 3_000;
-/// The same with several parity parts: solving for what is missing has a price of its own, far above that of a read.
-const SOLVE_NS: u64 = 500_000;
 
 /// A read in parts.
 #[derive(Clone, Copy, Debug, Default)]
@@ -72,11 +70,7 @@ impl InParts {
 
     /// What else a part costs than its lender's time.
     fn cost_ns(&self, part: u8) -> u64 {
-        match self.erasure.parity() {
-            _ if usize::from(part) < self.erasure.data() => 0,
-            1 => RESTORE_NS,
-            _ => SOLVE_NS,
-        }
+        if usize::from(part) < self.erasure.data() { 0 } else { RESTORE_NS }
     }
 
     /// The parity parts of a transfer.
