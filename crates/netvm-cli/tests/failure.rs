@@ -163,6 +163,52 @@ fn replicas_that_cannot_be_had() {
     assert!(done.status.code() == Some(2) && done.err.contains("give K+M"), "{}", done.err);
 }
 
+/// Processes that check all that they have before and after they change it, while their parent forks on.
+const FORKS: &str = "
+import hashlib, os, random
+data = [bytearray(os.urandom(1 << 20)) for _ in range(16)]
+sums = [hashlib.md5(piece).digest() for piece in data]
+def check():
+    if [hashlib.md5(piece).digest() for piece in data] != sums: print('WRONG'); os._exit(1)
+def change(seed):
+    numbers = random.Random(seed)
+    for _ in range(1000): data[numbers.randrange(16)][numbers.randrange(1 << 20)] = numbers.randrange(256)
+    sums[:] = [hashlib.md5(piece).digest() for piece in data]
+children = []
+for seed in range(4):
+    child = os.fork()
+    if child == 0:
+        for step in range(2): check(); change(seed + 10 * step); check()
+        os._exit(0)
+    children.append(child); change(100 + seed); check()
+print('good' if not any(os.waitpid(child, 0)[1] for child in children) else 'BAD')
+";
+
+#[test]
+fn forks_with_pages_in_parts_go_on_without_two_lenders() {
+    if !can_run("forks_with_pages_in_parts_go_on_without_two_lenders", &[PYTHON]) {
+        return;
+    }
+    let folder = Folder::new("forks");
+    let lenders: Vec<_> = (0..4).map(|index| Lender::named(&folder, &index.to_string(), "256M")).collect();
+    let mut run = netvm();
+    run.args(["run", "--local", "8M", "--erasure", "2+2", "--encrypt-pages", "--json"]);
+    lenders.iter().for_each(|lender| drop(run.args(["--lender", &lender.address])));
+    run.args(["--", PYTHON, "-c", FORKS]);
+    let done = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            common::until("it holds memory", || lenders[1].used_bytes() > 0);
+            lenders[1].signal("KILL");
+            std::thread::sleep(Duration::from_millis(700));
+            lenders[2].signal("KILL");
+        });
+        finish(&mut run)
+    });
+    assert!(done.status.success() && done.out() == "good\n", "{} {}", done.out(), done.err);
+    let lost = done.summary()["lost"].clone();
+    assert!(lost.as_array().is_some_and(|lost| !lost.is_empty()), "{lost}");
+}
+
 #[test]
 fn a_lender_that_becomes_full_is_named() {
     if !can_run("a_lender_that_becomes_full_is_named", &[PYTHON]) {

@@ -7,6 +7,7 @@ use netvm::far::{FarMemory, FarVec};
 use netvm::lender::{LenderConfig, status};
 use netvm::pager::TierPolicy;
 use netvm::{Error, LenderLimit};
+use netvm_sys::mapping::Mapping;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -17,6 +18,7 @@ use std::time::{Duration, Instant};
 const MIB: u64 = 1 << 20;
 /// Local memory.
 const LOCAL: u64 = 4 * MIB;
+const PATIENCE: Duration = Duration::from_secs(5);
 /// Eight times as much.
 const WORDS: usize = 4 << 20;
 
@@ -135,6 +137,42 @@ fn a_full_disk_is_told_when_a_slab_is_wanted_and_nothing_is_lost() {
     assert!(error.to_string().contains("disk"), "{error}");
     // What was lent has room.
     check(&vec, 5);
+}
+
+/// As on file systems that copy what is written: the room that was taken is not there when it is needed.
+#[test]
+fn a_write_without_room_ends_its_connection_and_not_the_lender() {
+    let Some(_alone) = alone() else { return };
+    let Some(small) = Small::new("no_room", "9M") else { return };
+    let lender = lend(4, Some(&small.0));
+    let (mut borrower, mut other) = (lender.connect(), lender.connect());
+    let (slab, kept) = (borrower.borrow_slab().unwrap(), other.borrow_slab().unwrap());
+    let memory = Mapping::anonymous(4096).unwrap();
+    let page = memory.shared();
+    page.fill(7);
+    other.post_write(0, kept, 0, page).unwrap();
+    other.flush(PATIENCE).unwrap();
+    let files = std::fs::read_dir("/proc/self/fd").unwrap().map(|file| file.unwrap().path());
+    let is_lent = |file: &PathBuf| std::fs::read_link(file).is_ok_and(|target| target.starts_with(&small.0));
+    let lent = files.into_iter().find(is_lent).unwrap();
+    let (start, bytes) = (u64::from(slab) * MIB, MIB);
+    let punch = ["--punch-hole", "--offset", &start.to_string(), "--length", &bytes.to_string()];
+    assert!(Command::new("fallocate").args(punch).arg(lent_by(&lent)).status().unwrap().success());
+    let mut hog = std::fs::File::create(small.0.join("hog")).unwrap();
+    while hog.write_all(&[1; 4096]).is_ok() {}
+    let refused = borrower.post_write(1, slab, 0, page).is_err() || borrower.flush(PATIENCE).is_err();
+    assert!(refused);
+    page.fill(0);
+    other.post_read(2, kept, 0, page).unwrap();
+    other.flush(PATIENCE).unwrap();
+    assert_eq!(page.to_vec(), vec![7; 4096]);
+    assert!(status(&lender.address).is_ok());
+}
+
+/// The file of a descriptor of ours, for another process.
+fn lent_by(descriptor: &Path) -> PathBuf {
+    let number = descriptor.file_name().unwrap();
+    Path::new("/proc").join(std::process::id().to_string()).join("fd").join(number)
 }
 
 /// The lender of the file is slow, and what is wanted was allocated last.

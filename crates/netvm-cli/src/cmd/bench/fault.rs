@@ -322,37 +322,21 @@ struct Plan {
 /// # Errors
 /// When the far memory or a floor cannot be had at all. A peer that cannot be measured is a skipped row instead.
 pub fn run(args: &FaultArgs) -> Result<(), Failure> {
-    let plan = if args.quick {
-        let case = Duration::from_millis(150);
-        let (local_bytes, size_bytes, replicas) = (8 << 20, 32 << 20, args.replicas);
-        let (encrypt_pages, threads, erasure) = (args.encrypt_pages, args.threads, args.erasure);
-        Plan {
-            local_bytes,
-            size_bytes,
-            repetitions: 2,
-            replicas,
-            erasure,
-            encrypt_pages,
-            threads,
-            case,
-            floor: case / 3,
-        }
+    let (repetitions, case, local_bytes, size_bytes) = if args.quick {
+        (2, Duration::from_millis(150), 8 << 20, 32 << 20)
     } else {
-        let repetitions = 5;
-        let case = Duration::try_from_secs_f64(args.seconds / repetitions as f64)?;
-        let (local_bytes, size_bytes, replicas) = (args.local.0, args.size.0, args.replicas);
-        let (encrypt_pages, threads, erasure) = (args.encrypt_pages, args.threads, args.erasure);
-        Plan {
-            local_bytes,
-            size_bytes,
-            repetitions,
-            replicas,
-            erasure,
-            encrypt_pages,
-            threads,
-            case,
-            floor: case / 3,
-        }
+        (5, Duration::try_from_secs_f64(args.seconds / 5.0)?, args.local.0, args.size.0)
+    };
+    let plan = Plan {
+        local_bytes,
+        size_bytes,
+        repetitions,
+        replicas: args.replicas,
+        erasure: args.erasure,
+        encrypt_pages: args.encrypt_pages,
+        threads: args.threads,
+        case,
+        floor: case / 3,
     };
     if plan.size_bytes <= plan.local_bytes {
         return Err(format!(
