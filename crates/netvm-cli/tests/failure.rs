@@ -193,7 +193,9 @@ fn forks_with_pages_in_parts_go_on_without_two_lenders() {
     let lenders: Vec<_> = (0..4).map(|index| Lender::named(&folder, &index.to_string(), "256M")).collect();
     let mut run = netvm();
     run.args(["run", "--local", "8M", "--erasure", "2+2", "--encrypt-pages", "--json"]);
-    lenders.iter().for_each(|lender| drop(run.args(["--lender", &lender.address])));
+    for lender in &lenders {
+        run.args(["--lender", &lender.address]);
+    }
     run.args(["--", PYTHON, "-c", FORKS]);
     let done = std::thread::scope(|scope| {
         scope.spawn(|| {

@@ -3,7 +3,8 @@
 mod common;
 
 use common::redundant::{
-    ALTER, DELAY, HOLD, MEMORY, Model, PASS, SLABS, STALE, lend, proxy, start_with, until,
+    ALTER, DELAY, HOLD, MEMORY, Model, PASS, SLABS, STALE, a_liar_is_blamed_by_a_repair, lend, proxy,
+    start_with, until,
 };
 use common::{Serving, alone};
 use netvm::lender::LinkChoice;
@@ -169,38 +170,10 @@ fn returns_other_contents(seed: u64, parts: (usize, usize), how: u32, encrypt_pa
 fn a_lender_that_returns_wrong_parts_to_a_repair_is_blamed() {
     let Some(_alone) = alone() else { return };
     for encrypt_pages in [false, true] {
-        let lenders: Vec<_> = (0..5).map(|_| lend()).collect();
-        let mode = Arc::new(AtomicU32::new(PASS));
-        let mut addresses: Vec<_> = lenders.iter().map(|lender| lender.address.clone()).collect();
-        addresses[0] = proxy(&addresses[0], &mode, 2048);
-        let others = Arc::new(AtomicU32::new(PASS));
-        addresses[2..].iter_mut().for_each(|address| *address = proxy(address, &others, 2048));
-        let (pager, memory) = start_with(&texts(&addresses), |config| {
+        a_liar_is_blamed_by_a_repair(&[lend(), lend(), lend(), lend(), lend()], 2048, |config| {
             in_parts(config, 2, 2);
             config.encrypt_pages = encrypt_pages;
         });
-        let mut model = Model::new(memory, 11);
-        model.churn(3000);
-        // The fastest are asked.
-        others.store(DELAY, Ordering::Relaxed);
-        model.churn(100);
-        others.store(PASS, Ordering::Relaxed);
-        // What is under way is over.
-        std::thread::sleep(Duration::from_millis(300));
-        mode.store(ALTER, Ordering::Relaxed);
-        lenders[1].stop.stop();
-        lenders[1].stop.stop();
-        let end = Instant::now() + Duration::from_secs(20);
-        while pager.stats().wrong_pages == 0 {
-            assert!(Instant::now() < end, "{:?}", pager.stats());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        mode.store(PASS, Ordering::Relaxed);
-        model.check_all();
-        model.churn(3000);
-        model.check_all();
-        let stats = pager.stats();
-        assert_eq!((stats.wrong_pages, stats.lenders_lost), (1, 2), "{stats:?}");
     }
 }
 

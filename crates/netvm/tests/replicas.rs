@@ -3,7 +3,8 @@
 mod common;
 
 use common::redundant::{
-    ALTER, DELAY, HOLD, MEMORY, Model, PAGE, PASS, SLABS, STALE, lend, proxy, start_with, until,
+    ALTER, DELAY, HOLD, MEMORY, Model, PAGE, PASS, SLABS, STALE, a_liar_is_blamed_by_a_repair, lend, proxy,
+    start_with, until,
 };
 use common::{Serving, alone};
 use netvm::lender::LinkChoice;
@@ -230,36 +231,9 @@ fn returns_other_contents(seed: u64, how: u32, encrypt_pages: bool) {
 fn a_lender_that_returns_wrong_pages_to_a_repair_is_blamed_and_not_the_copy() {
     let Some(_alone) = alone() else { return };
     for encrypt_pages in [false, true] {
-        let lenders = [lend(), lend(), lend(), lend()];
-        let mode = Arc::new(AtomicU32::new(PASS));
-        let liar = proxy(&lenders[0].address, &mode, PAGE);
-        let others = Arc::new(AtomicU32::new(PASS));
-        let [third, fourth] = [2, 3].map(|lender: usize| proxy(&lenders[lender].address, &others, PAGE));
-        let (pager, memory) = start_two(&[&liar, &lenders[1].address, &third, &fourth], |config| {
+        a_liar_is_blamed_by_a_repair(&[lend(), lend(), lend(), lend()], PAGE, |config| {
             (config.replicas, config.encrypt_pages) = (3, encrypt_pages);
         });
-        let mut model = Model::new(memory, 11);
-        model.churn(3000);
-        // The fastest is asked.
-        others.store(DELAY, Ordering::Relaxed);
-        model.churn(100);
-        others.store(PASS, Ordering::Relaxed);
-        // What is under way is over.
-        std::thread::sleep(Duration::from_millis(300));
-        mode.store(ALTER, Ordering::Relaxed);
-        lenders[1].stop.stop();
-        lenders[1].stop.stop();
-        let end = Instant::now() + Duration::from_secs(20);
-        while pager.stats().wrong_pages == 0 {
-            assert!(Instant::now() < end, "{:?}", pager.stats());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        mode.store(PASS, Ordering::Relaxed);
-        model.check_all();
-        model.churn(3000);
-        model.check_all();
-        let stats = pager.stats();
-        assert_eq!((stats.wrong_pages, stats.lenders_lost), (1, 2), "{stats:?}");
     }
 }
 

@@ -204,3 +204,42 @@ pub fn pass_answers(mut from: TcpStream, mut to: TcpStream, mode: &AtomicU32, un
     }
     let _ = to.shutdown(Shutdown::Write);
 }
+
+/// It is found while pages are copied, before anybody has asked for one: of lenders by these addresses, with redundancy that `change`
+/// sets, the first begins to lie and the second ends. All others answer late for a while, so that the first is one that is asked.
+pub fn a_liar_is_blamed_by_a_repair(
+    lenders: &[&'static Serving],
+    unit: usize,
+    change: impl FnOnce(&mut PagerConfig),
+) {
+    let (mode, others) = (Arc::new(AtomicU32::new(PASS)), Arc::new(AtomicU32::new(PASS)));
+    let address = |(index, lender): (usize, &&Serving)| match index {
+        0 => proxy(&lender.address, &mode, unit),
+        1 => lender.address.clone(),
+        _ => proxy(&lender.address, &others, unit),
+    };
+    let addresses: Vec<String> = lenders.iter().enumerate().map(address).collect();
+    let addresses: Vec<&str> = addresses.iter().map(String::as_str).collect();
+    let (pager, memory) = start_with(&addresses, change);
+    let mut model = Model::new(memory, 11);
+    model.churn(3000);
+    others.store(DELAY, Ordering::Relaxed);
+    model.churn(100);
+    others.store(PASS, Ordering::Relaxed);
+    // What is under way is over.
+    std::thread::sleep(Duration::from_millis(300));
+    mode.store(ALTER, Ordering::Relaxed);
+    lenders[1].stop.stop();
+    lenders[1].stop.stop();
+    let end = Instant::now() + Duration::from_secs(20);
+    while pager.stats().wrong_pages == 0 {
+        assert!(Instant::now() < end, "{:?}", pager.stats());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    mode.store(PASS, Ordering::Relaxed);
+    model.check_all();
+    model.churn(3000);
+    model.check_all();
+    let stats = pager.stats();
+    assert_eq!((stats.wrong_pages, stats.lenders_lost), (1, 2), "{stats:?}");
+}
