@@ -1,5 +1,9 @@
 //! The `netvm` program: one file per command in `cmd/`.
 
+// First: it has the macros of all that follow.
+#[macro_use]
+mod say;
+
 mod cmd;
 mod elf;
 mod folder;
@@ -124,8 +128,9 @@ fn main() -> ExitCode {
         Command::DemoWorker(args) => cmd::demo::worker(&args),
         Command::UblkGuard(args) => cmd::ublk::guard(&args),
     };
-    result.unwrap_or_else(|error| {
-        eprintln!("netvm: {error}");
+    let code = result.unwrap_or_else(|error| {
+        tell!("netvm: {error}");
         ExitCode::from(cmd::run::EXIT_NETVM)
-    })
+    });
+    say::end(code)
 }

@@ -368,3 +368,85 @@ fn a_lender_goes_on_when_what_it_says_goes_to_a_full_disk() {
     common::signal(lender.0.id(), "TERM");
     assert!(wait(&mut lender.0, PATIENCE).is_some_and(|status| status.success()));
 }
+
+/// What commands print and nobody can take: a full disk, and a pipe whose reader has gone.
+#[test]
+fn output_that_goes_nowhere_stops_nobody() {
+    let folder = common::Folder::new("output-nowhere");
+    let secret = folder.path("secret");
+    let pages = folder.path("pages");
+    let (secret, pages) = (secret.to_str().unwrap(), pages.to_str().unwrap());
+    let commands: Vec<Vec<&str>> = [
+        "lend",
+        "run",
+        "nbd",
+        "ublk",
+        "mount",
+        "device",
+        "send",
+        "recv",
+        "swap",
+        "top",
+        "metrics",
+        "status",
+        "secret",
+        "demo",
+        "doctor",
+        "bench",
+        "completions",
+        "man",
+    ]
+    .into_iter()
+    .map(|command| vec![command, "--help"])
+    .chain([
+        vec!["--help"],
+        vec!["--version"],
+        vec!["doctor"],
+        vec!["top", "--once"],
+        vec!["top", "--json"],
+        vec!["metrics", "--print"],
+        vec!["swap", "status"],
+        vec!["device", "status"],
+        vec!["completions", "bash"],
+        vec!["man", pages],
+        vec!["secret", "new", secret],
+        vec!["status", "127.0.0.1:1"],
+        vec!["run", "--local", "16M", "--stats", "--", "true"],
+        vec!["bench", "frames", "--quick"],
+        vec!["no-such-command"],
+    ])
+    .collect();
+    for arguments in &commands {
+        for closed in [false, true] {
+            let sink = || {
+                if !closed {
+                    return Stdio::from(std::fs::File::options().write(true).open("/dev/full").unwrap());
+                }
+                let (reader, writer) = std::io::pipe().unwrap();
+                drop(reader);
+                Stdio::from(writer)
+            };
+            // Standard error goes to a file first, to see what is said, and then nowhere, too.
+            let said = folder.path("said");
+            for loud in [true, false] {
+                let err = if loud { Stdio::from(std::fs::File::create(&said).unwrap()) } else { sink() };
+                let mut command = netvm();
+                let child = command.args(arguments).stdin(Stdio::null()).stdout(sink()).stderr(err).spawn();
+                let mut child = common::Guard(child.unwrap());
+                let status = common::wait(&mut child.0, Duration::from_secs(60)).expect("it hangs");
+                let text = std::fs::read_to_string(&said).unwrap();
+                let panicked =
+                    status.code() == Some(101) || status.code() == Some(134) || text.contains("panicked");
+                assert!(!panicked, "{arguments:?} {closed} {loud}: {status} {text}");
+                let _ = std::fs::remove_file(secret);
+            }
+        }
+    }
+    // Who asked for something and did not get it is told.
+    let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
+    let mut command = netvm();
+    let done = command.arg("doctor").stdout(full).stderr(Stdio::piped()).spawn().unwrap().wait_with_output();
+    let done = done.unwrap();
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.code() == Some(125) && said.contains("standard output: No space left"), "{done:?}");
+}

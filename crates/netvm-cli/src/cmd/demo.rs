@@ -55,7 +55,7 @@ struct Sorted {
 pub fn run(args: &DemoArgs) -> Outcome {
     let data = args.data.unwrap_or(Size(4 * args.local.0));
     let program = std::env::current_exe().map_err(|error| format!("cannot find netvm itself: {error}"))?;
-    println!("Sorting {data} of random numbers, first in RAM, then with {} of local memory.", args.local);
+    out!("Sorting {data} of random numbers, first in RAM, then with {} of local memory.", args.local);
     let in_ram = {
         let mut command = Command::new(&program);
         command.args(["demo-worker", &data.0.to_string()]);
@@ -103,26 +103,26 @@ pub fn run(args: &DemoArgs) -> Outcome {
         return Err("the two results differ: this is a bug in netvm, please report it".into());
     }
     let stats = report.stats;
-    println!();
-    println!("{:<26} {:>12} {:>14}", "", "in RAM", "on netvm");
-    println!("{:<26} {:>10.2} s {:>12.2} s", "sort", seconds(in_ram), seconds(on_netvm));
-    println!(
+    out!("");
+    out!("{:<26} {:>12} {:>14}", "", "in RAM", "on netvm");
+    out!("{:<26} {:>10.2} s {:>12.2} s", "sort", seconds(in_ram), seconds(on_netvm));
+    out!(
         "{:<26} {:>8} MiB {:>10} MiB",
         "peak local memory",
         (in_ram.peak_kib + 512) >> 10,
         (on_netvm.peak_kib + 512) >> 10
     );
-    println!("{:<26} {:>12} {:>14}", "page faults served", "-", stats.faults);
-    println!("{:<26} {:>12} {:>10} MiB", "read from the lender", "-", stats.bytes_in >> 20);
-    println!("{:<26} {:>12} {:>10} MiB", "written to the lender", "-", stats.bytes_out >> 20);
-    println!(
+    out!("{:<26} {:>12} {:>14}", "page faults served", "-", stats.faults);
+    out!("{:<26} {:>12} {:>10} MiB", "read from the lender", "-", stats.bytes_in >> 20);
+    out!("{:<26} {:>12} {:>10} MiB", "written to the lender", "-", stats.bytes_out >> 20);
+    out!(
         "Results are equal. {:.1} times the time, {:.0} % of the local memory.",
         seconds(on_netvm) / seconds(in_ram).max(0.001),
         on_netvm.peak_kib as f64 / in_ram.peak_kib.max(1) as f64 * 100.0
     );
     plot(&args.svg, data, [in_ram, on_netvm])
         .map_err(|error| format!("cannot write {}: {error}", args.svg.display()))?;
-    println!("Plot: {}", args.svg.display());
+    out!("Plot: {}", args.svg.display());
     Ok(ExitCode::SUCCESS)
 }
 

@@ -131,7 +131,7 @@ fn attach(args: &AttachArgs) -> Outcome<()> {
         security: args.security.load()?,
     })?;
     if args.json {
-        println!(
+        out!(
             "{}",
             json!({
                 "number": attached.number, "path": attached.path(), "bytes": attached.bytes,
@@ -140,37 +140,37 @@ fn attach(args: &AttachArgs) -> Outcome<()> {
         );
     } else {
         let only = if attached.read_only { ", only to read" } else { "" };
-        println!("{}: {} of {address}{only}", attached.path().display(), Size(attached.bytes));
+        out!("{}: {} of {address}{only}", attached.path().display(), Size(attached.bytes));
     }
     Ok(())
 }
 
 fn page(args: &PageArgs) -> Outcome<()> {
     let page = device::page(args.number, args.offset.0)?;
-    println!("address    {:#x}", page.address);
+    out!("address    {:#x}", page.address);
     for (level, (name, entry)) in ["PGD", "P4D", "PUD", "PMD", "PTE"].iter().zip(page.entries).enumerate() {
         let folded = match (level, page.levels) {
             (1, ..=4) | (2, ..=3) => ", folded into the one above",
             _ => "",
         };
-        println!("{name}        {entry:#018x}{folded}");
+        out!("{name}        {entry:#018x}{folded}");
         if level as u32 == page.leaf {
             break;
         }
     }
     let flags = [(PRESENT, "present"), (WRITABLE, "writable"), (DIRTY, "dirty"), (ACCESSED, "accessed")];
     let said = flags.iter().filter(|(flag, _)| page.flags & flag != 0).map(|(_, name)| format!(", {name}"));
-    println!("page       {}{}", Size(page.page_bytes), said.collect::<String>());
-    println!("physical   {:#x}", page.physical);
+    out!("page       {}{}", Size(page.page_bytes), said.collect::<String>());
+    out!("physical   {:#x}", page.physical);
     Ok(())
 }
 
 fn status(args: &StatusArgs) -> ExitCode {
     let devices = device::devices();
     if args.json {
-        println!("{}", devices.iter().map(described).collect::<Value>());
+        out!("{}", devices.iter().map(described).collect::<Value>());
     } else if devices.is_empty() {
-        println!("no devices");
+        out!("no devices");
     }
     for device in devices.iter().filter(|_| !args.json) {
         print(device);
@@ -190,20 +190,15 @@ fn described(device: &DeviceStatus) -> Value {
 fn print(device: &DeviceStatus) {
     let only = if device.read_only { ", only to read" } else { "" };
     let only = if device.encrypted { format!("{only}, encrypted") } else { only.to_owned() };
-    println!("device     {}: {}", device::path(device.number).display(), device.state);
+    out!("device     {}: {}", device::path(device.number).display(), device.state);
     match device.kind.as_str() {
-        "segment" => println!("segment    {} of {}{only}", device.name, device.peer),
-        _ => println!("lender     {}{only}", device.peer),
+        "segment" => out!("segment    {} of {}{only}", device.name, device.peer),
+        _ => out!("lender     {}{only}", device.peer),
     }
-    println!("size       {}, open {} times", Size(device.bytes), device.opens);
-    println!("read       {} in {} requests", Size(device.reads.1), device.reads.0);
-    println!(
-        "written    {} in {} requests, {} flushes",
-        Size(device.writes.1),
-        device.writes.0,
-        device.flushes
-    );
+    out!("size       {}, open {} times", Size(device.bytes), device.opens);
+    out!("read       {} in {} requests", Size(device.reads.1), device.reads.0);
+    out!("written    {} in {} requests, {} flushes", Size(device.writes.1), device.writes.0, device.flushes);
     if device.errors > 0 {
-        println!("errors     {}", device.errors);
+        out!("errors     {}", device.errors);
     }
 }

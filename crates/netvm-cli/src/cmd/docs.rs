@@ -3,7 +3,7 @@
 use super::Outcome;
 use clap::{Args, Command};
 use clap_complete::Shell;
-use std::io;
+use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -24,7 +24,9 @@ pub struct ManArgs {
 }
 
 pub fn completions(args: &CompletionsArgs, mut command: Command) -> Outcome {
-    clap_complete::generate(args.shell, &mut command, "netvm", &mut io::stdout());
+    let mut script = Vec::new();
+    clap_complete::generate(args.shell, &mut command, "netvm", &mut script);
+    io::stdout().write_all(&script).map_err(|error| format!("cannot write the script: {error}"))?;
     Ok(ExitCode::SUCCESS)
 }
 

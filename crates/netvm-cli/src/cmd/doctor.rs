@@ -48,7 +48,7 @@ fn finding(what: &'static str, verdict: Verdict, found: impl Into<String>, fix: 
 pub fn run(args: &DoctorArgs) -> Outcome {
     if let Some([process, address]) = args.reach.as_deref() {
         let reached = netvm_sys::process::probe(*process as u32, *address, &mut [0]);
-        println!("{}", reached.map_or_else(|error| error.to_string(), |()| REACHED.to_owned()));
+        out!("{}", reached.map_or_else(|error| error.to_string(), |()| REACHED.to_owned()));
         return Ok(ExitCode::SUCCESS);
     }
     let findings: Vec<Finding> = [kernel(), glibc()]
@@ -60,7 +60,7 @@ pub fn run(args: &DoctorArgs) -> Outcome {
         .collect();
     let works = findings.iter().all(|finding| finding.verdict != Verdict::Missing);
     if args.json {
-        println!("{}", serde_json::json!({ "works": works, "findings": findings }));
+        out!("{}", serde_json::json!({ "works": works, "findings": findings }));
     } else {
         for finding in &findings {
             let mark = match finding.verdict {
@@ -68,12 +68,12 @@ pub fn run(args: &DoctorArgs) -> Outcome {
                 Verdict::Without => "-      ",
                 Verdict::Missing => "MISSING",
             };
-            println!("{mark} {:<22} {}", finding.what, finding.found);
+            out!("{mark} {:<22} {}", finding.what, finding.found);
             if let Some(fix) = &finding.fix {
-                println!("        {:<22} -> {fix}", "");
+                out!("        {:<22} -> {fix}", "");
             }
         }
-        println!(
+        out!(
             "{}",
             if works { "netvm run and netvm lend work here." } else { "netvm run does not work here." }
         );

@@ -124,9 +124,7 @@ pub fn run(args: LendArgs) -> Outcome {
     if args.hugepages
         && let Err(setting) = lent_hugepages()
     {
-        super::tell!(
-            "netvm: lending without huge pages: shmem_enabled is {setting}; `{HUGE_ADVISE}` allows them"
-        );
+        tell!("netvm: lending without huge pages: shmem_enabled is {setting}; `{HUGE_ADVISE}` allows them");
     }
     let security = match args.security.is_on_input() {
         true => secret_on_input(&args)?,
@@ -136,7 +134,7 @@ pub fn run(args: LendArgs) -> Outcome {
     };
     let security = Security { insecure: args.insecure, ..security };
     if security.secret.is_none() && args.insecure {
-        super::tell!("netvm: without a secret, whoever reaches the address can use the memory");
+        tell!("netvm: without a secret, whoever reaches the address can use the memory");
     }
     let protection = match (&security.secret, security.encryption) {
         (None, _) => "",
@@ -192,7 +190,7 @@ fn check_size(size: Size) -> Result<(), String> {
             Size(all)
         )),
         (_, Some(available)) if size.0 > available => {
-            super::tell!(
+            tell!(
                 "netvm: only {} of the {size} to lend are free now; borrowers fail if it stays so",
                 Size(available)
             );
@@ -207,7 +205,7 @@ fn check_room(folder: &Path, size: Size) -> Result<(), String> {
     let room = netvm_sys::memfd::room_bytes(folder)
         .map_err(|error| format!("cannot lend from a file in {}: {error}", folder.display()))?;
     if size.0 > room {
-        super::tell!(
+        tell!(
             "netvm: only {} of the {size} to lend are free in {}; borrowers are refused when it is full",
             Size(room),
             folder.display()

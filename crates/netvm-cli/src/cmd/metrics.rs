@@ -36,12 +36,12 @@ const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 pub fn run(args: &MetricsArgs) -> Outcome {
     if args.print {
-        print!("{}", text(&runs::find()));
+        crate::say::text(&text(&runs::find()));
         return Ok(ExitCode::SUCCESS);
     }
     let server =
         Server::http(&args.listen).map_err(|error| format!("cannot listen at {}: {error}", args.listen))?;
-    println!("metrics at http://{}/metrics", server.server_addr());
+    out!("metrics at http://{}/metrics", server.server_addr());
     std::io::stdout().flush()?;
     let header: Header = format!("Content-Type: {CONTENT_TYPE}").parse().map_err(|()| "no header")?;
     for request in server.incoming_requests() {

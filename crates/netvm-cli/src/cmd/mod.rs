@@ -20,15 +20,6 @@ pub mod top;
 pub mod ublk;
 mod volume;
 
-/// A line on standard error of a server, which goes on when nobody reads it, or when it goes to a disk that is full.
-macro_rules! tell {
-    ($($what:tt)*) => {{
-        use std::io::Write as _;
-        let _ = writeln!(std::io::stderr(), $($what)*);
-    }};
-}
-use tell;
-
 /// What a command returns: the process's exit code, or a sentence for standard error (exit code 125).
 pub type Outcome<T = std::process::ExitCode> = Result<T, Box<dyn std::error::Error>>;
 

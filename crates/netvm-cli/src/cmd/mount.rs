@@ -136,7 +136,7 @@ pub fn run(args: &MountArgs) -> Outcome {
 fn take_away_dead(folder: &Path) -> Result<(), String> {
     let dead = matches!(fs::metadata(folder), Err(error) if error.raw_os_error() == Some(libc::ENOTCONN));
     if dead && mount_of(folder).is_some_and(|mount| mount.is_ours) {
-        super::tell!(
+        tell!(
             "netvm mount: what was mounted at {} has ended without being unmounted",
             folder.display()
         );
@@ -302,12 +302,12 @@ fn watch_signals(signals: Signals, stop: StopFlag, folder: PathBuf) {
                     unmounted = true;
                     stop.stop();
                 }
-                Err(error) if error.raw_os_error() == Some(libc::EBUSY) => super::tell!(
+                Err(error) if error.raw_os_error() == Some(libc::EBUSY) => tell!(
                     "netvm mount: {0} is in use: close what is open there (fuser -vm {0} shows it). Nothing was unmounted",
                     folder.display()
                 ),
                 Err(error) => {
-                    super::tell!("netvm mount: cannot unmount {}: {error}", folder.display());
+                    tell!("netvm mount: cannot unmount {}: {error}", folder.display());
                     unmounted = mount_of(&folder).is_none_or(|mount| !mount.is_ours);
                     if unmounted {
                         stop.stop();
@@ -320,7 +320,7 @@ fn watch_signals(signals: Signals, stop: StopFlag, folder: PathBuf) {
 
 fn tell(notice: &MountNotice) {
     if let Some(sentence) = sentence(notice) {
-        super::tell!("netvm mount: {sentence}");
+        tell!("netvm mount: {sentence}");
     }
 }
 

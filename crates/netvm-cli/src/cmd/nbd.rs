@@ -79,7 +79,7 @@ pub fn run(args: NbdArgs) -> Outcome {
     }
     let _ = out.flush();
     let stop = super::stop_on(signals)?;
-    server.run(&stop, |notice| super::tell!("netvm nbd: {}", sentence(&notice)))?;
+    server.run(&stop, |notice| tell!("netvm nbd: {}", sentence(&notice)))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -49,7 +49,7 @@ pub fn run(args: RecvArgs) -> Outcome {
         security: Security { insecure: args.insecure, ..args.security.load()? },
     };
     if options.security.secret.is_none() && args.insecure {
-        eprintln!("netvm: without a secret, whoever reaches the address can write into the folder");
+        tell!("netvm: without a secret, whoever reaches the address can write into the folder");
     }
     let receiver = Receiver::bind(&args.folder, options)?;
     // Standard output is for the summary: it may be JSON.

@@ -159,7 +159,7 @@ impl Report {
     /// Says why a process of the run lost its far memory, if one did.
     pub fn show_message(&self) {
         if let Some(message) = &self.message {
-            eprintln!("netvm: {message}");
+            tell!("netvm: {message}");
         }
     }
 
@@ -169,7 +169,7 @@ impl Report {
         if self.lost.is_empty() || self.message.is_some() {
             return;
         }
-        eprintln!(
+        tell!(
             "netvm: lost {}{}: no page waited longer than {} ms; {}",
             self.lost.join(" and "),
             if stats.lenders_back > 0 { ", which came back" } else { "" },
@@ -185,7 +185,7 @@ impl Report {
             }
         );
         if stats.wrong_pages > 0 {
-            eprintln!(
+            tell!(
                 "netvm: {} page(s) came back from a lender with other contents than were written, and were read from another; do \
                  not use that machine",
                 stats.wrong_pages
@@ -207,13 +207,13 @@ pub fn run(args: RunArgs) -> Outcome {
     report.show_message();
     report.show_losses();
     if args.json {
-        eprintln!("{}", to_json(&args, &report));
+        tell!("{}", to_json(&args, &report));
     } else if args.stats {
-        eprintln!("{}", to_line(&report));
+        tell!("{}", to_line(&report));
     }
     if args.explain && !args.json {
-        eprint!("{}", explain::table(&report.stats, args.local.0));
-        eprint!("{}", explain::lenders(&report.detail, &report.lenders));
+        tell!("{}", explain::table(&report.stats, args.local.0).trim_end_matches('\n'));
+        tell!("{}", explain::lenders(&report.detail, &report.lenders).trim_end_matches('\n'));
     }
     Ok(ExitCode::from(report.exit_code()))
 }
@@ -377,7 +377,7 @@ fn wait_for_the_rest(run: &Arc<RunFile>, signals: &Signals) {
     std::thread::sleep(Duration::from_millis(20));
     run.reap();
     if run.processes() > 0 {
-        eprintln!("netvm: waiting for {} background process(es) of this run", run.processes());
+        tell!("netvm: waiting for {} background process(es) of this run", run.processes());
     }
     let until = signals.descriptor();
     while run.processes() > 0 {

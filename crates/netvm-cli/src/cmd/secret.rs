@@ -36,7 +36,7 @@ enum Action {
 pub fn run(args: &SecretArgs) -> Outcome {
     let Action::New { file } = &args.action;
     Secret::random()?.write_new_file(file)?;
-    println!("netvm: wrote {}; give lenders and borrowers a copy each, and --secret", file.display());
+    out!("netvm: wrote {}; give lenders and borrowers a copy each, and --secret", file.display());
     Ok(ExitCode::SUCCESS)
 }
 

@@ -45,7 +45,7 @@ pub fn run(args: &StatusArgs) -> Outcome {
                 "recalled_bytes": b.recalled_bytes, "cannot": b.cannot })
             })
             .collect();
-        println!(
+        out!(
             "{}",
             json!({
                 "address": address, "size_bytes": status.size_bytes, "used_bytes": status.used_bytes,
@@ -58,25 +58,25 @@ pub fn run(args: &StatusArgs) -> Outcome {
         );
         return Ok(ExitCode::SUCCESS);
     }
-    println!("lender     {address}{}", if status.draining { " (draining)" } else { "" });
-    println!("connection {}", status.protection);
-    println!("size       {}", Size(status.size_bytes));
-    println!("lent       {} in slabs of {}", Size(status.used_bytes), Size(status.slab_bytes));
-    println!("in use     {}", Size(status.resident_bytes));
+    out!("lender     {address}{}", if status.draining { " (draining)" } else { "" });
+    out!("connection {}", status.protection);
+    out!("size       {}", Size(status.size_bytes));
+    out!("lent       {} in slabs of {}", Size(status.used_bytes), Size(status.slab_bytes));
+    out!("in use     {}", Size(status.resident_bytes));
     if status.quota_bytes > 0 {
-        println!("quota      {} for each borrower", Size(status.quota_bytes));
+        out!("quota      {} for each borrower", Size(status.quota_bytes));
     }
     if status.missing_bytes > 0 {
         let stuck = if status.stuck { "; nobody else can take them" } else { "" };
-        println!("short of   {}: asked back{stuck}", Size(status.missing_bytes));
+        out!("short of   {}: asked back{stuck}", Size(status.missing_bytes));
     }
-    println!("operations {} ({}/s)", status.ops, status.ops_per_s);
-    println!("up         {} s", status.uptime.as_secs());
-    println!("borrowers  {}", status.borrowers.len());
+    out!("operations {} ({}/s)", status.ops, status.ops_per_s);
+    out!("up         {} s", status.uptime.as_secs());
+    out!("borrowers  {}", status.borrowers.len());
     if !status.borrowers.is_empty() {
-        println!("  {:<24} {:>8} {:>10} {:>12}", "name", "pid", "memory", "operations");
+        out!("  {:<24} {:>8} {:>10} {:>12}", "name", "pid", "memory", "operations");
         for borrower in &status.borrowers {
-            println!(
+            out!(
                 "  {:<24} {:>8} {:>10} {:>12}{}",
                 borrower.name,
                 borrower.pid,
@@ -86,7 +86,7 @@ pub fn run(args: &StatusArgs) -> Outcome {
             );
             if borrower.recalled_bytes > 0 {
                 let cannot = if borrower.cannot { "; it has no other place for them" } else { "" };
-                println!("  {:<24} {} asked back{cannot}", "", Size(borrower.recalled_bytes));
+                out!("  {:<24} {} asked back{cannot}", "", Size(borrower.recalled_bytes));
             }
         }
     }
@@ -96,13 +96,13 @@ pub fn run(args: &StatusArgs) -> Outcome {
 fn runs(json: bool) {
     let runs = crate::folder::runs();
     if runs.is_empty() && !json {
-        println!("no program runs on lent memory here; `netvm status ADDRESS` asks a lender");
+        out!("no program runs on lent memory here; `netvm status ADDRESS` asks a lender");
     }
     for (pid, run) in runs {
         let (params, stats, lost) = (run.params(), run.summary(), run.lost_lenders());
         let lenders: Vec<&str> = params.lenders.split(',').collect();
         if json {
-            println!(
+            out!(
                 "{}",
                 json!({
                     "pid": pid, "processes": run.processes(), "budget_bytes": params.budget_bytes,
@@ -114,27 +114,25 @@ fn runs(json: bool) {
             );
             continue;
         }
-        println!("run        of process {pid}: {} process(es) on lent memory", run.processes());
+        out!("run        of process {pid}: {} process(es) on lent memory", run.processes());
         let (local, budget) = (Size(stats.local_frames * 4096), Size(params.budget_bytes));
-        println!(
-            "  memory   {} of data, {local} of it here (at most {budget})",
-            Size(stats.far_pages * 4096)
-        );
-        println!("  lenders  {}", lenders.join(", "));
+        out!("  memory   {} of data, {local} of it here (at most {budget})", Size(stats.far_pages * 4096));
+        out!("  lenders  {}", lenders.join(", "));
         if params.replicas > 1 {
-            println!("  replicas {}", params.replicas);
+            out!("  replicas {}", params.replicas);
         }
         if let Some(erasure) = params.erasure {
-            println!("  erasure  {erasure}: any {} of the lenders may be lost", erasure.parity());
+            out!("  erasure  {erasure}: any {} of the lenders may be lost", erasure.parity());
         }
         if stats.pages_moved > 0 {
-            println!("  moved    {} pages, whose lenders asked for their memory", stats.pages_moved);
+            out!("  moved    {} pages, whose lenders asked for their memory", stats.pages_moved);
         }
         if !lost.is_empty() {
-            println!("  lost     {}", lost.join(", "));
-            println!(
+            out!("  lost     {}", lost.join(", "));
+            out!(
                 "  repair   {} pages copied elsewhere, {} have fewer copies or parts than they should have",
-                stats.pages_repaired, stats.pages_unprotected
+                stats.pages_repaired,
+                stats.pages_unprotected
             );
         }
     }

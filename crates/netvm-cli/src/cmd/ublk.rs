@@ -73,7 +73,7 @@ pub fn run(args: &UblkArgs) -> Outcome {
             // Whoever started us may have gone; that is no reason not to serve.
             let _ = writeln!(out, "netvm: serving {size} at {}", disk.display()).and_then(|()| out.flush());
         }
-        Notice::Volume(event) => super::tell!("netvm ublk: {}", volume::sentence(&event)),
+        Notice::Volume(event) => tell!("netvm ublk: {}", volume::sentence(&event)),
         _ => {}
     });
     drop(server);

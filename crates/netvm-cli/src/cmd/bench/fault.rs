@@ -146,7 +146,7 @@ fn placements(wanted: Placements) -> Result<Vec<Placement>, Failure> {
                 nearby: false,
             });
         } else {
-            eprintln!("skipped: other-cpu (needs two CPUs)");
+            tell!("skipped: other-cpu (needs two CPUs)");
         }
     }
     if matches!(wanted, Placements::Spin | Placements::All) {
@@ -160,7 +160,7 @@ fn placements(wanted: Placements) -> Result<Vec<Placement>, Failure> {
                 nearby: false,
             });
         } else {
-            eprintln!("skipped: spin (needs two CPUs)");
+            tell!("skipped: spin (needs two CPUs)");
         }
     }
     if matches!(wanted, Placements::Nearby | Placements::All) {

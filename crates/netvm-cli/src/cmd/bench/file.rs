@@ -84,7 +84,7 @@ struct Device(u32);
 impl Drop for Device {
     fn drop(&mut self) {
         if let Err(error) = device::detach(self.0, true) {
-            eprintln!("netvm bench file: {error}");
+            tell!("netvm bench file: {error}");
         }
     }
 }
@@ -333,7 +333,7 @@ pub fn run(args: &FileArgs) -> Result<Vec<Row>, Failure> {
     for (name, place) in others {
         match place {
             Ok(place) => places.push(place),
-            Err(error) => eprintln!("netvm bench file: no rows for {name}: {error}"),
+            Err(error) => tell!("netvm bench file: no rows for {name}: {error}"),
         }
     }
     let mut echo = Helper::start(&["bench".to_owned(), "echo".to_owned()], false)?;

@@ -39,7 +39,7 @@ pub fn serve(args: &EchoArgs) -> Result<(), Box<dyn Error>> {
         pin(cpu)?;
     }
     let listener = TcpListener::bind("127.0.0.1:0")?;
-    println!("{}", listener.local_addr()?);
+    out!("{}", listener.local_addr()?);
     std::thread::spawn(|| {
         let _ = std::io::copy(&mut std::io::stdin(), &mut std::io::sink());
         std::process::exit(0);

@@ -66,7 +66,7 @@ pub fn run(quick: bool) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
     for placement in ["quiet", "busy"] {
         if placement == "busy" && cpus.len() < 2 {
-            eprintln!("skipped: busy (needs two CPUs)");
+            tell!("skipped: busy (needs two CPUs)");
             continue;
         }
         let stop = AtomicBool::new(false);
@@ -206,7 +206,7 @@ fn measure_copies(bench: &mut Bench, pages: usize) -> Result<(), Failure> {
     });
     match dropped {
         Ok(samples) => bench.add("b-drop-scattered-64", samples),
-        Err(error) => eprintln!("skipped: b-drop-scattered-64 (process_madvise: {error})"),
+        Err(error) => tell!("skipped: b-drop-scattered-64 (process_madvise: {error})"),
     }
     Ok(())
 }
@@ -244,7 +244,7 @@ fn measure_first_writes(bench: &mut Bench, pages: usize) -> Result<(), Failure> 
                 })?,
             );
         }
-        Err(error) => eprintln!("skipped: b-first-write-async (WP_ASYNC needs Linux 6.7: {error})"),
+        Err(error) => tell!("skipped: b-first-write-async (WP_ASYNC needs Linux 6.7: {error})"),
     }
     Ok(())
 }

@@ -54,7 +54,7 @@ impl Watch {
                 if let Some(open) = &mut trace
                     && let Err(error) = open.add(look.at - start, &look, &run.each_process())
                 {
-                    eprintln!("netvm: the trace ends here: {error}");
+                    tell!("netvm: the trace ends here: {error}");
                     trace = None;
                 }
                 if let Some((report, _)) = &mut report {
@@ -65,12 +65,12 @@ impl Watch {
                 }
             }
             if let Some(Err(error)) = trace.map(Trace::finish) {
-                eprintln!("netvm: the trace is not complete: {error}");
+                tell!("netvm: the trace is not complete: {error}");
             }
             if let Some((report, path)) = report
                 && let Err(error) = report.draw(&path)
             {
-                eprintln!("netvm: cannot draw {}: {error}", path.display());
+                tell!("netvm: cannot draw {}: {error}", path.display());
             }
         };
         let thread = std::thread::Builder::new().name("netvm-watch".to_owned()).spawn(body);

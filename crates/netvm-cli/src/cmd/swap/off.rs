@@ -42,9 +42,9 @@ pub fn run(args: &OffArgs) -> Outcome {
     let mut code = ExitCode::SUCCESS;
     for files in chosen {
         match end(files) {
-            Ok(()) => println!("netvm: swap {} is off", files.number()),
+            Ok(()) => out!("netvm: swap {} is off", files.number()),
             Err(error) => {
-                eprintln!("netvm: swap {} stays: {error}", files.number());
+                tell!("netvm: swap {} stays: {error}", files.number());
                 code = ExitCode::from(super::super::run::EXIT_NETVM);
             }
         }
@@ -100,7 +100,7 @@ impl StandIn {
         let guard = Guard::start_for(number, entry.pid, true)?;
         let pid = guard.pid();
         let started = start_time(pid).ok_or("the stand-in has ended")?;
-        eprintln!(
+        tell!(
             "netvm: nobody answers for {device} any more: what waits for it fails, so that it can be taken away"
         );
         // Whoever comes next knows it by this.

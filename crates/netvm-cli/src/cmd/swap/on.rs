@@ -91,7 +91,7 @@ pub fn run(args: &OnArgs) -> Outcome {
     }
     let by = By::choose(args.by)?;
     if by == By::Loop {
-        eprintln!(
+        tell!(
             "netvm: warning: with a loop device this machine can stand still for good when all its memory is used up; limit what uses it with \
              cgroups, or give it ublk_drv (Linux 6.5) or nbd: modprobe ublk_drv nbd"
         );
@@ -117,8 +117,8 @@ pub fn run(args: &OnArgs) -> Outcome {
     write_header(&path, size_bytes).map_err(|error| format!("cannot write a swap header: {error}"))?;
     let failed;
     (making.changed, failed) = reserve::raise();
-    making.changed.iter().for_each(|changed| eprintln!("netvm: {changed}"));
-    failed.iter().for_each(|warning| eprintln!("netvm: {warning}"));
+    making.changed.iter().for_each(|changed| tell!("netvm: {changed}"));
+    failed.iter().for_each(|warning| tell!("netvm: {warning}"));
     // From here on `swap off` finds it, and the server stays when this process is killed: pages may be on it.
     let guard = making.ready.guard.map(started_at).transpose()?;
     let entry = making.entry.insert(Entry {
@@ -137,7 +137,7 @@ pub fn run(args: &OnArgs) -> Outcome {
         .map_err(|error| format!("the kernel does not take {} as swap: {error}", path.display()))?;
     making.done = true;
     let number = making.files.number();
-    println!(
+    out!(
         "netvm: swap {number}: {} on {} lenders at {}",
         Size(size_bytes),
         args.volume.lender.len(),
@@ -182,7 +182,7 @@ impl Making {
         self.server = Some(server);
         for line in said.into_iter().flat_map(|said| BufReader::new(said).lines()).map_while(Result::ok) {
             if let Some(warning) = line.strip_prefix(serve::WARNING) {
-                eprintln!("netvm: {warning}");
+                tell!("netvm: {warning}");
             } else if let Some(ready) = line.strip_prefix(serve::READY) {
                 self.ready = serde_json::from_str(ready).map_err(|error| error.to_string())?;
                 return started_at(pid);

@@ -58,26 +58,26 @@ impl Swap {
     }
 
     fn print(&self) {
-        println!("swap       {} at {}: {}", self.number, self.entry.device.display(), self.state());
+        out!("swap       {} at {}: {}", self.number, self.entry.device.display(), self.state());
         let used = self.used.map_or(String::new(), |used| {
             format!(", {} used, priority {}", Size(used.used_bytes), used.priority)
         });
-        println!("size       {}{used}", Size(self.entry.size_bytes));
-        println!(
+        out!("size       {}{used}", Size(self.entry.size_bytes));
+        out!(
             "server     {} {}",
             self.entry.pid,
             if self.served { "alive" } else { "dead: `netvm swap off` clears up" }
         );
         for warning in &self.health.warnings {
-            println!("warning    {warning}");
+            out!("warning    {warning}");
         }
         let copies = match (self.health.degraded, self.health.lost) {
             (0, 0) => String::new(),
             (degraded, lost) => format!("; extents with copies missing: {degraded}, with none left: {lost}"),
         };
-        println!("replicas   {}{copies}", self.entry.replicas);
+        out!("replicas   {}{copies}", self.entry.replicas);
         for lender in &self.health.lenders {
-            println!(
+            out!(
                 "lender     {}{}",
                 lender.address,
                 lender.lost.as_ref().map_or(String::new(), |why| format!(" lost: {why}"))
@@ -97,15 +97,15 @@ pub fn run(args: &StatusArgs) -> Outcome {
             Ok(swap) => swap.json(),
             Err(error) => json!({ "number": number, "state": "unreadable", "error": error }),
         });
-        println!("{}", json!({ "swaps": shown.collect::<Vec<_>>() }));
+        out!("{}", json!({ "swaps": shown.collect::<Vec<_>>() }));
     } else if swaps.is_empty() {
-        println!("no swap on lent memory");
+        out!("no swap on lent memory");
     }
     for (number, swap) in &swaps {
         match swap {
             Ok(swap) if !args.json => swap.print(),
             Ok(_) => {}
-            Err(error) => eprintln!("netvm: swap {number} cannot be read: {error}"),
+            Err(error) => tell!("netvm: swap {number} cannot be read: {error}"),
         }
     }
     let well = swaps.iter().all(|(_, swap)| swap.as_ref().is_ok_and(Swap::is_well));

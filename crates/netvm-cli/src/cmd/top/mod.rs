@@ -68,13 +68,13 @@ pub fn run(args: &TopArgs) -> Outcome {
     for ((run, old), new) in runs.iter().zip(&old).zip(&looks) {
         let rates = Rates::between(old, new);
         if args.json {
-            println!("{}", to_json(run, old, new, &rates));
+            out!("{}", to_json(run, old, new, &rates));
         } else {
-            print!("{}", to_text(run, old, new, &rates));
+            crate::say::text(&to_text(run, old, new, &rates));
         }
     }
     if runs.is_empty() && !args.json {
-        println!("no program runs on lent memory (of this user's)");
+        out!("no program runs on lent memory (of this user's)");
     }
     Ok(ExitCode::SUCCESS)
 }

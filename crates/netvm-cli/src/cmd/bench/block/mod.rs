@@ -395,7 +395,7 @@ pub fn run(args: &BlockArgs) -> Result<Vec<Row>, Failure> {
         };
         match started {
             Ok(server) => servers.push(server),
-            Err(error) => eprintln!("netvm bench block: no rows for {program}: {error}"),
+            Err(error) => tell!("netvm bench block: no rows for {program}: {error}"),
         }
     }
     for server in &mut servers {

@@ -278,7 +278,7 @@ struct Series {
 /// When the other process or the sockets cannot be had.
 pub fn run(args: &RmaArgs) -> Result<(), Failure> {
     if args.peers == Some(Peers::InstallHint) {
-        println!("{}", peers::INSTALL_HINT);
+        out!("{}", peers::INSTALL_HINT);
         return Ok(());
     }
     if args.encrypt != Encrypt::No && args.link != Link::Tcp {
@@ -303,7 +303,7 @@ pub fn run(args: &RmaArgs) -> Result<(), Failure> {
     }
     let placements = placements(args.placement);
     if placements.len() < if args.placement == Placements::All { 3 } else { 1 } {
-        eprintln!("skipped (two-cpus: there is only one)");
+        tell!("skipped (two-cpus: there is only one)");
     }
     // Cases too: a half of a lock is measured beside an atomic.
     let is_needed = |one: &Case| {

@@ -203,14 +203,14 @@ pub fn run(args: &PartnerArgs) -> Result<(), Box<dyn Error>> {
         false => None,
     };
     let floors = raw::serve(args.link)?;
-    println!("{}", floors.address);
+    out!("{}", floors.address);
     let side = Arc::new(Side::new(args.link, secret, 1)?);
     // The third node of a copy.
     side.node.allow_copies(Copies::Anywhere);
-    println!("{}", side.ticket);
+    out!("{}", side.ticket);
     let Some(ticket) = lines.next().transpose()? else { return Ok(()) };
     let region = Arc::new(side.accept(&ticket)?);
-    println!("ready");
+    out!("ready");
     let answering = Arc::clone(&region);
     side.board.arm(HANDLED, move |_| {
         let _ = answering.notify(Notify::Count { number: PONG });
@@ -223,7 +223,7 @@ pub fn run(args: &PartnerArgs) -> Result<(), Box<dyn Error>> {
             let peer = side.node.accept(TIMEOUT).ok_or("the other side has not connected")?;
             side.choose(&peer);
             let (told, there) = There::new(&side.node, &peer, key)?;
-            println!("{told}");
+            out!("{told}");
             meet = Some((there, peer));
             continue;
         }
@@ -264,7 +264,7 @@ pub fn run(args: &PartnerArgs) -> Result<(), Box<dyn Error>> {
             }
             "channel-rate" | "shared-rate" => {
                 let (there, _) = meet.as_mut().ok_or("nobody has met")?;
-                println!("count {}", there.count(what == "shared-rate")?);
+                out!("count {}", there.count(what == "shared-rate")?);
             }
             "compute" => {
                 let on = number()? == 1;
@@ -274,7 +274,7 @@ pub fn run(args: &PartnerArgs) -> Result<(), Box<dyn Error>> {
             }
             _ => return Err(format!("unknown command {line}").into()),
         }
-        println!("done");
+        out!("done");
     }
     Ok(())
 }

@@ -53,10 +53,7 @@ pub fn keep(args: &KeeperArgs) -> Result<(), Box<dyn Error>> {
     let mut parts = match set_up(args) {
         Ok(parts) => parts,
         Err(error) => {
-            println!(
-                "{}",
-                serde_json::to_string(&Outcome { error: error.to_string(), ..Outcome::default() })?
-            );
+            out!("{}", serde_json::to_string(&Outcome { error: error.to_string(), ..Outcome::default() })?);
             return Ok(());
         }
     };

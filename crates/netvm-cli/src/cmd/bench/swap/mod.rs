@@ -141,7 +141,7 @@ pub fn run(args: &SwapArgs) -> Result<Vec<Row>, Box<dyn Error>> {
             }
             Err(error) if is_wrong_data(&*error) => return Err(format!("{}: {error}", kind.name()).into()),
             Err(error) => {
-                eprintln!("netvm bench swap: no figures for {}: {error}", kind.name());
+                tell!("netvm bench swap: no figures for {}: {error}", kind.name());
                 for case in CASES {
                     let unit = if case == Case::RandomRead { "us" } else { "MB/s" };
                     let mut row = row_of(kind, name_of(case), unit);
