@@ -716,6 +716,66 @@ with open(sys.argv[1], 'r+b') as f:
     mount.end();
 }
 
+/// Nobody on most systems; it owns nothing here but what the test gives it.
+const USER: u32 = 65534;
+
+#[test]
+fn users_mount_for_themselves() {
+    const NAME: &str = "users_mount_for_themselves";
+    if !can_mount(NAME, &["/usr/bin/setpriv"]) {
+        return;
+    }
+    let folder = Folder::new("mount-user");
+    let lender = Lender::at("127.0.0.1:0", "64M");
+    let at = folder.path("mount");
+    fs::create_dir(&at).unwrap();
+    std::os::unix::fs::chown(&at, Some(USER), Some(USER)).unwrap();
+    let as_user = |program: &std::ffi::OsStr| {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--"]).arg(program);
+        command
+    };
+    let mount = |command: &mut Command| {
+        command.arg("mount").arg(&at).args(["--size", "16M", "--lender", &lender.address]);
+    };
+    // Without the program that may, a sentence says which one.
+    let setpriv = finish(Command::new("sh").args(["-c", "command -v setpriv"])).must_succeed();
+    let mut alone = Command::new(setpriv.out().trim());
+    alone.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--"]).arg(netvm().get_program());
+    mount(alone.env("PATH", "/nowhere"));
+    let done = finish(&mut alone);
+    assert!(!done.status.success() && done.err.contains("install fuse3"), "{done:?}");
+    if !has(NAME, &["/usr/bin/fusermount3"]) {
+        return;
+    }
+    if fs::metadata("/dev/fuse").unwrap().mode() & 0o006 != 0o006 {
+        let _ = writeln!(std::io::stderr(), "{NAME}: skipped (only root may open /dev/fuse)");
+        return;
+    }
+    let mut command = as_user(netvm().get_program());
+    mount(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
+    let mut child = command.spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let mut process = Guard(child);
+    assert!(line.contains("mounted 16M"), "{line} {:?}", {
+        let mut said = String::new();
+        process.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        said
+    });
+    let script =
+        "set -e; cd \"$1\"; head -c 3000000 /dev/urandom > a; cp a b; sync; cmp a b; stat -c %u a; rm a";
+    let mut command = as_user("sh".as_ref());
+    let done = finish(command.args(["-c", script, "sh"]).arg(&at)).must_succeed();
+    assert_eq!(done.out().trim(), "65534");
+    // Not even root sees it.
+    fails_with(fs::read_dir(&at).map(drop), 13);
+    signal(process.0.id(), "TERM");
+    let status = wait(&mut process.0, Duration::from_secs(20));
+    assert!(status.is_some_and(|status| status.success()), "{status:?}");
+    assert!(!is_mounted(&at));
+}
+
 #[test]
 fn bad_input() {
     if !can_mount("bad_input", &[]) {

@@ -87,6 +87,11 @@ pub struct FdSocket {
 }
 
 impl FdSocket {
+    /// A socket that is connected already.
+    pub(crate) fn adopt(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+
     /// Connects to an abstract name.
     ///
     /// # Errors

@@ -3,32 +3,46 @@
 use std::ffi::CString;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
+use crate::fdpass::FdSocket;
 use crate::shared::SharedSlice;
+
+/// What mounts for users who may not: it is installed with the rights of root.
+const HELPER: &str = "fusermount3";
 
 /// Requests of the kernel, one for each read, and their answers, one for each write.
 #[derive(Debug)]
 pub struct FuseDevice {
-    file: File,
+    /// Not there before the mount where [`HELPER`] opens it.
+    file: OnceLock<File>,
+    /// Until then: /dev/null.
+    nothing: File,
 }
 
 impl FuseDevice {
-    /// A device that nothing is mounted of yet. Reads of it do not wait.
+    /// A device that nothing is mounted of yet. Reads of it do not wait. Users other than root get theirs with the mount.
     ///
     /// # Errors
     /// ENOENT and ENODEV without FUSE in the kernel; EACCES.
     pub fn open() -> io::Result<Self> {
+        const DEVICE: &str = "/dev/fuse";
+        let nothing = File::open("/dev/null")?;
+        // SAFETY: no arguments.
+        if unsafe { libc::geteuid() } != 0 {
+            std::fs::metadata(DEVICE)?;
+            return Ok(Self { file: OnceLock::new(), nothing });
+        }
         let mut options = OpenOptions::new();
-        let file = options
-            .read(true)
-            .write(true)
-            .custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC)
-            .open("/dev/fuse")?;
-        Ok(Self { file })
+        let file =
+            options.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(DEVICE)?;
+        Ok(Self { file: file.into(), nothing })
     }
 
     /// Mounts a file system whose root is a regular file, readable and writable by root only, over the file `at`. The kernel's first
@@ -42,18 +56,23 @@ impl FuseDevice {
     }
 
     /// Mounts a file system over the folder `at`, for all users, whose permissions the kernel checks. Programs on it may be run, but not
-    /// as another user, and devices on it are none. The kernel's first request is there when this returns.
+    /// as another user, and devices on it are none. The kernel's first request is there when this returns. Who is not root has
+    /// fusermount3 do it, for himself only.
     ///
     /// # Errors
-    /// EPERM without CAP_SYS_ADMIN; ENOTDIR when `at` is not a folder; ENODEV.
+    /// EPERM without CAP_SYS_ADMIN; ENOTDIR when `at` is not a folder; ENODEV; what fusermount3 says, or that it is not there.
     pub fn mount_folder(&self, at: &Path, read_only: bool) -> io::Result<()> {
+        if self.file.get().is_none() {
+            let file = mount_by_helper(at, read_only)?;
+            return self.file.set(file).map_err(|_| io::ErrorKind::AlreadyExists.into());
+        }
         let flags = libc::MS_NOSUID | libc::MS_NODEV | if read_only { libc::MS_RDONLY } else { 0 };
         self.mount(at, flags, "rootmode=40755,user_id=0,group_id=0,default_permissions,allow_other")
     }
 
     fn mount(&self, at: &Path, flags: libc::c_ulong, options: &str) -> io::Result<()> {
         let at = text(at.as_os_str().as_bytes())?;
-        let options = text(format!("fd={},{options}", self.file.as_raw_fd()).as_bytes())?;
+        let options = text(format!("fd={},{options}", self.raw_fd()).as_bytes())?;
         // SAFETY: strings that end with a zero and outlive the call.
         let result = unsafe {
             libc::mount(
@@ -67,6 +86,15 @@ impl FuseDevice {
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 
+    /// Of nothing, before there is a device.
+    fn file(&self) -> &File {
+        self.file.get().unwrap_or(&self.nothing)
+    }
+
+    fn raw_fd(&self) -> i32 {
+        self.file().as_raw_fd()
+    }
+
     /// Reads a request: its first bytes into `head`, the rest into `data`. Returns how many bytes it has in all.
     ///
     /// # Errors
@@ -78,7 +106,7 @@ impl FuseDevice {
         ];
         // SAFETY: the kernel writes at most `head.len()` bytes into bytes that are borrowed exclusively and `data.len()` bytes into
         // shared memory, which may change at any time.
-        let got = unsafe { libc::readv(self.file.as_raw_fd(), pieces.as_ptr(), 2) };
+        let got = unsafe { libc::readv(self.raw_fd(), pieces.as_ptr(), 2) };
         if got < 0 { Err(io::Error::last_os_error()) } else { Ok(got as usize) }
     }
 
@@ -92,14 +120,51 @@ impl FuseDevice {
             libc::iovec { iov_base: data.as_ptr().cast(), iov_len: data.len() },
         ];
         // SAFETY: the kernel only reads, `head.len()` borrowed bytes and `data.len()` bytes of shared memory.
-        let put = unsafe { libc::writev(self.file.as_raw_fd(), pieces.as_ptr(), 2) };
+        let put = unsafe { libc::writev(self.raw_fd(), pieces.as_ptr(), 2) };
         if put < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }
 }
 
 impl AsFd for FuseDevice {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.as_fd()
+        self.file().as_fd()
+    }
+}
+
+/// Has fusermount3 mount, which sends the descriptor over its standard input.
+fn mount_by_helper(at: &Path, read_only: bool) -> io::Result<File> {
+    let (ours, theirs) = UnixStream::pair()?;
+    let mut options = "nosuid,nodev,default_permissions,fsname=netvm,subtype=netvm".to_owned();
+    if read_only {
+        options.push_str(",ro");
+    }
+    let mut command = Command::new(HELPER);
+    command.args(["-o", &options, "--"]).arg(at).env("_FUSE_COMMFD", "0");
+    help(command.stdin(OwnedFd::from(theirs)))?;
+    let (_, fds) = FdSocket::adopt(ours.into()).receive(&mut [0; 16])?;
+    let fd =
+        fds.into_iter().next().ok_or_else(|| io::Error::other(format!("{HELPER} sent no descriptor")))?;
+    // SAFETY: numbers only.
+    if unsafe { libc::fcntl(fd.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(fd.into())
+}
+
+/// Runs fusermount3; what it says is the error.
+fn help(command: &mut Command) -> io::Result<()> {
+    let done = command.stdout(Stdio::null()).stderr(Stdio::piped()).output().map_err(|error| {
+        let why = match error.kind() {
+            io::ErrorKind::NotFound => format!("other users than root need {HELPER}: install fuse3"),
+            _ => format!("cannot run {HELPER}: {error}"),
+        };
+        io::Error::new(error.kind(), why)
+    })?;
+    let said = String::from_utf8_lossy(&done.stderr);
+    match done.status.success() {
+        true => Ok(()),
+        false if said.contains("busy") => Err(io::Error::from_raw_os_error(libc::EBUSY)),
+        false => Err(io::Error::other(said.trim().to_owned())),
     }
 }
 
@@ -118,14 +183,23 @@ pub fn unmount(at: &Path) -> io::Result<()> {
 /// Takes away what is mounted at `at`, unless it is in use.
 ///
 /// # Errors
-/// EBUSY when it is in use; EINVAL when nothing is mounted there; EPERM.
+/// EBUSY when it is in use; EINVAL when nothing is mounted there; EPERM, or what fusermount3 says.
 pub fn unmount_unused(at: &Path) -> io::Result<()> {
     unmount_with(at, 0)
 }
 
 fn unmount_with(at: &Path, flags: i32) -> io::Result<()> {
-    let at = text(at.as_os_str().as_bytes())?;
+    let path = text(at.as_os_str().as_bytes())?;
     // SAFETY: a string that ends with a zero and outlives the call.
-    let result = unsafe { libc::umount2(at.as_ptr(), flags | libc::UMOUNT_NOFOLLOW) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    let result = unsafe { libc::umount2(path.as_ptr(), flags | libc::UMOUNT_NOFOLLOW) };
+    if result == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    // SAFETY: no arguments.
+    if error.raw_os_error() != Some(libc::EPERM) || unsafe { libc::geteuid() } == 0 {
+        return Err(error);
+    }
+    let how = if flags & libc::MNT_DETACH != 0 { "-uz" } else { "-u" };
+    help(Command::new(HELPER).args([how, "--"]).arg(at).stdin(Stdio::null()))
 }

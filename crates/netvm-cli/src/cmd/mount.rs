@@ -29,7 +29,8 @@ const DIRTY_PERCENT: u32 = 20;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Files live as long as this command (and as one lender of each part of them): it ends when DIR is unmounted, with umount(8), Ctrl-C or SIGTERM, which
-is refused while something is open there. Needs root and FUSE. Lenders use memory only for what has been written, and get back what is deleted.
+is refused while something is open there. Lenders use memory only for what has been written, and get back what is deleted. Needs FUSE; users other than
+root need fusermount3 (package fuse3) besides, and nobody else sees their files.
 
 With --share several mounts have the same files: what one has written is seen by the others after fsync or close, and they lose the files when
 this command ends. What a lost lender had reads as an input/output error, never as something else.
@@ -136,10 +137,7 @@ pub fn run(args: &MountArgs) -> Outcome {
 fn take_away_dead(folder: &Path) -> Result<(), String> {
     let dead = matches!(fs::metadata(folder), Err(error) if error.raw_os_error() == Some(libc::ENOTCONN));
     if dead && mount_of(folder).is_some_and(|mount| mount.is_ours) {
-        tell!(
-            "netvm mount: what was mounted at {} has ended without being unmounted",
-            folder.display()
-        );
+        tell!("netvm mount: what was mounted at {} has ended without being unmounted", folder.display());
         netvm_sys::fuse::unmount(folder)
             .map_err(|error| format!("cannot unmount {}: {error}", folder.display()))?;
     }
@@ -271,7 +269,7 @@ fn join(
 /// What to do about a mount that was refused.
 fn may_not(error: Error) -> String {
     let hint = match &error {
-        Error::System { errno, .. } if errno.0 == libc::EPERM => ": only root can mount, try sudo",
+        Error::System { errno, .. } if errno.0 == libc::EPERM => ": this process may not mount",
         Error::System { errno, .. } if matches!(errno.0, libc::ENOENT | libc::ENODEV) => {
             ": no FUSE in this kernel (CONFIG_FUSE_FS; modprobe fuse)"
         }

@@ -123,10 +123,7 @@ impl Joined {
             heard: Instant::now(),
             unmounted: false,
         };
-        joined
-            .device
-            .mount_folder(at, options.read_only)
-            .map_err(|error| Error::system("mount a FUSE file system", &error))?;
+        joined.device.mount_folder(at, options.read_only).map_err(|error| super::may_not_mount(&error))?;
         Ok(joined)
     }
 

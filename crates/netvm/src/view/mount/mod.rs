@@ -19,6 +19,14 @@ use crate::volume::Event;
 const FEATURE_ORDER: u64 = 3 << 8;
 const OUR_ORDER: u64 = if cfg!(target_endian = "big") { 2 << 8 } else { 1 << 8 };
 
+fn may_not_mount(error: &std::io::Error) -> Error {
+    match error.raw_os_error() {
+        Some(_) => Error::system("mount a FUSE file system", error),
+        // A sentence, of the program that mounts for users.
+        None => Error::Other(format!("cannot mount: {error}")),
+    }
+}
+
 /// Something that whoever runs a mount should know.
 #[derive(Clone, Debug)]
 #[non_exhaustive]

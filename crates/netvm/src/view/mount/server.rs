@@ -196,7 +196,7 @@ impl MountServer {
     pub fn mount(&mut self) -> Result<()> {
         self.device
             .mount_folder(&self.at, self.config.read_only)
-            .map_err(|error| Error::system("mount a FUSE file system", &error))?;
+            .map_err(|error| super::may_not_mount(&error))?;
         let notifier = Notifier::start(self.device.clone())?;
         let buffers = self.take_buffers()?;
         self.add_session(Session::local(self.device.clone(), notifier, self.config.read_only, buffers))
