@@ -388,11 +388,20 @@ fn transfers_have_a_row_for_each_method_and_size() {
     let svg = std::env::temp_dir().join(format!("netvm-bench-transfer-test-{}.svg", std::process::id()));
     let arguments = ["transfer", "--quick", "--json", "--plot", svg.to_str().unwrap()];
     let rows = rows_of(&arguments);
+    let cpus = std::thread::available_parallelism().unwrap().get();
+    let several = format!("tcp-x{}", cpus.clamp(2, 4));
     for bytes in [480_000u64, 12_000_000] {
+        for link in ["tcp", &several] {
+            let bare = |row: &&serde_json::Value| row["peer"] == "bare" && row["link"] == link;
+            let found = rows.iter().filter(bare).find(|row| row["size_bytes"] == bytes).unwrap();
+            assert!(found["median"].as_f64().unwrap() > 0.0, "{found}");
+        }
         for (case, link) in [
             ("transfer-copy", "tcp"),
             ("transfer-mmap", "tcp"),
             ("transfer-sendfile", "tcp"),
+            ("transfer-copy", several.as_str()),
+            ("transfer-sendfile", &several),
             ("transfer-onesided", "tcp"),
             ("transfer-onesided", "cma"),
         ] {

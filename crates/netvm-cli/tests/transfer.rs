@@ -216,6 +216,58 @@ fn files_are_written_one_sidedly_over_every_link() {
 }
 
 #[test]
+fn long_files_come_over_several_connections() {
+    let (folder, source, target) = folders("transfer-streams");
+    tree(&source);
+    // Data and holes, no end of which anything divides; and one that begins with a hole.
+    let file = random_file(&source.join("long"), 41_234_567);
+    File::options().write(true).open(&file).unwrap().set_len(90_000_001).unwrap();
+    File::options().write(true).open(&file).unwrap().write_all_at(&[9; 33], 80_000_000).unwrap();
+    let late = File::create(source.join("late")).unwrap();
+    late.write_all_at(&fs::read(source.join("big")).unwrap(), 20_000_003).unwrap();
+    let secret = folder.path("secret");
+    assert!(finish(netvm().args(["secret", "new"]).arg(&secret)).status.success());
+    let key = ["--secret", secret.to_str().unwrap()];
+    let sealed = [key[0], key[1], "--encrypt"];
+    let unix = format!("unix:{}", folder.path("socket").display());
+    let tcp = "127.0.0.1:0".to_owned();
+    for (round, (listen, security, streams, sends, receives)) in [
+        (&unix, &[][..], "2", "copy", "copy"),
+        (&unix, &[][..], "1", "copy", "copy"),
+        (&tcp, &[][..], "3", "sendfile", "mmap"),
+        (&tcp, &key[..], "16", "mmap", "sendfile"),
+        (&tcp, &sealed[..], "2", "copy", "mmap"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let into = target.join(round.to_string());
+        fs::create_dir(&into).unwrap();
+        let receiver = Receiver::start_at(listen, &into, &[security, &["--method", receives]].concat());
+        let how = [security, &["--streams", streams, "--method", sends]].concat();
+        let sent = finish(&mut send(&receiver.address, &[&source], &how));
+        let received = receiver.end();
+        assert!(sent.status.success() && received.status.success(), "{sent:?}\n{received:?}");
+        assert_same(&source, &into.join("source"));
+        let (sent, received) = (summary(&sent), summary(&received));
+        assert_eq!((&sent["files"], &received["checked"]), (&9.into(), &true.into()), "{sent} {received}");
+        assert_eq!((&sent["bytes"], &sent["moved_bytes"]), (&received["bytes"], &received["moved_bytes"]));
+        assert!(sent["moved_bytes"].as_u64().unwrap() < 65_000_000, "holes were sent: {sent}");
+        let streams: u64 = streams.parse().unwrap();
+        assert_eq!((&sent["streams"], &received["streams"]), (&streams.into(), &streams.into()));
+    }
+    for (arguments, expected) in [
+        (&["--streams", "0"][..], "1 to 16"),
+        (&["--streams", "17"], "1 to 16"),
+        (&["--streams", "2", "--method", "onesided"], "not one-sided"),
+        (&["--streams", "2", "--framing", "simple"], "the default framing"),
+    ] {
+        let done = finish(&mut send("127.0.0.1:1", &[&file], arguments));
+        assert!(!done.status.success() && done.err.contains(expected), "{done:?}");
+    }
+}
+
+#[test]
 fn the_second_time_nothing_is_sent_and_nothing_is_replaced_unasked() {
     let (folder, source, target) = folders("transfer-again");
     let file = random_file(&source.join("a"), 500_000);
@@ -292,12 +344,20 @@ fn a_cut_transfer_goes_on_where_it_ended() {
         parts.into_iter().find(|path| path.extension().is_some_and(|end| end == "part"))
     };
     let part = || part_path().and_then(|path| path.metadata().ok());
-    let ways = [("copy", "copy"), ("sendfile", "sendfile"), ("copy", "mmap"), ("onesided", "copy")];
-    for (sends, receives) in ways {
+    let ways = [
+        ("copy", "copy", &["--streams", "1"][..]),
+        ("sendfile", "sendfile", &["--streams", "1"]),
+        ("copy", "mmap", &["--streams", "1"]),
+        ("onesided", "copy", &[]),
+        ("copy", "copy", &["--streams", "2"]),
+        ("sendfile", "mmap", &["--streams", "4"]),
+    ];
+    for (sends, receives, how) in ways {
+        let how = [&["--method", sends], how].concat();
         let receiver = Receiver::start(&target, &["--method", receives]);
-        let mut sender = Guard(send(&receiver.address, &[&file], &["--method", sends]).spawn().unwrap());
-        // Room is made ahead of what is written one-sidedly.
-        let enough = if sends == "onesided" { 80 << 20 } else { 40 << 20 };
+        let mut sender = Guard(send(&receiver.address, &[&file], &how).spawn().unwrap());
+        // Room is made ahead of what is written one-sidedly, and pieces come out of order.
+        let enough = if how.contains(&"1") { 40 << 20 } else { 100 << 20 };
         until("some of it has come", || part().is_some_and(|part| part.blocks() * 512 > enough));
         signal(sender.0.id(), "KILL");
         sender.0.wait().unwrap();
@@ -306,16 +366,31 @@ fn a_cut_transfer_goes_on_where_it_ended() {
         assert!(!target.join("big").exists(), "it was too fast to be cut");
         let came = part().unwrap().len();
         assert!((40 << 20..BYTES).contains(&came), "{came}");
-        let (sent, received) = transfer(&target, &[&file], &["--method", sends], &["--method", receives]);
+        let (sent, received) = transfer(&target, &[&file], &how, &["--method", receives]);
         let moved = sent["moved_bytes"].as_u64().unwrap();
         assert!(moved <= BYTES - came + (4 << 20), "sent again: {moved} of {BYTES}, {came} were there");
         assert_eq!(received["checked"], true);
         assert_same_file(&file, &target.join("big"));
         fs::remove_file(target.join("big")).unwrap();
     }
+    // A receiver that is killed cannot say how far it was: what may have come out of order is sent again, and no more.
+    let mut receiver = Receiver::start(&target, &[]);
+    let streams = ["--streams", "2"];
+    let mut sender = Guard(send(&receiver.address, &[&file], &streams).spawn().unwrap());
+    until("some of it has come", || part().is_some_and(|part| part.blocks() * 512 > 100 << 20));
+    signal(receiver.process.0.id(), "KILL");
+    receiver.process.0.wait().unwrap();
+    assert!(!sender.0.wait().unwrap().success());
+    let came = part().unwrap().len();
+    assert!(came < BYTES, "it was too fast to be killed");
+    let (sent, _) = transfer(&target, &[&file], &streams, &[]);
+    let moved = sent["moved_bytes"].as_u64().unwrap();
+    assert!(moved <= BYTES - came + (40 << 20), "sent again: {moved} of {BYTES}, {came} were there");
+    assert_same_file(&file, &target.join("big"));
+    fs::remove_file(target.join("big")).unwrap();
     // What is there and is not the beginning of the file is not believed.
     let receiver = Receiver::start(&target, &[]);
-    let mut sender = Guard(send(&receiver.address, &[&file], &[]).spawn().unwrap());
+    let mut sender = Guard(send(&receiver.address, &[&file], &["--streams", "1"]).spawn().unwrap());
     until("some of it has come", || part().is_some_and(|part| part.blocks() * 512 > 40 << 20));
     signal(sender.0.id(), "KILL");
     sender.0.wait().unwrap();
@@ -380,9 +455,13 @@ struct Hostile(UnixStream);
 
 impl Hostile {
     fn connect(receiver: &Receiver) -> Self {
+        Self::connect_as(receiver, 0)
+    }
+
+    fn connect_as(receiver: &Receiver, features: u64) -> Self {
         let mut stream = UnixStream::connect(receiver.address.strip_prefix("unix:").unwrap()).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        stream.write_all(&Hello::new(Role::Transfer).encode()).unwrap();
+        stream.write_all(&Hello { features, ..Hello::new(Role::Transfer) }.encode()).unwrap();
         let mut hello = Hello::new(Role::Transfer).encode();
         stream.read_exact(&mut hello).unwrap();
         Self(stream)
@@ -552,6 +631,86 @@ fn senders_that_break_the_protocol_are_told_so() {
         hostile.hear();
         let done = receiver.end();
         assert!(done.status.code() == Some(125) && !done.err.contains("panicked"), "{done:?}");
+    }
+}
+
+#[test]
+fn connections_that_break_the_protocol_end_the_transfer() {
+    let (_folder, _, target) = folders("transfer-lanes");
+    const BYTES: u64 = 20;
+    type Harm = fn(&mut Hostile, &mut Hostile);
+    // A file of 20 bytes is to come over one more connection.
+    let all: [(&str, &str, Harm); 8] = [
+        ("nothing wrong", "", |main, lane| {
+            lane.words(17, &[0, 0, BYTES]).0.write_all(&[1; BYTES as usize]).unwrap();
+            lane.words(6, &[0]).words(6, &[0]);
+            main.words(6, &[0]).words(7, &[1, 0, 0]);
+        }),
+        ("twice", "broke the protocol", |main, lane| {
+            lane.words(17, &[0, 0, 4]).0.write_all(b"once").unwrap();
+            lane.words(6, &[0]).words(17, &[0, 0, 4]);
+            let _ = lane.0.write_all(b"more");
+            lane.words(6, &[0]).words(6, &[0]);
+            main.words(6, &[0]);
+        }),
+        ("behind the end", "broke the protocol", |_, lane| {
+            lane.words(17, &[0, 18, 4]);
+        }),
+        ("a gap", "broke the protocol", |main, lane| {
+            lane.words(17, &[4, 4, 4]).0.write_all(b"4567").unwrap();
+            lane.words(6, &[0]).words(6, &[0]);
+            main.words(6, &[0]);
+        }),
+        ("another sum", "broke the protocol", |main, lane| {
+            lane.words(6, &[0]);
+            main.words(6, &[1]);
+        }),
+        ("a file on the lane", "broke the protocol", |_, lane| {
+            lane.words(4, &[0, 0]);
+        }),
+        ("bytes on the first connection", "broke the protocol", |main, _| {
+            main.words(5, &[0, 4]);
+        }),
+        ("cut", "was cut", |main, lane| {
+            lane.words(17, &[0, 0, 4]).0.write_all(b"12").unwrap();
+            lane.0.shutdown(std::net::Shutdown::Both).unwrap();
+            main.0.shutdown(std::net::Shutdown::Write).unwrap();
+        }),
+    ];
+    for (what, expected, harm) in all {
+        let receiver = Receiver::start(&target, &["--overwrite"]);
+        let mut main = Hostile::connect(&receiver);
+        main.entry(false, 0o644, BYTES, b"x").words(2, &[1, 0]).words(14, &[1]);
+        // The plan, and the token.
+        let mut answer = [0; 32 + 24];
+        main.0.read_exact(&mut answer).unwrap();
+        assert_eq!((answer[0], answer[32]), (3, 15));
+        // Who does not know it is nobody; nor is a second sender.
+        Hostile::connect_as(&receiver, 4).say(15, &[7; 16]);
+        let mut lane = Hostile::connect_as(&receiver, 4);
+        lane.say(15, &answer[40..]);
+        main.words(16, &[0, 0]);
+        harm(&mut main, &mut lane);
+        let said = main.hear();
+        let done = receiver.end();
+        assert_eq!(done.status.success(), expected.is_empty(), "{what}: {done:?}");
+        assert!(done.err.contains(expected), "{what}: {done:?}");
+        assert!(what == "cut" || String::from_utf8_lossy(&said).contains(expected), "{what}: not told");
+        assert_eq!(target.join("x").exists(), expected.is_empty(), "{what}");
+        let _ = fs::remove_file(target.join("x"));
+    }
+    // Too many, none that come, and bytes without any.
+    for harm in [&[(14u8, 17u64)][..], &[(14, 0)], &[(16, 0)]] {
+        let receiver = Receiver::start(&target, &[]);
+        let mut main = Hostile::connect(&receiver);
+        main.entry(false, 0o644, BYTES, b"x").words(2, &[1, 0]);
+        for (kind, word) in harm {
+            let words = [*word, 0];
+            main.words(*kind, if *kind == 16 { &words } else { &words[..1] });
+        }
+        main.hear();
+        let done = receiver.end();
+        assert!(!done.status.success() && done.err.contains("broke the protocol"), "{harm:?} {done:?}");
     }
 }
 

@@ -37,6 +37,9 @@ pub struct SendArgs {
     to: String,
     #[command(flatten)]
     how: TransferArgs,
+    /// Connections that files of 16 MiB or more are sent over, 1 to 16 [default: one for each CPU, at most 4]
+    #[arg(long, value_name = "N")]
+    streams: Option<usize>,
     /// Do without the receiver's check of all bytes
     #[arg(long)]
     no_check: bool,
@@ -104,6 +107,7 @@ pub fn run(args: &SendArgs) -> Outcome {
         method: args.how.method(),
         framing: args.how.framing(),
         check: !args.no_check,
+        streams: args.streams,
         security: args.security.load()?,
         ..SendOptions::default()
     };
@@ -148,7 +152,7 @@ impl Bar {
 pub fn report(done: &str, summary: &Summary, as_json: bool) -> Outcome {
     let seconds = summary.elapsed.as_secs_f64();
     if as_json {
-        println!(
+        out!(
             "{}",
             json!({
                 "files": summary.files,
@@ -160,13 +164,14 @@ pub fn report(done: &str, summary: &Summary, as_json: bool) -> Outcome {
                 "checked": summary.checked,
                 "protection": summary.protection.to_string(),
                 "link": summary.link,
+                "streams": summary.streams,
                 "seconds": seconds,
             })
         );
     } else {
         let rate = Size((summary.moved_bytes as f64 / seconds.max(1e-6)) as u64);
         let checked = if summary.checked { "checked" } else { "not checked" };
-        println!(
+        out!(
             "netvm: {done} {} files, {} in {seconds:.2} s ({rate}/s), {checked}",
             summary.files,
             Size(summary.bytes)
@@ -181,7 +186,7 @@ pub fn report(done: &str, summary: &Summary, as_json: bool) -> Outcome {
         ),
     ] {
         if count > 0 {
-            eprintln!("netvm: {count} {what}");
+            tell!("netvm: {count} {what}");
         }
     }
     Ok(if summary.kept > 0 { ExitCode::FAILURE } else { ExitCode::SUCCESS })

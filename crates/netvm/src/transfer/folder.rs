@@ -1,8 +1,9 @@
 //! The target folder, and nothing outside it: every path is walked a folder at a time, and no symbolic link is followed.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags, Timespec, Timestamps};
@@ -167,6 +168,18 @@ impl Folder {
             other => Ok(other?),
         }
     }
+}
+
+/// Says of a part whether it is written out of order: its end tells less then of what has come. Its permissions carry that, since they mean
+/// nothing until it is complete.
+pub(super) fn mark_unordered(part: &File, unordered: bool) -> io::Result<()> {
+    let mode = Mode::RUSR | Mode::WUSR | if unordered { Mode::XUSR } else { Mode::empty() };
+    Ok(rustix::fs::fchmod(part, mode)?)
+}
+
+/// Whether [`mark_unordered`] was the last to say so.
+pub(super) fn is_unordered(part: &Metadata) -> bool {
+    part.mode() & Mode::XUSR.as_raw_mode() != 0
 }
 
 /// A file that is one: writing to a FIFO or a device does something.

@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use super::pieces::Piece;
+
 /// Bytes in front of each payload.
 pub(super) const HEADER_BYTES: usize = 8;
 /// Most bytes of one payload: an entry with the longest name.
@@ -20,6 +22,9 @@ pub(super) const NAMES_BYTES_MAX: usize = 128 << 20;
 pub(super) const FILE_BYTES_MAX: u64 = i64::MAX as u64;
 const ENTRY_BYTES: usize = 24;
 const TEXT_BYTES_MAX: usize = 1024;
+
+/// Most connections that carry bytes of one file.
+pub(super) const LANES_MAX: usize = 16;
 
 /// What a peer has done wrong.
 pub(super) type Wrong = &'static str;
@@ -99,6 +104,21 @@ pub(super) enum Frame {
     Wrote {
         end: u64,
     },
+    /// So many more connections come, each of which says
+    Lanes {
+        count: u64,
+    },
+    /// what the receiver answers to that.
+    Join {
+        token: [u8; 16],
+    },
+    /// As `File`, but its bytes come over those.
+    Striped {
+        index: u64,
+        from: u64,
+    },
+    /// Bytes of it follow, and [`Frame::End`] with their digest.
+    Piece(Piece),
 }
 
 impl Frame {
@@ -171,6 +191,22 @@ impl Frame {
                 words(out, &[*end]);
                 13
             }
+            Self::Lanes { count } => {
+                words(out, &[*count]);
+                14
+            }
+            Self::Join { token } => {
+                out.extend(token);
+                15
+            }
+            Self::Striped { index, from } => {
+                words(out, &[*index, *from]);
+                16
+            }
+            Self::Piece(piece) => {
+                words(out, &[piece.after, piece.offset, piece.bytes]);
+                17
+            }
         };
         let bytes = (out.len() - start - HEADER_BYTES) as u32;
         out[start] = kind;
@@ -184,7 +220,7 @@ impl Frame {
     pub fn payload_bytes(header: &[u8; HEADER_BYTES]) -> Result<usize, Wrong> {
         let [kind, a, b, c, length @ ..] = *header;
         let bytes = u32::from_le_bytes(length) as usize;
-        if !(1..=13).contains(&kind) || [a, b, c] != [0; 3] {
+        if !(1..=17).contains(&kind) || [a, b, c] != [0; 3] {
             return Err("a message of an unknown kind");
         }
         if bytes > PAYLOAD_BYTES_MAX { Err("a message that is too long") } else { Ok(bytes) }
@@ -225,6 +261,13 @@ impl Frame {
             11 => Self::Into { key: payload.try_into().map_err(|_| "a message of a wrong length")? },
             12 => words(1).map(|[end, ..]| Self::Ready { end })?,
             13 => words(1).map(|[end, ..]| Self::Wrote { end })?,
+            14 => match words(1)? {
+                [count, ..] if (1..=LANES_MAX as u64).contains(&count) => Self::Lanes { count },
+                _ => return Err("too many connections"),
+            },
+            15 => Self::Join { token: payload.try_into().map_err(|_| "a message of a wrong length")? },
+            16 => words(2).map(|[index, from, _]| Self::Striped { index, from })?,
+            17 => words(3).map(|[after, offset, bytes]| Self::Piece(Piece { after, offset, bytes }))?,
             _ => return Err("a message of an unknown kind"),
         })
     }
@@ -437,6 +480,10 @@ mod tests {
             Frame::Into { key: std::array::from_fn(|index| index as u8) },
             Frame::Ready { end: 1 << 60 },
             Frame::Wrote { end: 7 },
+            Frame::Lanes { count: 16 },
+            Frame::Join { token: [7; 16] },
+            Frame::Striped { index: 3, from: 4 },
+            Frame::Piece(Piece { after: 1, offset: 1 << 60, bytes: 3 }),
         ] {
             let bytes = bytes_of(&frame);
             assert_eq!(decoded(&bytes), Ok(frame));
@@ -493,7 +540,7 @@ mod tests {
         let mut good = 0;
         for _ in 0..200_000 {
             let bytes: Vec<u8> = (0..next() % 48).map(|_| (next() % 4) as u8).collect();
-            let frame = Frame::decode((next() % 16) as u8, &bytes);
+            let frame = Frame::decode((next() % 20) as u8, &bytes);
             if let Ok(frame) = frame {
                 good += 1;
                 assert_eq!(decoded(&bytes_of(&frame)).as_ref(), Ok(&frame));

@@ -20,9 +20,13 @@ mod digest;
 mod extents;
 mod folder;
 mod frames;
+mod lanes;
 mod onesided;
+mod pieces;
 mod receiver;
 mod sender;
+mod sink;
+mod source;
 mod wire;
 
 use std::time::Duration;
@@ -82,6 +86,8 @@ pub struct SendOptions {
     pub connect_timeout: Duration,
     /// What carries the bytes of [`Method::OneSided`].
     pub link: LinkChoice,
+    /// Connections that carry the bytes of long files, 1 to 16; `None` chooses. Not for one-sided methods and [`Framing::Simple`].
+    pub streams: Option<usize>,
 }
 
 impl Default for SendOptions {
@@ -93,6 +99,7 @@ impl Default for SendOptions {
             security: Security::default(),
             connect_timeout: Duration::from_secs(5),
             link: LinkChoice::default(),
+            streams: None,
         }
     }
 }
@@ -156,6 +163,8 @@ pub struct Summary {
     pub protection: Protection,
     /// What carried bytes that were written one-sidedly (`device`: the kernel module); empty if none were.
     pub link: &'static str,
+    /// Connections that carried bytes of one file at once.
+    pub streams: usize,
     /// From the first message to the last.
     pub elapsed: Duration,
 }
@@ -167,6 +176,8 @@ pub type Observer<'a> = &'a mut dyn FnMut(&Progress);
 const FEATURE_SIMPLE: u64 = 1;
 /// And: files may be written one-sidedly.
 const FEATURE_ONE_SIDED: u64 = 2;
+/// And: it belongs to another connection.
+const FEATURE_LANE: u64 = 4;
 /// Bytes that are moved in one step.
 const STEP_BYTES: usize = 256 << 10;
 

@@ -3,28 +3,30 @@
 use std::collections::HashMap;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::ops::ControlFlow;
+use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use netvm_core::wire::{Refusal, Role};
 use netvm_sys::mapping::Mapping;
 use netvm_sys::net::{Address, Listener};
-use rustix::fs::FallocateFlags;
-use rustix::pipe::{PipeFlags, SpliceFlags};
 
 use super::digest::Digest;
-use super::folder::{Folder, Found};
+use super::folder::{self, Folder, Found};
 use super::frames::{CHUNK_BYTES, Course, Entry, FILE_BYTES_MAX, Frame, List, Plan, Totals};
+use super::lanes::{self, Came, TakeLane};
 use super::onesided::{self, Target};
+use super::pieces;
+use super::sink::{self, Into, Sink, became_shorter};
 use super::wire::Wire;
 use super::{
-    FEATURE_ONE_SIDED, FEATURE_SIMPLE, Framing, Method, Observer, Progress, ReceiveOptions, STEP_BYTES,
+    FEATURE_LANE, FEATURE_ONE_SIDED, FEATURE_SIMPLE, Framing, Method, Observer, Progress, ReceiveOptions,
     Summary, about, extents,
 };
 use crate::error::{Error, Result};
 use crate::link::greeting::{Arrival, Greeted, Greeting, Transport};
+use crate::security::Security;
 
 /// Most connections that have not said hello.
 const GREETINGS_MAX: usize = 32;
@@ -32,8 +34,8 @@ const GREETINGS_MAX: usize = 32;
 const RESUMED_MAX: usize = 16;
 /// Fewer bytes than these are rather sent again.
 const RESUMED_BYTES_MIN: u64 = CHUNK_BYTES;
-/// Bytes of the pipe that the kernel moves bytes through.
-const PIPE_BYTES: usize = 1 << 20;
+/// For so long more connections of a sender are waited for.
+const JOIN: Duration = Duration::from_secs(10);
 
 /// Waits for a sender, and receives what it sends into a folder.
 pub struct Receiver {
@@ -82,15 +84,25 @@ impl Receiver {
         let simple = features & FEATURE_SIMPLE != 0;
         let Self { listener, folder, shown, options } = self;
         // There is one sender; others are told so by the system, or find a node there.
-        let one_sided = features & FEATURE_ONE_SIDED != 0;
-        let target = one_sided.then(|| Target::new(listener, &options.security)).transpose()?;
+        let (target, listener) = match features & FEATURE_ONE_SIDED != 0 {
+            true => (Some(Target::new(listener, &options.security)?), None),
+            false => (None, Some(listener)),
+        };
         let wire = Wire::new(arrived, "the sender".to_owned(), !simple)?;
         let begun = Instant::now();
+        let sink = match Sink::new(options.method, &wire, &shown) {
+            Ok(sink) => sink,
+            Err(error) => {
+                wire.fail(&error, true);
+                return Err(error);
+            }
+        };
         let summary = Summary { protection: wire.protection(), ..Summary::default() };
         let mut receiving = Receiving {
             target,
-            pipe: None,
-            buffer: vec![0; STEP_BYTES],
+            listener,
+            lanes: Vec::new(),
+            sink,
             progress: Progress::default(),
             folder,
             shown,
@@ -99,12 +111,11 @@ impl Receiver {
             observer,
             summary,
         };
-        let result = match receiving.check_method() {
-            Ok(()) if simple => receiving.simple(),
-            Ok(()) => receiving.all(),
-            Err(error) => Err(error),
-        };
-        let Receiving { wire, mut summary, .. } = receiving;
+        let result = if simple { receiving.simple() } else { receiving.all() };
+        let Receiving { wire, mut summary, lanes, .. } = receiving;
+        summary.streams = lanes.len().max(1);
+        // Whoever sends over one of them finds that out.
+        drop(lanes);
         if let Err(error) = result {
             wire.fail(&error, true);
             return Err(error);
@@ -115,49 +126,70 @@ impl Receiver {
 
     /// The first who may send, and the features it asks for.
     fn wait(&self) -> Result<(Transport, u64)> {
-        let mut greetings: Vec<Greeting> = Vec::new();
-        loop {
-            let mut fds: Vec<_> = std::iter::once(self.listener.as_fd())
-                .chain(greetings.iter().map(Greeting::wait_fd))
-                .map(|fd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 })
-                .collect();
-            let patience = (!greetings.is_empty()).then_some(Duration::from_millis(500));
-            netvm_sys::thread::poll(&mut fds, patience)
-                .map_err(|error| Error::system("wait for a sender", &error))?;
-            let now = Instant::now();
-            for greeting in std::mem::take(&mut greetings) {
-                match greeting.progress(&self.options.security) {
-                    Greeted::Waiting(greeting) if !greeting.is_late(now) => greetings.push(greeting),
-                    Greeted::Waiting(_) | Greeted::Gone(_) => {}
-                    Greeted::Hello(arrival) => {
-                        if let Some(arrived) = self.welcome(*arrival) {
-                            return Ok(arrived);
-                        }
-                    }
-                }
-            }
-            match self.listener.accept() {
-                Ok(Some(stream)) => {
-                    if greetings.len() == GREETINGS_MAX {
-                        greetings.remove(0);
-                    }
-                    greetings.push(Greeting::new(stream, Role::Transfer));
-                }
-                Ok(None) => {}
-                // No descriptor is left: somebody may close one.
-                Err(_) => std::thread::sleep(Duration::from_millis(50)),
-            }
-        }
+        let mut found = None;
+        arrivals(&self.listener, &self.options.security, None, &mut |arrival| {
+            found = self.welcome(arrival);
+            if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        })?;
+        found.ok_or_else(|| Error::Other("no sender has come".to_owned()))
     }
 
     fn welcome(&self, arrival: Arrival) -> Option<(Transport, u64)> {
         let features = arrival.hello.features;
         let simple = features & FEATURE_SIMPLE != 0;
-        if arrival.hello.role != Role::Transfer || simple != (self.options.framing == Framing::Simple) {
+        let fits = simple == (self.options.framing == Framing::Simple) && features & FEATURE_LANE == 0;
+        if arrival.hello.role != Role::Transfer || !fits {
             arrival.refuse(Refusal::Role);
             return None;
         }
         arrival.accept().map(|transport| (transport, features))
+    }
+}
+
+/// Says hello to whoever connects, until `met` has enough or it is too late.
+fn arrivals(
+    listener: &Listener,
+    security: &Security,
+    deadline: Option<Instant>,
+    met: &mut dyn FnMut(Arrival) -> ControlFlow<()>,
+) -> Result<()> {
+    let mut greetings: Vec<Greeting> = Vec::new();
+    loop {
+        let now = Instant::now();
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(now));
+        if left.is_some_and(|left| left.is_zero()) {
+            return Ok(());
+        }
+        let mut fds: Vec<_> = std::iter::once(listener.as_fd())
+            .chain(greetings.iter().map(Greeting::wait_fd))
+            .map(|fd| libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLIN, revents: 0 })
+            .collect();
+        let patience = (!greetings.is_empty()).then_some(Duration::from_millis(500));
+        netvm_sys::thread::poll(&mut fds, patience.into_iter().chain(left).min())
+            .map_err(|error| Error::system("wait for a sender", &error))?;
+        let now = Instant::now();
+        for greeting in std::mem::take(&mut greetings) {
+            match greeting.progress(security) {
+                Greeted::Waiting(greeting) if !greeting.is_late(now) => greetings.push(greeting),
+                Greeted::Waiting(_) | Greeted::Gone(_) => {}
+                Greeted::Hello(arrival) => {
+                    if met(*arrival).is_break() {
+                        return Ok(());
+                    }
+                }
+            }
+        }
+        match listener.accept() {
+            Ok(Some(stream)) => {
+                if greetings.len() == GREETINGS_MAX {
+                    greetings.remove(0);
+                }
+                greetings.push(Greeting::new(stream, Role::Transfer));
+            }
+            Ok(None) => {}
+            // No descriptor is left: somebody may close one.
+            Err(_) => std::thread::sleep(Duration::from_millis(50)),
+        }
     }
 }
 
@@ -170,11 +202,13 @@ struct Receiving<'a> {
     observer: Observer<'a>,
     progress: Progress,
     summary: Summary,
-    buffer: Vec<u8>,
+    sink: Sink,
     /// Where the sender writes one-sidedly, if it asked for that.
     target: Option<Target>,
-    /// What the kernel moves bytes through: the end to read, and the end to write.
-    pipe: Option<(OwnedFd, OwnedFd)>,
+    /// Where more connections of the sender come from otherwise,
+    listener: Option<Listener>,
+    /// and those that have come.
+    lanes: Vec<TakeLane>,
 }
 
 /// A file that comes.
@@ -189,23 +223,6 @@ struct Coming {
 }
 
 impl Receiving<'_> {
-    /// Whether the connection can do what is asked.
-    fn check_method(&mut self) -> Result<()> {
-        if self.options.method != Method::Sendfile {
-            return Ok(());
-        }
-        if !self.wire.is_plain() {
-            let error = "the kernel cannot decrypt what it moves by itself; use the method copy or mmap";
-            return Err(Error::Other(error.to_owned()));
-        }
-        let pipe = rustix::pipe::pipe_with(PipeFlags::CLOEXEC);
-        let (read, write) = pipe.map_err(|error| Error::system("make a pipe", &error.into()))?;
-        // More at once, where this user may.
-        let _ = rustix::pipe::fcntl_setpipe_size(&write, PIPE_BYTES);
-        self.pipe = Some((read, write));
-        Ok(())
-    }
-
     fn all(&mut self) -> Result<()> {
         let (list, check) = self.list()?;
         let (plans, mut held) = self.plan(&list)?;
@@ -309,7 +326,11 @@ impl Receiving<'_> {
             && let Ok(part) = self.folder.open_part(&entry.name, false)
             && let Ok(metadata) = part.metadata()
         {
-            let have = metadata.len().min(entry.bytes).saturating_sub(CHUNK_BYTES);
+            let margin = match folder::is_unordered(&metadata) {
+                true => CHUNK_BYTES * (2 + pieces::AHEAD_MAX as u64),
+                false => CHUNK_BYTES,
+            };
+            let have = metadata.len().min(entry.bytes).saturating_sub(margin);
             if have >= RESUMED_BYTES_MIN
                 && let Some(digest) = self.digest(&part, have)?
             {
@@ -365,7 +386,7 @@ impl Receiving<'_> {
             }
             (Frame::Data { offset, bytes }, Some((index, Coming { file, remote: Some(remote), .. }))) => {
                 course.data(offset, bytes).map_err(|why| wrong(why.to_owned()))?;
-                self.promise(file, &list.entries[*index], offset, bytes)?;
+                sink::promise(&self.shown, file, &list.entries[*index], offset, bytes)?;
                 remote.prepare(offset, bytes).map_err(|why| wrong(why.to_owned()))?;
                 self.wire.queue(&Frame::Ready { end: offset + bytes })?;
                 self.wire.flush()?;
@@ -373,7 +394,7 @@ impl Receiving<'_> {
             (Frame::Wrote { end }, Some((index, Coming { remote: Some(remote), digest, at, .. }))) => {
                 let (offset, piece) = remote.wrote(end).map_err(|why| wrong(why.to_owned()))?;
                 if check {
-                    onesided::update(digest, offset, piece, &mut self.buffer)
+                    onesided::update(digest, offset, piece, self.sink.buffer())
                         .ok_or_else(|| became_shorter(&list.entries[*index]))?;
                 }
                 *at = end;
@@ -381,13 +402,25 @@ impl Receiving<'_> {
                 self.progress.done_bytes += piece.len() as u64;
                 (self.observer)(&self.progress);
             }
+            (Frame::Lanes { count }, None) if self.lanes.is_empty() => self.let_join(count as usize)?,
+            (Frame::Striped { index, from }, None) if !self.lanes.is_empty() => {
+                let index = course.file(plans, list, index, from).map_err(|why| wrong(why.to_owned()))?;
+                let entry = &list.entries[index];
+                self.progress.name = entry.to_string();
+                let opened = self.open(entry, from, held.remove(&index), self.options.method)?;
+                let (_, opened) = coming.insert((index, opened));
+                self.take_striped(opened, entry, check)?;
+                let bytes = course.end().map_err(|why| wrong(why.to_owned()))?;
+                let Some((_, done)) = coming.take() else { return Ok(None) };
+                self.finish(&done.file, entry, bytes)?;
+            }
             (Frame::Data { offset, bytes }, Some((index, coming))) => {
                 course.data(offset, bytes).map_err(|why| wrong(why.to_owned()))?;
                 self.take(coming, &list.entries[*index], offset, bytes, check)?;
             }
             (Frame::End { digest }, Some((index, _))) => {
                 let bytes = course.end().map_err(|why| wrong(why.to_owned()))?;
-                let (entry, replace) = (&list.entries[*index], self.options.overwrite);
+                let entry = &list.entries[*index];
                 let Some((_, done)) = coming.take() else { return Ok(None) };
                 if let Some(remote) = &done.remote {
                     if !remote.is_complete() {
@@ -395,23 +428,92 @@ impl Receiving<'_> {
                     }
                     self.close_remote()?;
                 }
-                done.file.set_len(bytes).map_err(|error| self.failed("write", entry, &error))?;
                 if check && done.digest.finish(bytes) != digest {
                     // Nothing of it can be trusted.
                     let _ = done.file.set_len(0);
-                    return Err(Error::Other(format!(
-                        "{entry} did not arrive as it was sent: it was changed meanwhile, or on the way; send it again"
-                    )));
+                    return Err(sink::differs(entry));
                 }
-                let finished = self.folder.finish(&done.file, entry, replace);
-                finished.map_err(|error| self.failed("finish", entry, &error))?;
-                self.summary.files += 1;
-                self.summary.bytes += bytes;
+                self.finish(&done.file, entry, bytes)?;
             }
             (Frame::Done(totals), None) if course.is_between() => return Ok(Some(totals)),
             _ => return Err(wrong("a message out of turn".to_owned())),
         }
         Ok(None)
+    }
+
+    /// A file has come: its length, its permissions, its time and its name.
+    fn finish(&mut self, file: &File, entry: &Entry, bytes: u64) -> Result<()> {
+        file.set_len(bytes).map_err(|error| self.failed("write", entry, &error))?;
+        let finished = self.folder.finish(file, entry, self.options.overwrite);
+        finished.map_err(|error| self.failed("finish", entry, &error))?;
+        self.summary.files += 1;
+        self.summary.bytes += bytes;
+        Ok(())
+    }
+
+    /// Lets the sender make more connections.
+    fn let_join(&mut self, count: usize) -> Result<()> {
+        let Some(listener) = &self.listener else {
+            return Err(self.wire.wrong("a message out of turn"));
+        };
+        let mut token = [0; 16];
+        getrandom::fill(&mut token).map_err(|_| Error::Other("cannot get random numbers".to_owned()))?;
+        self.wire.queue(&Frame::Join { token })?;
+        self.wire.flush()?;
+        let (lanes, options, shown) = (&mut self.lanes, self.options, &self.shown);
+        let deadline = Instant::now() + JOIN;
+        let mut failed = None;
+        arrivals(listener, &options.security, Some(deadline), &mut |arrival| {
+            let hello = &arrival.hello;
+            if hello.role != Role::Transfer || hello.features & FEATURE_LANE == 0 {
+                arrival.refuse(Refusal::Role);
+                return ControlFlow::Continue(());
+            }
+            let Some(transport) = arrival.accept() else { return ControlFlow::Continue(()) };
+            match join(transport, token, deadline, options.method, shown) {
+                Ok(lane) => lanes.extend(lane),
+                Err(error) => failed = Some(error),
+            }
+            if failed.is_some() || lanes.len() == count {
+                ControlFlow::Break(())
+            } else {
+                ControlFlow::Continue(())
+            }
+        })?;
+        match failed {
+            Some(error) => Err(error),
+            None if lanes.len() < count => {
+                let after_ms = JOIN.as_millis() as u64;
+                Err(Error::Timeout { lender: self.wire.peer.clone(), what: "its connections", after_ms })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Receives a file over several connections.
+    fn take_striped(&mut self, coming: &mut Coming, entry: &Entry, check: bool) -> Result<()> {
+        (self.observer)(&self.progress);
+        let before = self.progress.done_bytes + coming.at;
+        let (progress, observer) = (&mut self.progress, &mut self.observer);
+        let from = coming.at;
+        let mut came = Came { front: from, moved: 0 };
+        folder::mark_unordered(&coming.file, true)
+            .map_err(|error| sink::failed(&self.shown, "write", entry, &error))?;
+        let into = Into { file: &coming.file, mapping: coming.mapping.as_ref(), entry };
+        let result =
+            lanes::take(&mut self.lanes, &mut self.wire, into, from, check, &mut came, &mut |bytes| {
+                progress.done_bytes = before + bytes;
+                observer(progress);
+            });
+        coming.at = came.front;
+        self.summary.moved_bytes += came.moved;
+        self.progress.done_bytes = before - from + entry.bytes;
+        if result.is_err() {
+            // Whoever is told of the error finds a part that is in order.
+            let _ = coming.file.set_len(coming.at);
+            let _ = folder::mark_unordered(&coming.file, false);
+        }
+        result
     }
 
     /// Nobody writes into the file under way any more.
@@ -451,79 +553,16 @@ impl Receiving<'_> {
         bytes: u64,
         check: bool,
     ) -> Result<()> {
-        let end = offset + bytes;
-        if coming.mapping.is_some() {
-            self.promise(&coming.file, entry, offset, bytes)?;
-        }
-        let mut at = offset;
-        while at < end {
-            let most = (end - at).min(STEP_BYTES as u64) as usize;
-            let got = if let Some(mapping) = &coming.mapping {
-                let place = mapping.shared().sub(at as usize, most);
-                let place =
-                    place.ok_or_else(|| self.wire.wrong("bytes that are not where they should be"))?;
-                let got = self.wire.receive_shared(place)?;
-                if check {
-                    let piece = &mut self.buffer[..got];
-                    place.read_into(0, piece).ok_or_else(|| became_shorter(entry))?;
-                    coming.digest.update(at, piece);
-                }
-                got
-            } else if self.pipe.is_some() && self.wire.buffered() == 0 {
-                let got = self.splice(coming, entry, at, end)?;
-                let mut done = 0;
-                while check && done < got {
-                    let piece = &mut self.buffer[..(got - done).min(STEP_BYTES)];
-                    let read = coming.file.read_exact_at(piece, at + done as u64);
-                    read.map_err(|error| self.failed("read back", entry, &error))?;
-                    coming.digest.update(at + done as u64, &self.buffer[..(got - done).min(STEP_BYTES)]);
-                    done += (got - done).min(STEP_BYTES);
-                }
-                got
-            } else {
-                let got = self.wire.receive_some(&mut self.buffer[..most])?;
-                let piece = &self.buffer[..got];
-                coming.file.write_all_at(piece, at).map_err(|error| self.failed("write", entry, &error))?;
-                if check {
-                    coming.digest.update(at, piece);
-                }
-                got
-            };
-            at += got as u64;
-            coming.at = at;
-            self.summary.moved_bytes += got as u64;
-            self.progress.done_bytes += got as u64;
-            (self.observer)(&self.progress);
-        }
-        Ok(())
-    }
-
-    /// Room for what will be mapped: a full disk must be found before its pages are touched.
-    fn promise(&self, file: &File, entry: &Entry, offset: u64, bytes: u64) -> Result<()> {
-        match rustix::fs::fallocate(file, FallocateFlags::KEEP_SIZE, offset, bytes) {
-            Ok(()) => Ok(()),
-            Err(rustix::io::Errno::OPNOTSUPP) => Err(Error::Other(format!(
-                "cannot map files in {}: its file system cannot promise room for them; use the method copy",
-                self.shown
-            ))),
-            Err(error) => Err(self.failed("write", entry, &error.into())),
-        }
-    }
-
-    /// Has the kernel move bytes; returns how many.
-    fn splice(&mut self, coming: &Coming, entry: &Entry, at: u64, end: u64) -> Result<usize> {
-        let Some((read, write)) = &self.pipe else { return Ok(0) };
-        let got = self.wire.splice(write, (end - at).min(PIPE_BYTES as u64) as usize)?;
-        let mut place = at;
-        while place < at + got as u64 {
-            let left = (at + got as u64 - place) as usize;
-            match rustix::pipe::splice(read, None, &coming.file, Some(&mut place), left, SpliceFlags::MOVE) {
-                Ok(0) => return Err(became_shorter(entry)),
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(self.failed("write", entry, &error.into())),
-            }
-        }
-        Ok(got)
+        let Coming { file, mapping, digest, at, .. } = coming;
+        let into = Into { file, mapping: mapping.as_ref(), entry };
+        let (summary, progress, observer) = (&mut self.summary, &mut self.progress, &mut self.observer);
+        let digest = check.then_some(digest);
+        self.sink.take(&mut self.wire, into, (offset, bytes), digest, &mut |end, count| {
+            *at = end;
+            summary.moved_bytes += count as u64;
+            progress.done_bytes += count as u64;
+            observer(progress);
+        })
     }
 
     /// Files without names: they get numbers.
@@ -555,29 +594,30 @@ impl Receiving<'_> {
                 let _ = coming.file.set_len(0);
                 return Err(error);
             }
-            coming.file.set_len(bytes).map_err(|error| self.failed("write", &entry, &error))?;
-            let finished = self.folder.finish(&coming.file, &entry, self.options.overwrite);
-            finished.map_err(|error| self.failed("finish", &entry, &error))?;
-            self.summary.files += 1;
-            self.summary.bytes += bytes;
+            self.finish(&coming.file, &entry, bytes)?;
         }
         Ok(())
     }
 
     /// A sentence about a file.
     fn failed(&self, what: &str, entry: &Entry, error: &io::Error) -> Error {
-        let advice = match error.raw_os_error() {
-            Some(libc::ENOSPC | libc::EDQUOT) => {
-                "; make room and start both sides again: what has come is kept"
-            }
-            Some(libc::EEXIST) => "; --overwrite replaces what is there",
-            Some(libc::ELOOP | libc::ENOTDIR) => "; a file or a symbolic link is where a folder should be",
-            _ => "",
-        };
-        Error::Other(format!("cannot {what} {entry} in {}: {error}{advice}", self.shown))
+        sink::failed(&self.shown, what, entry, error)
     }
 }
 
-fn became_shorter(entry: &Entry) -> Error {
-    Error::Other(format!("somebody else changed {entry} while it was received"))
+/// A connection of the sender whose hello has come; `None` when it is not one of this transfer.
+fn join(
+    transport: Transport,
+    token: [u8; 16],
+    deadline: Instant,
+    method: Method,
+    shown: &str,
+) -> Result<Option<TakeLane>> {
+    let mut wire = Wire::new(transport, "the sender".to_owned(), true)?;
+    let left = deadline.saturating_duration_since(Instant::now());
+    if !wire.wait(left)? || !matches!(wire.receive(), Ok(Frame::Join { token: theirs }) if theirs == token) {
+        return Ok(None);
+    }
+    let sink = Sink::new(method, &wire, shown)?;
+    Ok(Some(TakeLane { wire, sink }))
 }

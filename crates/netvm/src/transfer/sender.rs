@@ -3,28 +3,32 @@
 use std::collections::HashMap;
 use std::fs::{File, Metadata, OpenOptions};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use netvm_core::key::RemoteKey;
 use netvm_core::wire::{Hello, Role};
-use netvm_sys::mapping::Mapping;
 
 use super::device;
 use super::digest::Digest;
 use super::frames::{
-    CHUNK_BYTES, ENTRIES_MAX, Entry, Frame, NAMES_BYTES_MAX, Plan, Totals, check_name, is_part_name,
-    printable,
+    CHUNK_BYTES, ENTRIES_MAX, Entry, Frame, LANES_MAX, NAMES_BYTES_MAX, Plan, Totals, check_name,
+    is_part_name, printable,
 };
-use super::onesided::{self, Source, Writing};
+use super::lanes::{self, SendLane};
+use super::onesided::{self, Writing};
+use super::source::{Pouring, Source};
 use super::wire::Wire;
 use super::{
-    FEATURE_ONE_SIDED, FEATURE_SIMPLE, Framing, Method, Observer, Progress, STEP_BYTES, SendOptions, Summary,
-    about, extents,
+    FEATURE_LANE, FEATURE_ONE_SIDED, FEATURE_SIMPLE, Framing, Method, Observer, Progress, SendOptions,
+    Summary, about, extents,
 };
 use crate::error::{Error, Result};
 use crate::link::greeting;
+
+/// Most connections that are used unless more are asked for.
+const STREAMS_CHOSEN_MAX: usize = 4;
 
 /// Sends files, and folders with all that is in them, to a [`Receiver`](super::Receiver) at `address`. Each arrives under the last part
 /// of its path.
@@ -54,6 +58,13 @@ pub fn send(
         (Framing::Full, true) => FEATURE_ONE_SIDED,
         (Framing::Full, false) => 0,
     };
+    if options.streams.is_some_and(|streams| !(1..=LANES_MAX).contains(&streams)) {
+        return Err(Error::Other(format!("a file is sent over 1 to {LANES_MAX} connections")));
+    }
+    if options.streams.is_some_and(|streams| streams > 1) && (simple || options.method.is_one_sided()) {
+        let error = "only the default framing, and methods that are not one-sided, use several connections";
+        return Err(Error::Other(error.to_owned()));
+    }
     if options.method == Method::Device {
         crate::device::check_module()?;
     }
@@ -79,14 +90,17 @@ pub fn send(
         progress: Progress { total_bytes: gathered.bytes(), ..Progress::default() },
         wire: &mut wire,
         address,
-        source: None,
+        remote: None,
+        lanes: Vec::new(),
+        streams: if options.method.is_one_sided() { 1 } else { streams(options.streams) },
         options,
         observer,
-        buffer: vec![0; STEP_BYTES],
+        pouring: Pouring::new(options.method),
         within_chunk: false,
     };
     let result = if simple { sender.send_simple(&gathered) } else { sender.send_all(&gathered) };
     let (mut summary, within_chunk) = (sender.summary, sender.within_chunk);
+    summary.streams = sender.lanes.len().max(1);
     if let Err(error) = result {
         wire.fail(&error, !within_chunk);
         return Err(error);
@@ -201,12 +215,15 @@ struct Sender<'a> {
     wire: &'a mut Wire,
     address: &'a str,
     /// Connected when the first file is written one-sidedly.
-    source: Option<Source>,
+    remote: Option<onesided::Source>,
+    /// Connected when the first long file is sent; none where `streams` is 1.
+    lanes: Vec<SendLane>,
+    streams: usize,
     options: &'a SendOptions,
     observer: Observer<'a>,
     progress: Progress,
     summary: Summary,
-    buffer: Vec<u8>,
+    pouring: Pouring,
     /// Bytes of a file are owed: nothing else can be said.
     within_chunk: bool,
 }
@@ -273,9 +290,14 @@ impl Sender<'_> {
         };
         let is_remote = self.options.method.is_one_sided() && entry.bytes - from >= onesided::BYTES_MIN;
         self.progress.done_bytes += from;
+        let is_long = entry.bytes - from >= lanes::BYTES_MIN;
         let digest = if is_remote {
             self.wire.queue(&Frame::Remote { index, from })?;
             self.write_file(&file, entry, path, from)?
+        } else if is_long && self.open_lanes()? {
+            self.wire.queue(&Frame::Striped { index, from })?;
+            let source = Source::new(&file, path, self.options.method, entry.bytes)?;
+            self.send_striped(&source, entry, from)?
         } else {
             self.wire.queue(&Frame::File { index, from })?;
             self.send_file(&file, entry, path, from)?
@@ -296,8 +318,8 @@ impl Sender<'_> {
     /// Sends what a file holds from `from` on; returns the digest of that.
     fn send_file(&mut self, file: &File, entry: &Entry, path: &Path, from: u64) -> Result<u64> {
         let failed = |error| about("read", path.display(), &error);
-        let mapping = self.map(file, path, entry.bytes)?;
-        let mut digest = Digest::new();
+        let source = Source::new(file, path, self.options.method, entry.bytes)?;
+        let mut digest = self.options.check.then(Digest::new);
         let mut at = from;
         while let Some((start, stop)) = extents::next(file, at, entry.bytes).map_err(failed)? {
             self.progress.done_bytes += start - at;
@@ -305,12 +327,12 @@ impl Sender<'_> {
             while at < stop {
                 let bytes = (stop - at).min(CHUNK_BYTES);
                 self.wire.queue(&Frame::Data { offset: at, bytes })?;
-                self.send_range(file, mapping.as_ref(), path, (at, bytes), &mut digest)?;
+                self.send_range(&source, (at, bytes), digest.as_mut())?;
                 at += bytes;
             }
         }
         self.progress.done_bytes += entry.bytes - at;
-        Ok(if self.options.check { digest.finish(entry.bytes) } else { 0 })
+        Ok(digest.map_or(0, |digest| digest.finish(entry.bytes)))
     }
 
     /// The same, one-sidedly.
@@ -346,9 +368,9 @@ impl Sender<'_> {
                 Some(Frame::Ready { end }) => {
                     let (offset, piece) = writing.ready(end).map_err(|error| self.wire.why(error))?;
                     if self.options.check {
-                        onesided::update(&mut digest, offset, piece, &mut self.buffer).ok_or_else(|| {
-                            Error::Other(format!("{} became shorter while it was sent", path.display()))
-                        })?;
+                        onesided::update(&mut digest, offset, piece, self.pouring.buffer()).ok_or_else(
+                            || Error::Other(format!("{} became shorter while it was sent", path.display())),
+                        )?;
                     }
                 }
                 Some(_) => return Err(self.wire.wrong("a message out of turn")),
@@ -378,84 +400,72 @@ impl Sender<'_> {
             let opened = device::Outgoing::open(self.address, security, key, file, bytes);
             return opened.map(Writing::Device);
         }
-        let source = match self.source.take() {
+        let source = match self.remote.take() {
             Some(source) => source,
-            None => Source::connect(self.address, security, self.options.link)?,
+            None => onesided::Source::connect(self.address, security, self.options.link)?,
         };
         let opened = source.open(key, file, bytes);
-        self.source = Some(source);
+        self.remote = Some(source);
         opened.map(|opened| Writing::Node(Box::new(opened)))
-    }
-
-    fn map(&self, file: &File, path: &Path, bytes: u64) -> Result<Option<Mapping>> {
-        if self.options.method != Method::Mmap || bytes == 0 {
-            return Ok(None);
-        }
-        Mapping::of_file(file, false).map(Some).map_err(|error| about("map", path.display(), &error))
     }
 
     /// Sends bytes that the receiver has been told of.
     fn send_range(
         &mut self,
-        file: &File,
-        mapping: Option<&Mapping>,
-        path: &Path,
-        (start, bytes): (u64, u64),
-        digest: &mut Digest,
+        source: &Source<'_>,
+        range: (u64, u64),
+        digest: Option<&mut Digest>,
     ) -> Result<()> {
         self.within_chunk = true;
-        let shorter =
-            || Error::Other(format!("{} became shorter while it was sent; send it again", path.display()));
-        let failed = |error: std::io::Error| match error.kind() {
-            std::io::ErrorKind::UnexpectedEof => shorter(),
-            _ => about("read", path.display(), &error),
-        };
-        let end = start + bytes;
-        let mut at = start;
-        while at < end {
-            let most = (self.buffer.len() as u64).min(end - at);
-            let sent = match (self.options.method, mapping) {
-                (Method::Sendfile, _) => match self.wire.sendfile(file, at, end - at)? {
-                    0 => return Err(shorter()),
-                    sent => sent,
-                },
-                (Method::Mmap, Some(mapping)) => {
-                    let part = mapping.shared().sub(at as usize, most as usize).ok_or_else(shorter)?;
-                    self.wire.shared(part)?;
-                    most
-                }
-                _ => {
-                    let piece = &mut self.buffer[..most as usize];
-                    file.read_exact_at(piece, at).map_err(failed)?;
-                    if self.options.check {
-                        digest.update(at, piece);
-                    }
-                    self.wire.bytes(piece)?;
-                    most
-                }
-            };
-            // What the kernel has sent is read once more, while it is still in its cache.
-            if self.options.check && matches!(self.options.method, Method::Mmap | Method::Sendfile) {
-                let mut done = at;
-                while done < at + sent {
-                    let piece = &mut self.buffer[..(at + sent - done).min(STEP_BYTES as u64) as usize];
-                    match mapping {
-                        Some(mapping) => {
-                            mapping.shared().read_into(done as usize, piece).ok_or_else(shorter)?
-                        }
-                        None => file.read_exact_at(piece, done).map_err(failed)?,
-                    }
-                    digest.update(done, piece);
-                    done += piece.len() as u64;
-                }
-            }
-            at += sent;
-            self.summary.moved_bytes += sent;
-            self.progress.done_bytes += sent;
-            (self.observer)(&self.progress);
-        }
+        let (summary, progress, observer) = (&mut self.summary, &mut self.progress, &mut self.observer);
+        self.pouring.send(self.wire, source, range, digest, &mut |bytes| {
+            summary.moved_bytes += bytes;
+            progress.done_bytes += bytes;
+            observer(progress);
+        })?;
         self.within_chunk = false;
         Ok(())
+    }
+
+    /// Sends what a file holds from `from` on over several connections; returns the sum of the digests of its pieces.
+    fn send_striped(&mut self, source: &Source<'_>, entry: &Entry, from: u64) -> Result<u64> {
+        self.wire.flush()?;
+        let (check, before) = (self.options.check, self.progress.done_bytes);
+        let (progress, observer) = (&mut self.progress, &mut self.observer);
+        let range = (from, entry.bytes);
+        let (sum, moved) = lanes::send(&mut self.lanes, self.wire, source, range, check, &mut |bytes| {
+            progress.done_bytes = before + bytes;
+            observer(progress);
+        })?;
+        self.summary.moved_bytes += moved;
+        // Holes, too.
+        self.progress.done_bytes = before + (entry.bytes - from);
+        (self.observer)(&self.progress);
+        Ok(sum)
+    }
+
+    /// More connections to the same receiver, if they are wanted and there are none yet; whether there are some.
+    fn open_lanes(&mut self) -> Result<bool> {
+        if self.streams < 2 || !self.lanes.is_empty() {
+            return Ok(self.streams >= 2);
+        }
+        self.wire.queue(&Frame::Lanes { count: self.streams as u64 })?;
+        self.wire.flush()?;
+        let Frame::Join { token } = self.wire.receive()? else {
+            return Err(self.wire.wrong("a message out of turn"));
+        };
+        let hello = Hello { features: FEATURE_LANE, ..Hello::new(Role::Transfer) };
+        let options = self.options;
+        for _ in 0..self.streams {
+            let connected =
+                greeting::connect(self.address, &hello, options.connect_timeout, &options.security);
+            let (transport, _) = connected.map_err(|error| self.wire.why(error))?;
+            let mut wire = Wire::new(transport, self.wire.peer.clone(), true)?;
+            wire.queue(&Frame::Join { token })?;
+            wire.flush()?;
+            self.lanes.push(SendLane { wire, pouring: Pouring::new(options.method) });
+        }
+        Ok(true)
     }
 
     /// Lengths and bytes; the end of the stream is the end.
@@ -463,10 +473,9 @@ impl Sender<'_> {
         for (_, entry, path) in gathered.files() {
             self.progress.name = entry.to_string();
             let file = open(path, entry)?;
-            let mapping = self.map(&file, path, entry.bytes)?;
+            let source = Source::new(&file, path, self.options.method, entry.bytes)?;
             self.wire.bytes(&entry.bytes.to_be_bytes())?;
-            let mut unused = Digest::new();
-            self.send_range(&file, mapping.as_ref(), path, (0, entry.bytes), &mut unused)?;
+            self.send_range(&source, (0, entry.bytes), None)?;
             self.summary.files += 1;
             self.summary.bytes += entry.bytes;
         }
@@ -478,6 +487,12 @@ impl Sender<'_> {
             Some(_) => Err(self.wire.wrong("an answer where there is none")),
         }
     }
+}
+
+/// How many connections a long file is sent over: both ends need CPUs for each, and more than a few help nobody.
+fn streams(wanted: Option<usize>) -> usize {
+    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    wanted.unwrap_or(cpus.min(STREAMS_CHOSEN_MAX))
 }
 
 /// Opens a file that is still the one that was listed.

@@ -2,7 +2,7 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::time::{Duration, Instant};
 
 use netvm_sys::shared::SharedSlice;
@@ -13,7 +13,7 @@ use crate::link::greeting::Transport;
 use crate::link::{Incoming, Link, Outgoing};
 
 /// A peer that says nothing, or takes nothing, for so long is given up.
-const IDLE: Duration = Duration::from_secs(60);
+pub(super) const IDLE: Duration = Duration::from_secs(60);
 /// Who works without sending says so this often.
 const WORKING: Duration = Duration::from_secs(5);
 /// For so long a peer is told what went wrong.
@@ -58,6 +58,11 @@ impl Wire {
     /// Whether the kernel can move bytes between the connection and files.
     pub fn is_plain(&self) -> bool {
         matches!(self.transport, Transport::Plain(..))
+    }
+
+    /// Readable when something has come.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.transport.wait_fd()
     }
 
     /// What protects it.
@@ -344,6 +349,12 @@ impl Wire {
     fn more(&mut self) -> Result<()> {
         let result = self.fill();
         self.received(result).map(drop)
+    }
+
+    /// Waits until something comes, for so long; whether it did.
+    pub fn wait(&self, patience: Duration) -> Result<bool> {
+        let waited = self.transport.stream().wait(false, patience);
+        waited.map_err(|error| Error::system("wait for the peer", &error))
     }
 
     fn wait_for_bytes(&mut self) -> Result<()> {

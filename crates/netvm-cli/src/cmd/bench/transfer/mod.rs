@@ -13,6 +13,7 @@ use super::child::Helper;
 use super::floors;
 use super::report::{Row, median_and_spread};
 
+mod floor;
 mod peers;
 mod plot;
 
@@ -22,7 +23,9 @@ mod plot;
 Files of random integers from one folder to another, `netvm send` to `netvm recv`, each side with the method of the row: ten files of 48 KB, and one
 of 12 MB, 128 MiB, 512 MiB and 1 GiB. In each round every method has a turn at every size. GB/s of the whole transfer, the check of all bytes
 included (--no-check does without), from the sender's first message to the receiver's last; of socat and rsync, which check nothing, from the
-start of the process to its end. The floor is a bare TCP stream that nobody writes anywhere.
+start of the process to its end. The floor is a bare TCP stream that nobody writes anywhere. The rows `transfer-file` are what remains of it
+when bare streams are written into a new file in the same folder, one and as many as there are CPUs, by threads of one process, unchecked.
+x2 is a file of 16 MiB or more over two connections (`netvm send --streams`); smaller ones always have one.
 
 onesided has two rows: over TCP, and as two processes of one machine do it by themselves. device is one-sided over TCP by the kernel module netvm_mem, as
 root, where it is loaded. What the file system costs is in every row: --dir
@@ -88,22 +91,33 @@ const LOADS: [Load; 5] = [
 /// A way to send.
 #[derive(Clone, Copy)]
 enum Way {
-    /// The methods of sender and receiver, and the link of one-sided writes.
-    Netvm(&'static str, &'static str, &'static str),
+    /// The methods of sender and receiver, the link of one-sided writes, and connections (0 where there is no choice).
+    Netvm(&'static str, &'static str, &'static str, usize),
+    /// Bare streams into a new file.
+    Floor(u64),
     Socat,
     Rsync,
 }
 
-const WAYS: [Way; 8] = [
-    Way::Netvm("copy", "copy", "tcp"),
-    Way::Netvm("mmap", "mmap", "tcp"),
-    Way::Netvm("sendfile", "sendfile", "tcp"),
-    Way::Netvm("onesided", "copy", "tcp"),
-    Way::Netvm("onesided", "copy", "cma"),
-    Way::Netvm("device", "copy", "device"),
-    Way::Socat,
-    Way::Rsync,
-];
+/// All ways, with so many CPUs.
+fn ways(cpus: usize) -> Vec<Way> {
+    let streams = cpus.clamp(2, 4);
+    vec![
+        Way::Floor(1),
+        Way::Floor(streams as u64),
+        Way::Netvm("copy", "copy", "tcp", 1),
+        Way::Netvm("mmap", "mmap", "tcp", 1),
+        Way::Netvm("sendfile", "sendfile", "tcp", 1),
+        Way::Netvm("copy", "copy", "tcp", streams),
+        Way::Netvm("sendfile", "copy", "tcp", streams),
+        Way::Netvm("sendfile", "sendfile", "tcp", streams),
+        Way::Netvm("onesided", "copy", "tcp", 0),
+        Way::Netvm("onesided", "copy", "cma", 0),
+        Way::Netvm("device", "copy", "device", 0),
+        Way::Socat,
+        Way::Rsync,
+    ]
+}
 
 /// A folder that goes with everything in it.
 struct Place(PathBuf);
@@ -167,13 +181,13 @@ impl Drop for Running {
 
 /// Seconds of one transfer; `None` where this link cannot be had.
 fn netvm(
-    way: (&str, &str, &str),
+    way: (&str, &str, &str, usize),
     files: &[PathBuf],
     target: &Path,
     check: bool,
 ) -> Result<Option<f64>, Failure> {
     let program = std::env::current_exe()?;
-    let (sends, receives, link) = way;
+    let (sends, receives, link, streams) = way;
     let mut command = Command::new(&program);
     command.arg("recv").arg(target).args(["--listen", "127.0.0.1:0", "--json", "--method", receives]);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
@@ -185,6 +199,9 @@ fn netvm(
     let mut command = Command::new(&program);
     command.args(["send", "--json", "--to", address, "--method", sends]).args(files);
     command.args((!check).then_some("--no-check"));
+    if streams > 0 {
+        command.args(["--streams", &streams.to_string()]);
+    }
     // Whether one-sided writes use that the receiver is on this machine.
     command.env("NETVM_LINK", if link == "tcp" { "socket" } else { "auto" });
     let done = command.stdin(Stdio::null()).output()?;
@@ -229,10 +246,11 @@ pub fn run(args: &TransferArgs) -> Result<Vec<Row>, Failure> {
     let loads = if args.quick { &LOADS[..2] } else { &LOADS[..] };
     let rounds = if args.quick { 2 } else { args.rounds.max(1) };
     let mut ways = Vec::new();
-    for way in WAYS {
+    let cpus = std::thread::available_parallelism()?.get();
+    for way in self::ways(cpus) {
         match peers::missing(way) {
             None => ways.push(way),
-            Some(name) => eprintln!("netvm bench transfer: no rows for {name}: not here"),
+            Some(name) => tell!("netvm bench transfer: no rows for {name}: not here"),
         }
     }
     let files = loads.iter().map(|load| make_files(&source, *load)).collect::<Result<Vec<_>, Failure>>()?;
@@ -251,8 +269,14 @@ pub fn run(args: &TransferArgs) -> Result<Vec<Row>, Failure> {
                 let times = (ROUND_BYTES / load.total()).clamp(1, 5);
                 for _ in 0..times {
                     let seconds = match ways[which] {
-                        Way::Netvm(sends, receives, link) => {
-                            netvm((sends, receives, link), &files[index], &target, !args.no_check)
+                        Way::Netvm(sends, receives, link, streams) => {
+                            let way = (sends, receives, link, streams);
+                            netvm(way, &files[index], &target, !args.no_check)
+                        }
+                        Way::Floor(streams) => {
+                            let rate = floor::into_file(&target, load.total(), streams)?;
+                            rates[which][index].push(rate);
+                            continue;
                         }
                         Way::Socat => peers::socat(&files[index], &target).map(Some),
                         Way::Rsync => peers::rsync(&files[index], &target, &place.0).map(Some),
@@ -279,11 +303,20 @@ pub fn run(args: &TransferArgs) -> Result<Vec<Row>, Failure> {
     Ok(rows)
 }
 
+/// What carries the bytes, as rows name it.
+fn over(link: &str, streams: u64) -> String {
+    if streams > 1 { format!("{link}-x{streams}") } else { link.to_owned() }
+}
+
 fn row(way: Way, load: Load, rates: &[f64], floor: Option<f64>) -> Row {
     let (case, link, peer) = match way {
-        Way::Netvm(method, _, link) => (format!("transfer-{method}"), link, None),
-        Way::Socat => ("transfer-copy".to_owned(), "tcp", Some("socat")),
-        Way::Rsync => ("transfer-copy".to_owned(), "tcp", Some("rsync")),
+        Way::Netvm(method, receives, link, streams) => {
+            let receives = if method == "sendfile" && receives == "copy" { "-copy" } else { "" };
+            (format!("transfer-{method}{receives}"), over(link, streams as u64), None)
+        }
+        Way::Floor(streams) => ("transfer-file".to_owned(), over("tcp", streams), Some("bare")),
+        Way::Socat => ("transfer-copy".to_owned(), "tcp".to_owned(), Some("socat")),
+        Way::Rsync => ("transfer-copy".to_owned(), "tcp".to_owned(), Some("rsync")),
     };
     let mut row = Row::new("transfer", case, "GB/s");
     (row.link, row.peer, row.size_bytes) = (Some(link.into()), peer, Some(load.total()));

@@ -17,7 +17,7 @@ pub fn missing(way: Way) -> Option<&'static str> {
             let is_there = Path::new(netvm_sys::device::CONTROL).exists();
             return (!is_there).then_some("the kernel module netvm_mem");
         }
-        Way::Netvm(..) => return None,
+        Way::Netvm(..) | Way::Floor(_) => return None,
         Way::Socat => "socat",
         Way::Rsync => "rsync",
     };

@@ -13,7 +13,9 @@ const INK: RGBColor = RGBColor(0x22, 0x2b, 0x33);
 const GRID: RGBColor = RGBColor(0xe4, 0xe8, 0xec);
 const FLOOR: RGBColor = RGBColor(0x8a, 0x96, 0xa0);
 /// In the order of the rows; peers take the last ones.
-const COLORS: [RGBColor; 7] = [
+const COLORS: [RGBColor; 12] = [
+    RGBColor(0xb4, 0xbc, 0xc4),
+    RGBColor(0x4a, 0x55, 0x5f),
     RGBColor(0x1b, 0x6c, 0xa8),
     RGBColor(0x2a, 0x9d, 0x6f),
     RGBColor(0xd0, 0x6a, 0x2c),
@@ -21,13 +23,18 @@ const COLORS: [RGBColor; 7] = [
     RGBColor(0xc2, 0x3b, 0x5c),
     RGBColor(0xa0, 0x8a, 0x5a),
     RGBColor(0x6a, 0x73, 0x7c),
+    RGBColor(0x3a, 0xa8, 0xb0),
+    RGBColor(0xd8, 0xa4, 0x2c),
+    RGBColor(0x5b, 0x5f, 0xc7),
 ];
 
 /// How a row is called in the picture.
 fn name(row: &Row) -> String {
     let method = row.case.strip_prefix("transfer-").unwrap_or(&row.case);
     match (row.peer, row.link.as_deref()) {
+        (Some("bare"), link) => format!("into a file, {}", link.unwrap_or_default()),
         (Some(peer), _) => peer.to_owned(),
+        (None, Some(link)) if link.contains("-x") => format!("{method}, {link}"),
         (None, Some("cma")) => format!("{method}, same machine"),
         _ => method.to_owned(),
     }
