@@ -57,6 +57,7 @@ grep -q 'netvm by' /results/swap.svg
 equal "swap" "$(cat /proc/swaps)" "$before"
 [ -z "$(ls /run/netvm)" ] || fail "there is $(ls /run/netvm)"
 equal "groups" "$(find /tmp/groups -name 'netvm-bench*')" ""
+equal "controllers" "$(cat /tmp/groups/cgroup.subtree_control)" ""
 
 echo "== ended early"
 netvm bench swap --size 12M --local 5M $options --lender 10.7.0.1:7070 --secret key >/dev/null 2>&1 &
@@ -66,5 +67,7 @@ wait_until 30 in_use
 kill -9 $bench
 unused() { [ "$(cat /proc/swaps)" = "$before" ] && [ -z "$(ls /run/netvm)" ]; }
 wait_until 60 unused
+controlled() { [ -n "$(cat /tmp/groups/cgroup.subtree_control)" ]; }
+wait_until 10 eval '! controlled'
 order obeyed=all
 echo "== done"

@@ -12,11 +12,16 @@ pub struct Cgroup {
     directory: PathBuf,
     /// Where the hierarchy was mounted for this bench only.
     mounted: Option<PathBuf>,
+    /// Which groups were given the memory controller for this bench only.
+    enabled: Option<PathBuf>,
 }
+
+/// What this bench's groups are called, before its number.
+const NAME: &str = "netvm-bench-";
 
 impl Cgroup {
     pub fn new(limit_bytes: u64) -> Result<Self, Box<dyn Error>> {
-        let name = format!("netvm-bench-{}", std::process::id());
+        let name = format!("{NAME}{}", std::process::id());
         let mounts = fs::read_to_string("/proc/mounts")?;
         let mount_of = |kind: &str, option: &str| {
             mounts.lines().map(|line| line.split(' ').collect::<Vec<_>>()).find_map(|fields| {
@@ -28,8 +33,11 @@ impl Cgroup {
         if let Some(root) = mount_of("cgroup2", "") {
             let controllers = fs::read_to_string(root.join("cgroup.controllers")).unwrap_or_default();
             if controllers.split_whitespace().any(|controller| controller == "memory") {
-                fs::write(root.join("cgroup.subtree_control"), "+memory")?;
-                let cgroup = Self { directory: root.join(name), mounted: None };
+                let control = root.join("cgroup.subtree_control");
+                let has = fs::read_to_string(&control)?.split_whitespace().any(|word| word == "memory");
+                fs::write(&control, "+memory")?;
+                let enabled = (!has).then_some(control);
+                let cgroup = Self { directory: root.join(name), mounted: None, enabled };
                 fs::create_dir(&cgroup.directory)?;
                 fs::write(cgroup.directory.join("memory.max"), limit_bytes.to_string())?;
                 return Ok(cgroup);
@@ -49,7 +57,7 @@ impl Cgroup {
                 (root.clone(), Some(root))
             }
         };
-        let cgroup = Self { directory: root.join(name), mounted };
+        let cgroup = Self { directory: root.join(name), mounted, enabled: None };
         fs::create_dir(&cgroup.directory)?;
         fs::write(cgroup.directory.join("memory.limit_in_bytes"), limit_bytes.to_string())?;
         Ok(cgroup)
@@ -75,11 +83,20 @@ impl Drop for Cgroup {
             std::thread::sleep(std::time::Duration::from_millis(20));
         }
         if self.directory.exists() {
-            eprintln!("netvm bench: the cgroup {} could not be removed", self.directory.display());
+            tell!("netvm bench: the cgroup {} could not be removed", self.directory.display());
+        }
+        if let (Some(control), Some(root)) = (&self.enabled, self.directory.parent()) {
+            // Another bench beside this one may count on it: the last one takes it away only if it was the first.
+            let is_ours =
+                |entry: fs::DirEntry| entry.file_name().to_str().is_some_and(|name| name.starts_with(NAME));
+            let others = fs::read_dir(root).map(|entries| entries.flatten().any(is_ours)).unwrap_or(true);
+            if !others && let Err(error) = fs::write(control, "-memory") {
+                tell!("netvm bench: the memory controller stays on in {}: {error}", control.display());
+            }
         }
         if let Some(root) = &self.mounted {
             if let Err(error) = tool("umount", &[text(root)]) {
-                eprintln!("netvm bench: {error}");
+                tell!("netvm bench: {error}");
             }
             let _ = fs::remove_dir(root);
         }

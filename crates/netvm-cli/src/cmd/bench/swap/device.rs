@@ -137,6 +137,33 @@ pub struct Swap {
     device: PathBuf,
     behind: Behind,
     on: bool,
+    /// Goes last.
+    _module: Option<Loaded>,
+}
+
+/// A kernel module that was loaded for this bench, and goes with it.
+#[derive(Debug)]
+struct Loaded(&'static str);
+
+impl Loaded {
+    /// Loads it where `sign` is not there. Nothing says whether it could: what needs it does.
+    fn unless(sign: &str, module: &'static str) -> Option<Self> {
+        let loads = || tool("modprobe", &[module]).is_ok();
+        (!Path::new(sign).exists() && loads()).then_some(Self(module))
+    }
+}
+
+impl Drop for Loaded {
+    fn drop(&mut self) {
+        // Whoever had a device of it open may still be leaving.
+        for _ in 0..20 {
+            if tool("modprobe", &["-r", self.0]).is_ok() {
+                return;
+            }
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        tell!("netvm bench: the kernel module {} stays loaded: it is in use", self.0);
+    }
 }
 
 impl Swap {
@@ -168,7 +195,8 @@ impl Swap {
             .mode(0o600)
             .open(&path)
             .map_err(|error| format!("cannot make {}: {error}", path.display()))?;
-        let mut swap = Self { device: path.clone(), behind: Behind::File(path.clone(), None), on: false };
+        let mut swap =
+            Self { device: path.clone(), behind: Behind::File(path.clone(), None), on: false, _module: None };
         // All of it: no page of it is charged to whoever is swapped out.
         let zeros = vec![0; 1 << 20];
         for _ in 0..bytes >> 20 {
@@ -186,15 +214,12 @@ impl Swap {
 
     fn zram(bytes: u64) -> Result<Self, Failure> {
         let control = Path::new("/sys/class/zram-control");
-        if !control.exists() {
-            // Fails where the module is not there, which the next line then says.
-            let _ = tool("modprobe", &["zram"]);
-        }
+        let module = Loaded::unless(text(control), "zram");
         let number = fs::read_to_string(control.join("hot_add"))
             .map_err(|error| format!("no zram in this kernel (modprobe zram): {error}"))?;
         let number: u32 = number.trim().parse()?;
         let device = format!("/dev/zram{number}").into();
-        let mut swap = Self { device, behind: Behind::Zram(number), on: false };
+        let mut swap = Self { device, behind: Behind::Zram(number), on: false, _module: module };
         fs::write(format!("/sys/block/zram{number}/disksize"), bytes.to_string())?;
         swap.switch_on()?;
         Ok(swap)
@@ -203,10 +228,7 @@ impl Swap {
     /// A network block device in the memory of nbdkit, which locks it.
     fn nbdkit(bytes: u64) -> Result<Self, Failure> {
         let device = PathBuf::from("/dev/nbd0");
-        if !device.exists() {
-            // Fails where the module is not there, which the next lines then say.
-            let _ = tool("modprobe", &["nbd"]);
-        }
+        let module = Loaded::unless(text(&device), "nbd");
         if !device.exists() {
             return Err("no /dev/nbd0 in this kernel (modprobe nbd)".into());
         }
@@ -220,7 +242,7 @@ impl Swap {
             .spawn()
             .map_err(|error| format!("nbdkit: {error}"))?;
         let behind = Behind::Nbd(Ended(vec![server]), socket.clone(), false);
-        let mut swap = Self { device, behind, on: false };
+        let mut swap = Self { device, behind, on: false, _module: module };
         appears(&socket)?;
         tool("nbd-client", &["-unix", text(&socket), text(&swap.device), "-swap"])?;
         if let Behind::Nbd(_, _, connected) = &mut swap.behind {
@@ -238,6 +260,7 @@ impl Swap {
             device: PathBuf::new(),
             behind: Behind::Mounted(None, None, folder.to_owned()),
             on: false,
+            _module: None,
         };
         let path = folder.join("file");
         let (program, size) = (nbdfuse.display().to_string(), bytes.to_string());
@@ -276,7 +299,9 @@ impl Swap {
             Some((number.to_owned(), PathBuf::from(rest.trim().rsplit_once(" at ")?.1)))
         });
         match made.filter(|_| output.status.success()) {
-            Some((number, device)) => Ok(Self { device, behind: Behind::Netvm(number, lender), on: true }),
+            Some((number, device)) => {
+                Ok(Self { device, behind: Behind::Netvm(number, lender), on: true, _module: None })
+            }
             None => {
                 let why = String::from_utf8_lossy(&output.stderr);
                 Err(why.lines().last().unwrap_or("netvm swap on failed").to_owned().into())
@@ -362,13 +387,13 @@ impl Drop for Swap {
             _ => Ok(()),
         };
         if let Err(error) = off {
-            eprintln!("netvm bench: {} is still in use as swap: {error}", self.device.display());
+            tell!("netvm bench: {} is still in use as swap: {error}", self.device.display());
             // Whoever serves it must stay.
             std::mem::forget(std::mem::replace(&mut self.behind, Behind::Zram(0)));
             return;
         }
         if let Err(error) = self.remove() {
-            eprintln!("netvm bench: {} could not be removed: {error}", self.device.display());
+            tell!("netvm bench: {} could not be removed: {error}", self.device.display());
         }
     }
 }
