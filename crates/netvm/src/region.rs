@@ -391,13 +391,14 @@ impl Region {
         bytes: u32,
         options: WriteOptions,
     ) -> Result<()> {
-        self.run("write", |state, token| {
+        let peer = self.peer();
+        let (state, token) = peer.post(peer.lock(), |state, token| {
             let endpoint = &mut state.session.endpoint;
             let slot = endpoint.post_write_with(token, self.handle, offset, bytes, options)?;
             state.session.set_locals(slot, locals);
             Ok(slot)
-        })
-        .map(drop)
+        })?;
+        peer.wait_sent(state, token).map(drop)
     }
 
     /// Reads scattered bytes, each piece from its own offset and of at most 1 MiB, all under way at once.

@@ -38,13 +38,31 @@ impl PeerSession {
         token: u64,
         what: &'static str,
     ) -> Result<(MutexGuard<'a, State>, Answer)> {
-        self.progress(&mut state);
+        // Of several that are waited for the first may have brought the ends of all.
+        if !state.ended.contains_key(&token) {
+            self.progress(&mut state);
+        }
         let (state, result) =
             self.wait_until(state, what, TIMEOUT, |peer, state| match state.ended.remove(&token) {
                 Some(result) => Some(peer.outcome(state, what, result)),
                 None => state.broken.clone().map(Err),
             });
         result.map(|answer| (state, answer))
+    }
+
+    /// As [`PeerSession::wait`], for a write: it has ended when it is sent, and to look for what the peer has sent would be in vain.
+    pub(crate) fn wait_sent<'a>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        token: u64,
+    ) -> Result<(MutexGuard<'a, State>, Answer)> {
+        if state.broken.is_none()
+            && let Err(failure) = self.send_all(&mut state)
+        {
+            self.fail(&mut state, &failure);
+        }
+        self.collect(&mut state);
+        self.wait(state, token, "write")
     }
 
     /// Waits until `ready` has something. The first who waits waits on the links (and so saves a change of threads), the others on
