@@ -358,6 +358,31 @@ fn who_sleeps_without_its_mark_goes_on() {
     });
 }
 
+/// Who has the key says for a sender over the connection that it reads its word: it is told all the same.
+#[test]
+fn nobody_is_called_near_by_others() {
+    let (node, address) = home();
+    let shape = Shape::Rings { senders: 1, bytes: LINE as usize };
+    let (key, mut receiver) = Receiver::new(&node, "channel", shape).unwrap();
+    let (_far, peer) = guest(&address, LinkChoice::Socket);
+    let mut sender = Sender::open(&peer, "channel", &key).unwrap();
+    let (_near, neighbour) = guest(&address, LinkChoice::Shm);
+    let raw = neighbour.import("channel", &key).unwrap();
+    for _ in 0..20 {
+        while sender.try_send(&[7; 100]).is_ok() {}
+        raw.write(LINE, &2u64.to_le_bytes()).unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| sender.send(&[7; 100], Some(Duration::from_secs(5))));
+            while !waiting.is_finished() {
+                if let Ok(message) = receiver.try_receive() {
+                    assert_eq!(message.len(), 100);
+                }
+            }
+            waiting.join().unwrap().unwrap();
+        });
+    }
+}
+
 // ---- killed processes ----
 
 /// What a receiving process does; started by [`senders_outlive_killed_receivers`].

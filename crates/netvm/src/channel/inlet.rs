@@ -32,6 +32,8 @@ pub(super) struct Source {
     pub(super) state: State,
     /// Unused when the ring is shared.
     pub(super) ring: ReceiveRing,
+    /// Its session has the ring mapped, so it may be believed that it reads its word there.
+    pub(super) near: bool,
     /// How much of what came with requests has its place.
     placed: Progress,
     /// Bytes of its blocks whose places are not there.
@@ -100,7 +102,7 @@ impl Inlet {
     }
 
     /// A sender begins; its number and the answer to it.
-    fn open(&self, end: End) -> Result<(u32, Vec<u8>), Status> {
+    fn open(&self, end: End, near: bool) -> Result<(u32, Vec<u8>), Status> {
         let mut state = self.lock();
         if state.closed {
             return Err(Status::NoHandle);
@@ -111,7 +113,7 @@ impl Inlet {
         let nonce = state.uses.wrapping_mul(0x9E37_79B1);
         let ring = ReceiveRing::new(self.ring_bytes, nonce);
         let placed = Progress::default();
-        state.sources[free] = Some(Source { end, state: State::Open, ring, placed, away: 0 });
+        state.sources[free] = Some(Source { end, state: State::Open, ring, near, placed, away: 0 });
         let mut answer = Vec::with_capacity(20);
         for word in [u32::from(state.queue.is_some()), free as u32, nonce] {
             answer.extend_from_slice(&word.to_le_bytes());
@@ -244,19 +246,19 @@ pub(crate) struct Hub {
 }
 
 impl Hub {
-    /// A peer asks; `inlet` is what its handle stands for.
+    /// A peer asks; `inlet` is what its handle stands for, and whether it has that mapped.
     pub(crate) fn ask(
         &mut self,
         end: End,
         ask: Ask<'_>,
-        inlet: Option<Arc<Inlet>>,
+        inlet: Option<(Arc<Inlet>, bool)>,
     ) -> Result<Vec<u8>, Status> {
         if let Ask::Open { .. } = ask {
-            let inlet = inlet.ok_or(Status::Unsupported)?;
+            let (inlet, near) = inlet.ok_or(Status::Unsupported)?;
             if usize::from(end.1) >= OUTLETS_MAX || self.ends.contains_key(&end) {
                 return Err(Status::BadRequest);
             }
-            let (sender, answer) = inlet.open(end)?;
+            let (sender, answer) = inlet.open(end, near)?;
             self.ends.insert(end, (inlet, sender));
             return Ok(answer);
         }

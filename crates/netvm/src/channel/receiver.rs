@@ -344,10 +344,14 @@ impl Receiver {
         let Some(source) = state.sources.get_mut(sender as usize).and_then(Option::as_mut) else { return };
         let Some(units) = source.ring.consumed(len) else { return };
         let (end, open, position) = (source.end, source.state == State::Open, source.ring.position());
+        let near = source.near;
         drop(state);
         let at = self.inlet.ring_bytes * u64::from(self.senders) + LINE_BYTES * u64::from(sender);
-        let waits = self.memory.shared().with_u64(at as usize, |word| line::advance(word, position));
-        if open && waits != Some(false) {
+        // Others who have the key can write the word of one that never reads it.
+        let hears = near
+            && self.memory.shared().with_u64(at as usize, |word| line::advance(word, position))
+                == Some(false);
+        if open && !hears {
             self.tell(vec![(end, Told::Position(units))]);
         }
     }

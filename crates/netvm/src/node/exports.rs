@@ -232,7 +232,10 @@ impl netvm_core::endpoint::Exports for View<'_> {
     fn call(&mut self, method: u32, body: &[u8]) -> Option<Result<Vec<u8>, Status>> {
         match method {
             SYNC_METHOD => Some(self.turn(body)),
-            CHANNEL_METHOD => Some(self.shared.asked(self.session, self.imports, body)),
+            CHANNEL_METHOD => {
+                let is_mapped = |handle| self.sharing.has(handle);
+                Some(self.shared.asked(self.session, self.imports, is_mapped, body))
+            }
             // To and from third nodes takes longer.
             copy::METHOD => {
                 let request = copy::Request::decode(body)?;

@@ -342,6 +342,7 @@ impl Shared {
         &self,
         session: SessionId,
         imports: &ImportTable,
+        is_mapped: impl Fn(u32) -> bool,
         body: &[u8],
     ) -> Result<Vec<u8>, Status> {
         let (slot, ask) = Ask::decode(body).ok_or(Status::BadRequest)?;
@@ -349,7 +350,8 @@ impl Shared {
         if let Ask::Open { handle } = ask {
             let exports = lock(&self.exports);
             let (segment, _) = imports.notifications(&exports.table, handle).ok_or(Status::NoHandle)?;
-            inlet = exports.segment(segment).and_then(|segment| segment.inlet.clone());
+            let found = exports.segment(segment).and_then(|segment| segment.inlet.clone());
+            inlet = found.map(|inlet| (inlet, is_mapped(handle)));
         }
         let mut hub = lock(&self.hub);
         let answer = hub.ask((session, slot), ask, inlet);

@@ -182,6 +182,11 @@ impl Sharing {
         Ok(Guest { channel, gate: PeerWords(gate), left: Mutex::default() })
     }
 
+    /// Whether the peer has what it knows by this handle mapped, or may have the kernel copy there.
+    pub(crate) fn has(&self, handle: u32) -> bool {
+        self.shares.contains_key(&handle)
+    }
+
     /// The peer says that it has unmapped what it had under this handle.
     pub(crate) fn forget(&mut self, shared: &Shared, handle: u32) {
         let (Some((id, number)), Some(guest)) = (self.shares.remove(&handle), &self.guest) else { return };
