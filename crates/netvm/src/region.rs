@@ -160,6 +160,16 @@ impl Region {
         self.rights
     }
 
+    /// Maps what an object that is only called has to be mapped. Whether there is something.
+    pub(crate) fn map_word(&mut self) -> bool {
+        let peer = &self.connection.session;
+        if peer.neighbour.choice() != LinkChoice::Socket {
+            // Never copied by the kernel: it does not compute.
+            self.mapped = peer.neighbour.map(peer, LinkChoice::Shm, self.handle, 0, self.rights, 0).ok();
+        }
+        self.mapped.is_some()
+    }
+
     /// Flushes where nothing is under way over the links, nor a refusal to be told.
     #[inline]
     pub(crate) fn mapped_flush(&self) -> bool {

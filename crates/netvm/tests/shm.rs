@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use netvm::Error;
 use netvm::memory::{Memory, RawRange};
-use netvm::node::{ConnectOptions, LinkChoice, Node, RemoteKey, Rights};
+use netvm::node::{ConnectOptions, KeepAlive, LinkChoice, Node, RemoteKey, Rights};
 use netvm::notify::Notify;
 use netvm::region::{Peer, Region};
 use netvm::security::{Encryption, Secret, Security};
+use netvm::sync::{Kind, Lock, LockGuard, Monitor, SyncError};
 use netvm_sys::shared::SharedSlice;
 
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
@@ -130,6 +131,7 @@ fn importer(next: &mut dyn FnMut() -> Option<String>) {
     let options = ConnectOptions { link: link.parse().unwrap(), ..ConnectOptions::default() };
     let peer = node.connect_with(address, &options).unwrap();
     let mut region: Option<Region> = None;
+    let mut held: Option<(Lock, Option<LockGuard>)> = None;
     while let Some(line) = next() {
         let words: Vec<&str> = line.split(' ').collect();
         let number = |at: usize| words[at].parse::<u64>().unwrap();
@@ -166,6 +168,24 @@ fn importer(next: &mut dyn FnMut() -> Option<String>) {
                 region.as_ref().unwrap().write_notify(0, &[number(2) as u8; 4096], notify).unwrap();
                 say("done");
             }
+            "open" => {
+                held = Some((Lock::open(&peer, words[1], &key(words[2])).unwrap(), None));
+                say("opened");
+            }
+            "lock" => {
+                let (lock, guard) = held.as_mut().unwrap();
+                match lock.lock(SOON) {
+                    Ok(ours) => {
+                        *guard = Some(ours);
+                        say("ours");
+                    }
+                    Err(error) => say(&format!("error: {error}")),
+                }
+            }
+            "unlock" => match held.as_mut().unwrap().1.take().unwrap().release() {
+                Ok(()) => say("done"),
+                Err(error) => say(&format!("error: {error}")),
+            },
             "hammer" => hammer(&peer, &words[1..]),
             _ => panic!("{line}"),
         }
@@ -228,6 +248,7 @@ fn exporter(next: &mut dyn FnMut() -> Option<String>) {
                 assert!(board.wait(2, SOON));
                 say(&format!("{}", board.test(2)));
             }
+            "lock" => say(&hex(node.export_sync("lock", Kind::Monitor { conditions: 1 }).unwrap())),
             "first" => say(&memory.shared().sub(0, 1).unwrap().to_vec()[0].to_string()),
             "unexport" => say(&node.unexport("memory").unwrap().to_string()),
             "hide" => {
@@ -629,6 +650,97 @@ fn a_killed_exporter_is_told_and_its_memory_stays_mapped() {
         assert!(start.elapsed() < Duration::from_secs(10));
     });
     assert!(matches!(region.notify(Notify::Count { number: 2 }), Err(Error::LenderLost { .. })));
+}
+
+/// Nobody at the home has a hand in it: its process is stopped.
+#[test]
+fn locks_that_nobody_else_wants_need_no_home() {
+    let mut home = Other::start("exporter", &[]);
+    let ticket = home.hear();
+    let address = ticket.split(' ').next().unwrap().to_owned();
+    let lock_key = key(&home.ask("lock"));
+    let nodes = [Node::new().unwrap(), Node::new().unwrap()];
+    let peers = nodes.each_ref().map(|node| node.connect(&address).unwrap());
+    let locks = peers.each_ref().map(|peer| Lock::open(peer, "lock", &lock_key).unwrap());
+    let monitor = Monitor::open(&peers[0], "lock", &lock_key).unwrap();
+    home.signal(libc::SIGSTOP);
+    let inside = std::sync::atomic::AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for lock in &locks {
+            let inside = &inside;
+            scope.spawn(move || {
+                for _ in 0..2000 {
+                    // Whoever waited would wait for the home.
+                    let guard = loop {
+                        match lock.try_lock() {
+                            Ok(guard) => break guard,
+                            Err(SyncError::Busy) => std::thread::yield_now(),
+                            Err(error) => panic!("{error}"),
+                        }
+                    };
+                    assert_eq!(inside.fetch_add(1, Ordering::SeqCst), 0, "two have it");
+                    inside.fetch_sub(1, Ordering::SeqCst);
+                    guard.release().unwrap();
+                }
+            });
+        }
+    });
+    let guard = monitor.enter(None).unwrap();
+    home.signal(libc::SIGCONT);
+    // The second asks the home, which finds the first.
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| locks[1].lock(SOON).map(drop));
+        std::thread::sleep(Duration::from_millis(20));
+        assert!(!waiting.is_finished());
+        assert_eq!(guard.signal(0).unwrap(), 0);
+        // It waits for the condition, and the other one has the lock meanwhile.
+        let (guard, signalled) = guard.wait(0, Some(Duration::from_millis(50))).unwrap();
+        assert!(!signalled);
+        waiting.join().unwrap().unwrap();
+        drop(guard);
+    });
+    // Nobody wants it any more: it is in its word again.
+    locks[0].lock(SOON).unwrap().release().unwrap();
+    home.signal(libc::SIGSTOP);
+    (0..100).for_each(|_| drop(locks[1].lock(None).unwrap()));
+    home.signal(libc::SIGCONT);
+}
+
+#[test]
+fn who_is_stopped_with_a_lock_loses_it() {
+    let here = Here::new("127.0.0.1:0", "open");
+    here.node.keep_alive(KeepAlive::new(200, 1000));
+    let lock_key = here.node.export_sync("lock", Kind::LOCK).unwrap();
+    let mut other = here.importer("auto");
+    assert_eq!(other.ask(&format!("open lock {}", hex(lock_key))), "opened");
+    for _ in 0..3 {
+        assert_eq!((other.ask("lock"), other.ask("unlock")), ("ours".to_owned(), "done".to_owned()));
+    }
+    assert_eq!(other.ask("lock"), "ours");
+    other.signal(libc::SIGSTOP);
+    let nodes = [Node::new().unwrap(), Node::new().unwrap()];
+    let peers = nodes.each_ref().map(|node| node.connect(&here.address).unwrap());
+    let locks = peers.each_ref().map(|peer| Lock::open(peer, "lock", &lock_key).unwrap());
+    let guard = match locks[0].lock(SOON) {
+        Err(SyncError::Abandoned(guard)) => guard,
+        other => panic!("{other:?}"),
+    };
+    // It goes on, and neither gives back what is another's now nor takes it.
+    other.signal(libc::SIGCONT);
+    assert!(other.ask("unlock").starts_with("error"));
+    assert!(other.ask("lock").starts_with("error"));
+    assert!(matches!(locks[1].try_lock(), Err(SyncError::Busy)));
+    guard.release().unwrap();
+    let guard = locks[1].lock(SOON).unwrap();
+    assert!(other.ask("lock").starts_with("error"));
+    // Killed with it by the word: told at once.
+    let mut another = here.importer("auto");
+    assert_eq!(another.ask(&format!("open lock {}", hex(lock_key))), "opened");
+    guard.release().unwrap();
+    assert_eq!(another.ask("lock"), "ours");
+    another.signal(libc::SIGKILL);
+    assert!(matches!(locks[0].lock(SOON), Err(SyncError::Abandoned(_))));
+    locks[1].lock(SOON).unwrap().release().unwrap();
 }
 
 #[test]

@@ -218,6 +218,31 @@ impl Gate {
         out.freed.extend(self.holders.keys());
     }
 
+    /// Somebody has taken the only unit without asking; false when there was none.
+    pub(super) fn taken(&mut self, who: Who, generation: u32) -> bool {
+        let is_free = self.kind == GateKind::Lock && self.free == 1 && self.queue.is_empty();
+        if is_free {
+            self.free = 0;
+            self.holders.insert(who, Holding { generation, count: 1 });
+        }
+        is_free
+    }
+
+    /// What one ticket has is another's from now on.
+    pub(super) fn pass(&mut self, from: (Who, u32), to: (Who, u32), out: &mut Out) -> Reply {
+        let Some(count) = self.held(from.0, from.1) else { return Reply::Refused(Refusal::NotHeld) };
+        self.holders.remove(&from.0);
+        self.holders.insert(to.0, Holding { generation: to.1, count });
+        out.freed.push(from.0);
+        out.used.push(to.0);
+        Reply::Done(0)
+    }
+
+    /// Nobody has it, or wants it, or is to be told of a death.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.holders.is_empty() && self.queue.is_empty() && self.abandoned == 0
+    }
+
     fn held(&self, who: Who, generation: u32) -> Option<u32> {
         let holding = self.holders.get(&who)?;
         (holding.generation == generation).then_some(holding.count)

@@ -6,7 +6,8 @@ use alloc::vec::Vec;
 use super::WRITER;
 use super::gate::{Gate, GateKind};
 use super::group::Group;
-use super::message::{Op, Refusal, Reply, Request, Signal, Ticket};
+use super::message::{GENERATION_BITS, Op, Refusal, Reply, Request, Signal, Ticket};
+use super::near::{self, Near, Nowhere, SEATS_MAX, Word};
 use super::queue::Queue;
 use crate::limits::{CONDITIONS_MAX, PARTIES_MAX, SYNC_OBJECTS_MAX, TICKETS_MAX};
 
@@ -120,21 +121,34 @@ pub struct ObjectId {
     generation: u32,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-struct Place {
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Place<W> {
     generation: u32,
     object: Option<(Kind, Machine)>,
+    /// The object's word, once somebody has it mapped.
+    word: Option<W>,
+    /// What the word was when the home took it.
+    claimed: u64,
 }
 
 /// See the module.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
-pub struct Home {
-    objects: Vec<Place>,
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Home<W = Nowhere> {
+    objects: Vec<Place<W>>,
     tickets: BTreeMap<Who, ObjectId>,
     signals: VecDeque<Signalled>,
+    /// Sessions that have words mapped.
+    seats: BTreeMap<u16, SessionId>,
 }
 
-impl Home {
+impl<W> Default for Home<W> {
+    fn default() -> Self {
+        let (objects, tickets) = (Vec::new(), BTreeMap::new());
+        Self { objects, tickets, signals: VecDeque::new(), seats: BTreeMap::new() }
+    }
+}
+
+impl<W: Word> Home<W> {
     /// A new object; `None` when there are too many, or it is larger than allowed.
     pub fn create(&mut self, kind: Kind) -> Option<ObjectId> {
         let machine = match kind {
@@ -152,20 +166,84 @@ impl Home {
         let index = match self.objects.iter().position(|place| place.object.is_none()) {
             Some(index) => index,
             None if self.objects.len() < SYNC_OBJECTS_MAX => {
-                self.objects.push(Place::default());
+                self.objects.push(Place { generation: 0, object: None, word: None, claimed: 0 });
                 self.objects.len() - 1
             }
             None => return None,
         };
         let place = &mut self.objects[index];
         place.generation += 1;
-        place.object = Some((kind, machine));
+        (place.object, place.word) = (Some((kind, machine)), None);
         Some(ObjectId { index: index as u32, generation: place.generation })
+    }
+
+    /// Where the word of a lock is, for those who have it mapped and come with [`Op::Near`]. Only once for each object.
+    pub fn give_word(&mut self, id: ObjectId, word: W) {
+        let place = self.objects.get_mut(id.index as usize).filter(|place| place.generation == id.generation);
+        if let Some(place) = place
+            && matches!(place.object, Some((Kind::Monitor { .. }, _)))
+        {
+            place.word.get_or_insert(word);
+        }
+    }
+
+    /// By what a session's possession by the word of an object is known here. Nobody else has such a slot, and each session one for each object.
+    fn near_ticket(&self, index: usize) -> Ticket {
+        let generation = self.objects[index].generation & ((1 << GENERATION_BITS) - 1);
+        Ticket { slot: (TICKETS_MAX + index) as u16, generation }
+    }
+
+    /// Takes an object's word, if it has one: from now on nobody takes or gives back the lock but here.
+    fn claim(&mut self, index: usize) {
+        let Some(place) = self.objects.get_mut(index) else { return };
+        let (Some(word), generation) = (&mut place.word, place.generation) else { return };
+        let was = word.claim();
+        if near::is_claimed(was) {
+            return;
+        }
+        place.claimed = was;
+        let Some(&session) = near::seat(was).and_then(|seat| self.seats.get(&seat)) else { return };
+        let Ticket { slot, generation: known } = self.near_ticket(index);
+        let (who, id) = (Who { session, slot }, ObjectId { index: index as u32, generation });
+        if let Some((_, Machine::Gate(gate))) = &mut self.objects[index].object
+            && gate.taken(who, known)
+        {
+            self.tickets.insert(who, id);
+        }
+    }
+
+    /// Puts a word back that says that the lock is free, if it is.
+    fn let_go(&mut self, index: usize) {
+        if let Some(Place { object: Some((_, Machine::Gate(gate))), word: Some(word), claimed, .. }) =
+            self.objects.get_mut(index)
+            && gate.is_quiet()
+        {
+            *claimed = near::freed(*claimed);
+            word.put(*claimed);
+        }
+    }
+
+    /// The session has the word of an object mapped.
+    fn seat(&mut self, session: SessionId, index: usize) -> Reply {
+        if self.objects[index].word.is_none() {
+            return Reply::Refused(Refusal::WrongKind);
+        }
+        let has = self.seats.iter().find(|(_, other)| **other == session).map(|(seat, _)| *seat);
+        let free = || (1..=SEATS_MAX).find(|seat| !self.seats.contains_key(seat));
+        let Some(seat) = has.or_else(free) else { return Reply::Refused(Refusal::Full) };
+        self.seats.insert(seat, session);
+        Reply::Done(Near::new(seat, self.near_ticket(index)).to_u64())
     }
 
     /// Takes an object away; who waits is told.
     pub fn close(&mut self, id: ObjectId) {
         let mut out = Out::default();
+        let has = self.objects.get(id.index as usize).is_some_and(|place| place.generation == id.generation);
+        if has {
+            // It is not put back: who comes to the word asks here.
+            self.claim(id.index as usize);
+            self.objects[id.index as usize].word = None;
+        }
         let place = self.objects.get_mut(id.index as usize).filter(|place| place.generation == id.generation);
         if let Some((_, mut machine)) = place.and_then(|place| place.object.take()) {
             match &mut machine {
@@ -182,12 +260,13 @@ impl Home {
         let Ticket { slot, generation } = request.ticket;
         let who = Who { session, slot };
         let place = self.objects.get_mut(id.index as usize).filter(|place| place.generation == id.generation);
-        let Some((kind, machine)) = place.and_then(|place| place.object.as_mut()) else {
+        let Some((kind, _)) = place.and_then(|place| place.object.as_mut()) else {
             return Reply::Refused(Refusal::Closed);
         };
         match request.op {
             Op::Describe => return Reply::Done(kind.to_u64()),
-            Op::Acquire { .. } | Op::Enqueue | Op::Join => {
+            Op::Near => return self.seat(session, id.index as usize),
+            Op::Acquire { .. } | Op::Enqueue | Op::Join | Op::Adopt => {
                 if usize::from(slot) >= TICKETS_MAX {
                     return Reply::Refused(Refusal::Full);
                 }
@@ -195,22 +274,44 @@ impl Home {
                     return Reply::Refused(Refusal::InUse);
                 }
             }
+            // It waits for no signal: nobody would get it.
+            Op::Wait { .. } if usize::from(slot) >= TICKETS_MAX => return Reply::Refused(Refusal::Full),
             _ => {}
         }
+        let index = id.index as usize;
+        self.claim(index);
         let mut out = Out::default();
+        let near = self.near_ticket(index);
+        let Some((_, machine)) = &mut self.objects[index].object else {
+            return Reply::Refused(Refusal::Closed);
+        };
         let reply = match machine {
+            Machine::Gate(gate) if request.op == Op::Adopt => {
+                let from = Who { session, slot: near.slot };
+                gate.pass((from, near.generation), (who, generation), &mut out)
+            }
             Machine::Gate(gate) => gate.handle(who, generation, request.op, &mut out),
             Machine::Queue(queue) => queue.handle(who, generation, request.op, &mut out),
             Machine::Group(group) => group.handle(who, generation, request.op, &mut out),
         };
         self.settle(out, id);
+        self.let_go(index);
         reply
     }
 
     /// A process gives back what a ticket has, or leaves a group, and waits for no answer. What makes no sense changes nothing.
     pub fn released(&mut self, session: SessionId, ticket: Ticket) {
         let who = Who { session, slot: ticket.slot };
-        let Some(&id) = self.tickets.get(&who) else { return };
+        if let Some(index) = usize::from(ticket.slot).checked_sub(TICKETS_MAX) {
+            // What it has by the word may not be known here yet.
+            self.claim(index);
+        }
+        let Some(&id) = self.tickets.get(&who) else {
+            if let Some(index) = usize::from(ticket.slot).checked_sub(TICKETS_MAX) {
+                self.let_go(index);
+            }
+            return;
+        };
         let op = match self.objects.get(id.index as usize).and_then(|place| place.object.as_ref()) {
             Some((_, Machine::Group(_))) => Op::Leave,
             _ => Op::Release,
@@ -220,6 +321,12 @@ impl Home {
 
     /// A process has died, or has gone: what it had is free again, and it waits for nothing.
     pub fn session_ended(&mut self, session: SessionId) {
+        // The caller has seen to it that nobody takes a word for this session who reads it from now on.
+        let was_near = self.seats.values().any(|other| *other == session);
+        if was_near {
+            (0..self.objects.len()).for_each(|index| self.claim(index));
+            self.seats.retain(|_, other| *other != session);
+        }
         let all = Who { session, slot: 0 }..=Who { session, slot: u16::MAX };
         let mut objects: Vec<ObjectId> = self.tickets.range(all).map(|(_, id)| *id).collect();
         objects.sort_unstable();
@@ -227,6 +334,7 @@ impl Home {
         self.tickets.retain(|who, _| who.session != session);
         self.signals.retain(|signalled| signalled.session != session);
         for id in objects {
+            self.claim(id.index as usize);
             let mut out = Out::default();
             let place = self.objects.get_mut(id.index as usize);
             if let Some((_, machine)) = place.and_then(|place| place.object.as_mut()) {
@@ -237,6 +345,11 @@ impl Home {
                 }
             }
             self.settle(out, id);
+            self.let_go(id.index as usize);
+        }
+        if was_near {
+            // Also those that it did not have: who has read one of them and is about to change it must not succeed.
+            (0..self.objects.len()).for_each(|index| self.let_go(index));
         }
     }
 
@@ -280,6 +393,11 @@ impl Home {
     /// Tickets that wait for or have something.
     pub fn tickets(&self) -> usize {
         self.tickets.len()
+    }
+
+    #[cfg(test)]
+    pub(super) fn word(&mut self, id: ObjectId) -> Option<&mut W> {
+        self.objects[id.index as usize].word.as_mut()
     }
 
     #[cfg(test)]

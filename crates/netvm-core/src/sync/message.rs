@@ -112,6 +112,10 @@ pub enum Op {
     },
     /// What the last meeting came to.
     Fetch,
+    /// What a process needs that has the lock's word mapped: [`Reply::Done`] with a [`super::Near`] in it.
+    Near,
+    /// What the session has by the word belongs to the ticket from now on.
+    Adopt,
 }
 
 /// An [`Op`] and for whom.
@@ -143,6 +147,8 @@ impl Request {
             Op::Leave => (11, 0, 0, 0),
             Op::Arrive { next, combine, .. } => (12, 0, combine.number(), *next),
             Op::Fetch => (13, 0, 0, 0),
+            Op::Near => (14, 0, 0, 0),
+            Op::Adopt => (15, 0, 0, 0),
         };
         bytes.extend_from_slice(&[op, flags]);
         bytes.extend_from_slice(&self.ticket.slot.to_le_bytes());
@@ -175,6 +181,8 @@ impl Request {
             11 => Op::Leave,
             12 => Op::Arrive { next, combine: Combine::from_number(number)?, bytes: rest.to_vec() },
             13 => Op::Fetch,
+            14 => Op::Near,
+            15 => Op::Adopt,
             _ => return None,
         };
         let bytes_max = if head[0] == 12 { GROUP_BYTES_MAX } else { 0 };

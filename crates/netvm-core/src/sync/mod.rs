@@ -9,6 +9,7 @@ mod gate;
 mod group;
 mod home;
 mod message;
+mod near;
 mod queue;
 #[cfg(test)]
 mod tests;
@@ -22,6 +23,7 @@ pub use attempt::{Attempt, Outcome, Step};
 pub use group::Combine;
 pub use home::{Home, Kind, ObjectId, SessionId, Signalled};
 pub use message::{Op, Refusal, Reply, Request, Signal, Ticket};
+pub use near::{CLAIMED, Near, Nowhere, Seen, Word};
 pub use waiters::Waiters;
 
 /// What a writer takes of a reader-writer lock; a reader takes 1.

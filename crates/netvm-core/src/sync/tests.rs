@@ -17,6 +17,30 @@ enum Doing {
     Inside,
     /// Inside, and has signalled a condition.
     Signalling,
+    /// Has read a free lock's word, which would become that one.
+    Read(u64, u64),
+    /// And then seen that its session goes on.
+    Going(u64, u64),
+    /// Inside by the word.
+    Near(u64),
+    /// Inside, and has asked for a ticket.
+    Adopting,
+}
+
+/// A word of a process that may be stopped between two steps.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct ModelWord(u64);
+
+impl Word for ModelWord {
+    fn claim(&mut self) -> u64 {
+        let was = self.0;
+        self.0 |= CLAIMED;
+        was
+    }
+
+    fn put(&mut self, word: u64) {
+        self.0 = word;
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -30,6 +54,7 @@ struct Thread {
 struct Process {
     session: SessionId,
     alive: bool,
+    near: Option<Near>,
     waiters: Waiters,
     threads: Vec<Thread>,
     requests: VecDeque<(Option<usize>, Request)>,
@@ -40,6 +65,11 @@ struct Process {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Action {
     Start(usize, usize),
+    /// The next step with a word: reading it, looking at the flag, changing it.
+    Near(usize, usize),
+    /// One of a process that has died, or was thought dead, goes on.
+    Stale(usize),
+    Adopt(usize, usize),
     Timeout(usize, usize),
     Release(usize, usize),
     Wait(usize, usize),
@@ -58,9 +88,11 @@ type Holder = (SessionId, u16);
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct World {
     kind: Kind,
-    home: Home,
+    home: Home<ModelWord>,
     id: ObjectId,
     processes: Vec<Process>,
+    /// Who was stopped in [`Doing::Going`].
+    stale: Vec<(SessionId, u64, u64)>,
     deaths_left: u8,
     turns: u8,
     sessions: u64,
@@ -76,11 +108,13 @@ impl World {
     pub(super) fn new(kind: Kind, processes: usize, threads: usize, turns: u8, deaths: u8) -> Self {
         let mut home = Home::default();
         let id = home.create(kind).unwrap();
+        home.give_word(id, ModelWord(0));
         let mut world = Self {
             kind,
             home,
             id,
             processes: Vec::new(),
+            stale: Vec::new(),
             deaths_left: deaths,
             turns,
             sessions: 0,
@@ -101,9 +135,18 @@ impl World {
         self.sessions += 1;
         let ticket = Ticket { slot: 0, generation: 0 };
         let thread = Thread { doing: Doing::Idle, ticket, turns: self.turns };
+        let session = SessionId(self.sessions);
+        let near = match self.home.handle(session, self.id, Request { object: 0, ticket, op: Op::Near }) {
+            Reply::Done(near) => Some(Near::from_u64(near).unwrap()),
+            reply => {
+                assert_eq!(reply, Reply::Refused(Refusal::WrongKind));
+                None
+            }
+        };
         Process {
-            session: SessionId(self.sessions),
+            session,
             alive: true,
+            near,
             waiters: Waiters::default(),
             threads: vec![thread; threads],
             requests: VecDeque::new(),
@@ -129,7 +172,7 @@ impl World {
     }
 
     pub(super) fn actions(&self) -> Vec<Action> {
-        let mut actions = Vec::new();
+        let mut actions: Vec<Action> = (0..self.stale.len()).map(Action::Stale).collect();
         let conditions = matches!(self.kind, Kind::Monitor { conditions } if conditions > 0);
         for (p, process) in self.processes.iter().enumerate() {
             if !process.requests.is_empty() {
@@ -148,7 +191,17 @@ impl World {
             actions.extend((0..process.signals.len()).map(|signal| Action::Signal(p, signal)));
             for (t, thread) in process.threads.iter().enumerate() {
                 match &thread.doing {
-                    Doing::Idle if thread.turns > 0 => actions.push(Action::Start(p, t)),
+                    Doing::Idle if thread.turns > 0 => {
+                        actions.push(Action::Start(p, t));
+                        actions.extend(process.near.map(|_| Action::Near(p, t)));
+                    }
+                    Doing::Read(..) | Doing::Going(..) => actions.push(Action::Near(p, t)),
+                    Doing::Near(_) => {
+                        actions.push(Action::Release(p, t));
+                        if conditions {
+                            actions.push(Action::Adopt(p, t));
+                        }
+                    }
                     Doing::Trying(attempt) if *attempt.step() == Step::Signal => {
                         actions.push(Action::Timeout(p, t));
                     }
@@ -171,6 +224,27 @@ impl World {
 
     pub(super) fn apply(&mut self, action: Action) {
         match action {
+            Action::Near(p, t) => self.near(p, t),
+            Action::Stale(stale) => {
+                let (session, seen, ours) = self.stale.swap_remove(stale);
+                let word = self.home.word(self.id).unwrap();
+                if word.0 == seen {
+                    word.0 = ours;
+                    match self.processes.iter().find(|process| process.session == session) {
+                        Some(process) => {
+                            let slot = process.near.unwrap().ticket().slot;
+                            self.granted((session, slot), 1, false);
+                        }
+                        None => self.broken = Some("taken by a session that had ended"),
+                    }
+                }
+            }
+            Action::Adopt(p, t) => {
+                let process = &mut self.processes[p];
+                let ticket = process.waiters.take().unwrap();
+                (process.threads[t].ticket, process.threads[t].doing) = (ticket, Doing::Adopting);
+                self.ask(p, Some(t), ticket, Op::Adopt);
+            }
             Action::Start(p, t) => {
                 let op = Op::Acquire { count: self.count(p, t), wait: true, owned: true };
                 let process = &mut self.processes[p];
@@ -188,6 +262,18 @@ impl World {
                 }
                 let ticket = thread.ticket;
                 self.ask(p, Some(t), ticket, Op::Cancel);
+            }
+            Action::Release(p, t) if let Doing::Near(ours) = self.processes[p].threads[t].doing => {
+                let process = &mut self.processes[p];
+                let (near, session) = (process.near.unwrap(), process.session);
+                process.threads[t].doing = Doing::Idle;
+                let word = self.home.word(self.id).unwrap();
+                if word.0 == ours {
+                    word.0 = near.give_back(ours);
+                    self.held.remove(&(session, near.ticket().slot));
+                } else {
+                    self.ask(p, None, near.ticket(), Op::Release);
+                }
             }
             Action::Release(p, t) => {
                 let ticket = self.processes[p].threads[t].ticket;
@@ -243,14 +329,18 @@ impl World {
                 process.replies.clear();
                 process.signals.clear();
                 for thread in &mut process.threads {
+                    if let Doing::Going(seen, ours) = thread.doing {
+                        self.stale.push((process.session, seen, ours));
+                    }
                     (thread.doing, thread.turns) = (Doing::Idle, 0);
                 }
             }
             Action::End(p) => self.end(p),
         }
         let inside = |(p, process): (usize, &Process)| {
-            let inside =
-                |(_, thread): &(usize, &Thread)| matches!(thread.doing, Doing::Inside | Doing::Signalling);
+            let inside = |(_, thread): &(usize, &Thread)| {
+                matches!(thread.doing, Doing::Inside | Doing::Signalling | Doing::Near(_) | Doing::Adopting)
+            };
             let inside = process.threads.iter().enumerate().filter(inside);
             inside.map(|(t, _)| u64::from(self.count(p, t))).sum::<u64>()
         };
@@ -260,6 +350,33 @@ impl World {
         let (free, held) = self.home.units(self.id).unwrap();
         if free + held != self.units() {
             self.broken = Some("units have come or gone");
+        }
+    }
+
+    /// A thread's next step with the word.
+    fn near(&mut self, p: usize, t: usize) {
+        let process = &mut self.processes[p];
+        let (session, near) = (process.session, process.near.unwrap());
+        let thread = &mut process.threads[t];
+        let word = self.home.word(self.id).unwrap();
+        match thread.doing {
+            Doing::Read(seen, ours) => thread.doing = Doing::Going(seen, ours),
+            Doing::Going(seen, ours) if word.0 == seen => {
+                word.0 = ours;
+                thread.turns -= 1;
+                thread.doing = Doing::Near(ours);
+                if !self.expected.is_empty() {
+                    self.broken = Some("somebody was overtaken by the word");
+                }
+                self.granted((session, near.ticket().slot), 1, false);
+            }
+            _ => match near.see(word.0) {
+                Seen::Free(ours) if thread.doing == Doing::Idle => thread.doing = Doing::Read(word.0, ours),
+                _ => {
+                    thread.doing = Doing::Idle;
+                    self.apply(Action::Start(p, t));
+                }
+            },
         }
     }
 
@@ -314,6 +431,11 @@ impl World {
             }
             (Op::Acquire { count, .. }, Reply::Queued) => {
                 self.expected.push_back((session, ticket, *count, None));
+            }
+            (Op::Adopt, Reply::Done(_)) => {
+                let near = self.processes[p].near.unwrap().ticket().slot;
+                let count = self.held.remove(&(session, near)).unwrap();
+                self.held.insert((session, ticket.slot), count);
             }
             (Op::Release, Reply::Done(_)) => {
                 self.held.remove(&(session, ticket.slot));
@@ -423,6 +545,11 @@ impl World {
             && used == 0
             && self.home.tickets() == 0
             && self.home.units(self.id) == Some((self.units(), 0))
+            && self.processes[0].near.is_none_or(|near| {
+                // Somebody died and nobody has been told: who comes next asks the home.
+                let word = self.home.clone().word(self.id).unwrap().0;
+                matches!(near.see(word), Seen::Free(_)) == (self.dead_units == 0)
+            })
     }
 }
 
@@ -467,7 +594,7 @@ fn turns_are_exclusive_in_order_and_survive_deaths() {
 }
 
 struct Alone {
-    home: Home,
+    home: Home<ModelWord>,
     id: ObjectId,
 }
 
@@ -512,6 +639,53 @@ fn old_and_foreign_tickets_do_nothing() {
     assert_eq!(lock.signals(), [(4, 5, Signal::Closed)]);
     assert_eq!(lock.home.tickets(), 0);
     assert_eq!(lock.ask(4, 5, 2, LOCK), Reply::Refused(Refusal::Closed));
+}
+
+#[test]
+fn words_are_not_believed() {
+    let mut lock = Alone::new(Kind::Monitor { conditions: 1 });
+    assert_eq!(lock.ask(1, 0, 0, Op::Near), Reply::Refused(Refusal::WrongKind), "it has no word");
+    lock.home.give_word(lock.id, ModelWord(0));
+    let near = |lock: &mut Alone, session| match lock.ask(session, 0, 0, Op::Near) {
+        Reply::Done(near) => Near::from_u64(near).unwrap(),
+        reply => panic!("{reply:?}"),
+    };
+    let (one, two) = (near(&mut lock, 1), near(&mut lock, 2));
+    assert_eq!(near(&mut lock, 1), one, "a session has one seat");
+    let Seen::Free(taken) = one.see(0) else { panic!("it is not free") };
+    let Ticket { slot, generation } = one.ticket();
+    // It has the lock, and the home finds so.
+    lock.home.word(lock.id).unwrap().0 = taken;
+    assert_eq!(lock.ask(2, slot, generation, Op::Release), Reply::Refused(Refusal::NotHeld), "another's");
+    assert_eq!(lock.ask(1, slot, generation + 1, Op::Release), Reply::Refused(Refusal::NotHeld));
+    assert_eq!(
+        lock.ask(1, slot, generation, Op::Wait { condition: 0, next: 1 }),
+        Reply::Refused(Refusal::Full)
+    );
+    assert_eq!(lock.ask(1, slot, generation, Op::Notify { condition: 0, all: true }), Reply::Done(0));
+    assert_eq!(lock.ask(2, 0, 1, LOCK), Reply::Queued);
+    // Whatever is written there while the home decides.
+    for nonsense in [0, taken, u64::MAX, !CLAIMED, 2 * 77] {
+        lock.home.word(lock.id).unwrap().0 = nonsense;
+        assert_eq!(lock.ask(3, 0, 1, Op::Acquire { count: 1, wait: false, owned: true }), Reply::Busy);
+        assert_eq!(lock.home.tickets(), 2);
+    }
+    lock.home.released(SessionId(1), one.ticket());
+    assert_eq!(lock.signals(), [(2, 0, Signal::Granted)]);
+    lock.home.released(SessionId(2), Ticket { slot: 0, generation: 1 });
+    assert!(matches!(two.see(lock.home.word(lock.id).unwrap().0), Seen::Free(_)));
+    // Nobody's seat: nobody has it. Its session has ended: the next one is told.
+    lock.home.word(lock.id).unwrap().0 = 2 * 77;
+    assert_eq!(lock.ask(3, 0, 1, LOCK), Reply::Granted { abandoned: false });
+    lock.home.released(SessionId(3), Ticket { slot: 0, generation: 1 });
+    let word = lock.home.word(lock.id).unwrap();
+    let Seen::Free(taken) = two.see(word.0) else { panic!("it is not free") };
+    word.0 = taken;
+    lock.home.session_ended(SessionId(2));
+    assert_eq!(lock.ask(3, 0, 2, LOCK), Reply::Granted { abandoned: true });
+    lock.home.session_ended(SessionId(3));
+    lock.home.close(lock.id);
+    assert_eq!(lock.home.tickets(), 0);
 }
 
 #[test]
@@ -621,7 +795,7 @@ fn groups_refuse_different_meetings() {
 #[test]
 fn any_bytes_decode_to_something_or_nothing() {
     let mut random = Random::new(1);
-    let mut home = Home::default();
+    let mut home: Home = Home::default();
     let ids: Vec<ObjectId> = KINDS
         .into_iter()
         .chain([Kind::WaitQueue, Kind::Group { parties: 2 }])

@@ -29,7 +29,7 @@ pub fn control(data: &[u8]) {
 
 /// Three processes that ask one home for whatever they like.
 fn home(mut input: Input<'_>) {
-    let mut home = Home::default();
+    let mut home: Home = Home::default();
     let conditions = input.below(CONDITIONS_MAX) as u32;
     let kinds = [
         Kind::LOCK,

@@ -8,7 +8,7 @@ use netvm_core::channel::Notice;
 use netvm_core::copy;
 use netvm_core::endpoint::{Paging, Presence};
 use netvm_core::key::{Access, RemoteKey, Rights};
-use netvm_core::limits::{OUTLETS_MAX, QUEUES_MAX, TICKETS_MAX};
+use netvm_core::limits::{OUTLETS_MAX, QUEUES_MAX, SYNC_OBJECTS_MAX, TICKETS_MAX};
 use netvm_core::segment::{ExportTable, ImportTable, SegmentId};
 use netvm_core::sync::{ObjectId, SessionId, Ticket, Waiters};
 use netvm_core::wire::Status;
@@ -48,10 +48,11 @@ pub(crate) struct Segment {
 impl Segment {
     /// How other processes may reach its memory by themselves; `apart` where that need not be mapped.
     pub(crate) fn near(&self, apart: bool) -> Option<Near<'_>> {
-        if self.sync.is_some() {
-            return None;
-        }
         let file = self.memory.sharable_file().map(Near::File);
+        if self.sync.is_some() {
+            // A lock's word. Others have none.
+            return file;
+        }
         file.or_else(|| self.memory.copied_by_others().filter(|_| apart).map(Near::Apart))
     }
 }
@@ -251,7 +252,8 @@ impl netvm_core::endpoint::Exports for View<'_> {
 
     fn notifications(&mut self, handle: u32) -> u32 {
         match handle {
-            SYNC_HANDLE => return TICKETS_MAX as u32,
+            // Tickets, and what sessions have by the words of locks.
+            SYNC_HANDLE => return (TICKETS_MAX + SYNC_OBJECTS_MAX) as u32,
             CHANNEL_HANDLE => return OUTLETS_MAX as u32,
             _ => {}
         }

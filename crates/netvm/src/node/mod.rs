@@ -49,6 +49,7 @@ use crate::notify::Notifications;
 use crate::region::Peer;
 use crate::security::Security;
 pub use crate::shm::{LinkChoice, probe_shm};
+use crate::sync::LockWord;
 use exports::Segment;
 pub(crate) use exports::{Inbox, View};
 pub use locate::Location;
@@ -249,10 +250,21 @@ impl Node {
     /// # Errors
     /// As [`Node::export`]; [`Error::Other`] for more parties or conditions, or more objects, than there can be.
     pub fn export_sync(&self, name: &str, kind: Kind) -> Result<RemoteKey> {
-        // It is a segment of no memory to its importers: name, key and revocation are the same.
-        let (memory, key) = (Self::private_memory(4096)?.into(), random_key()?);
-        let id = lock(&self.shared.home).create(kind);
+        // It is a segment of no memory to its importers: name, key and revocation are the same. Those of this host map a lock's word.
+        let has_word = matches!(kind, Kind::Monitor { .. });
+        let shared = if has_word { Self::memory(4096).ok() } else { None };
+        let memory: Memory = match &shared {
+            Some(mapping) => Arc::clone(mapping).into(),
+            None => Self::private_memory(4096)?.into(),
+        };
+        let key = random_key()?;
+        let mut home = lock(&self.shared.home);
+        let id = home.create(kind);
         let id = id.ok_or_else(|| Error::Other(format!("{kind:?} is too large, or one too many")))?;
+        if let Some(mapping) = shared {
+            home.give_word(id, LockWord(mapping));
+        }
+        drop(home);
         let exported = self.export_with(name, memory, Rights::ReadWrite, 0, key, Some(id));
         if exported.is_err() {
             lock(&self.shared.home).close(id);

@@ -26,6 +26,7 @@ use crate::link::{Link, greeting};
 use crate::region::Peer;
 use crate::security::Security;
 use crate::shm::export::{TIMEOUT, TakingBack};
+use crate::sync::LockWord;
 
 /// At first.
 const PAGE_LIMIT_MS: u64 = 10_000;
@@ -79,7 +80,7 @@ pub(crate) struct Shared {
     pub(super) ticking: Mutex<Vec<u64>>,
     pub(super) kick: EventFd,
     /// Taken after a peer's lock and never before one.
-    pub(crate) home: Mutex<Home>,
+    pub(crate) home: Mutex<Home<LockWord>>,
     /// Likewise.
     pub(crate) hub: Mutex<Hub>,
     pub(super) server: OnceLock<ThreadId>,

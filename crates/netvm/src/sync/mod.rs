@@ -22,6 +22,9 @@
 //! do nothing. Asking is one round trip, as an atomic is; who has to wait is told by one message when his turn has come, and spins or sleeps
 //! until then. A process at the home itself uses [`Node::connect_local`](crate::node::Node::connect_local).
 //!
+//! **On one host** a lock or monitor that nobody else wants is taken and given back without asking, by a word of memory that its users have
+//! mapped, unless [`LinkChoice::Socket`](crate::node::LinkChoice) is chosen. Who finds it taken queues at the home like everybody else.
+//!
 //! **Order.** What was written through the same [`Peer`] before a turn ends is there before the next one begins. Memory of other nodes wants
 //! a [`flush`](crate::region::Region::flush) first.
 //!
@@ -36,7 +39,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use netvm_core::key::RemoteKey;
-use netvm_core::sync::{Attempt, Op, Outcome, Reply, Request, Step, Ticket};
+use netvm_core::sync::{Attempt, Near, Op, Outcome, Reply, Request, Step, Ticket};
 pub use netvm_core::sync::{Combine, Kind, Refusal};
 use netvm_core::wire::Status;
 
@@ -46,11 +49,14 @@ use crate::region::{Peer, Region};
 mod gates;
 mod group;
 mod monitor;
+mod near;
 mod queue;
 
 pub use gates::{Lock, LockGuard, Permit, ReadGuard, ReadWriteLock, Semaphore, WriteGuard};
 pub use group::Group;
 pub use monitor::{Monitor, MonitorGuard};
+pub(crate) use near::LockWord;
+use near::Taken;
 pub use queue::{WaitQueue, Waiting};
 
 /// Handle of the session's own signals: no segment has it.
@@ -152,12 +158,14 @@ impl<G> std::error::Error for SyncError<G> {}
 pub(crate) struct Object {
     region: Region,
     pub(crate) kind: Kind,
+    /// A lock whose word is mapped here.
+    near: Option<Near>,
 }
 
 impl Object {
     fn open(peer: &Peer, name: &str, key: &RemoteKey) -> Result<Arc<Self>, SyncError> {
         let region = peer.import_called(name, key)?;
-        let mut object = Self { region, kind: Kind::WaitQueue };
+        let mut object = Self { region, kind: Kind::WaitQueue, near: None };
         let ticket = Ticket { slot: 0, generation: 0 };
         match object.call(ticket, Op::Describe)? {
             Reply::Done(kind) => {
@@ -165,6 +173,7 @@ impl Object {
             }
             reply => return Err(unexpected(reply)),
         }
+        object.come_near()?;
         Ok(Arc::new(object))
     }
 
@@ -251,9 +260,16 @@ impl Object {
         wait: bool,
         timeout: Option<Duration>,
     ) -> Turn<Held> {
+        match self.take_near() {
+            Taken::Ours(word) => {
+                return Ok(Held { object: Arc::clone(self), by: By::Word(word), owned });
+            }
+            Taken::Others if !wait => return Err(SyncError::Busy),
+            Taken::Others | Taken::Home => {}
+        }
         let ticket = self.ticket().map_err(|error| error.map(|nothing| match nothing {}))?;
         let outcome = self.attempt(ticket, ticket, Op::Acquire { count, wait, owned }, timeout);
-        let held = |owned: bool| Held { object: Arc::clone(self), ticket, owned };
+        let held = |owned: bool| Held { object: Arc::clone(self), by: By::Ticket(ticket), owned };
         match outcome {
             Ok(Outcome::Ours { abandoned: false, .. }) => Ok(held(owned)),
             Ok(Outcome::Ours { abandoned: true, .. }) => Err(SyncError::Abandoned(held(owned))),
@@ -265,11 +281,19 @@ impl Object {
     }
 }
 
+/// By what something is ours.
+#[derive(Clone, Copy, Debug)]
+enum By {
+    Ticket(Ticket),
+    /// What we have made of the lock's word.
+    Word(u64),
+}
+
 /// A possession: given back when dropped.
 #[derive(Debug)]
 pub(crate) struct Held {
     object: Arc<Object>,
-    ticket: Ticket,
+    by: By,
     owned: bool,
 }
 
@@ -277,16 +301,55 @@ impl Held {
     /// Gives it back and hears that the home has it.
     fn release(mut self) -> Result<(), SyncError> {
         self.owned = false;
-        done(self.object.call(self.ticket, Op::Release)).map(drop)
+        if matches!(self.by, By::Word(word) if self.object.give_back_near(word)) {
+            return Ok(());
+        }
+        done(self.object.call(self.known_as()?, Op::Release)).map(drop)
+    }
+
+    /// By what the home knows it.
+    fn known_as(&self) -> Result<Ticket, SyncError> {
+        match (self.by, &self.object.near) {
+            (By::Ticket(ticket), _) => Ok(ticket),
+            (By::Word(_), Some(near)) => Ok(near.ticket()),
+            (By::Word(_), None) => Err(SyncError::Refused(Refusal::NotHeld)),
+        }
+    }
+
+    /// A ticket of its own, with which one can wait. On errors it is not ours any more, as far as we know.
+    fn with_ticket(&mut self) -> Result<Ticket, SyncError> {
+        if let By::Ticket(ticket) = self.by {
+            return Ok(ticket);
+        }
+        let ticket = self.object.ticket()?;
+        match done(self.object.call(ticket, Op::Adopt)) {
+            Ok(_) => {
+                self.by = By::Ticket(ticket);
+                Ok(ticket)
+            }
+            Err(error) => {
+                self.object.give_back(ticket);
+                Err(error)
+            }
+        }
     }
 }
 
 impl Drop for Held {
     fn drop(&mut self) {
-        if self.owned {
-            self.object.give_up(self.ticket);
+        match self.by {
+            By::Ticket(ticket) => {
+                if self.owned {
+                    self.object.give_up(ticket);
+                }
+                self.object.give_back(ticket);
+            }
+            By::Word(word) => {
+                if self.owned && !self.object.give_back_near(word) {
+                    let _ = self.known_as().map(|ticket| self.object.give_up(ticket));
+                }
+            }
         }
-        self.object.give_back(self.ticket);
     }
 }
 

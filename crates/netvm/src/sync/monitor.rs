@@ -6,7 +6,7 @@ use std::time::Duration;
 use netvm_core::key::RemoteKey;
 use netvm_core::sync::{Kind, Op, Outcome, Refusal};
 
-use super::{Held, Object, SyncError, Turn, done, failed, wrong_kind};
+use super::{By, Held, Object, SyncError, Turn, done, failed, wrong_kind};
 use crate::region::Peer;
 
 /// A lock with conditions, numbered from 0 on.
@@ -66,10 +66,14 @@ impl MonitorGuard {
             Kind::Monitor { conditions } if condition < conditions => {}
             _ => return Err(SyncError::Refused(Refusal::Number)),
         }
-        let ticket = object.renewed(self.0.ticket);
+        let asked = match self.0.with_ticket() {
+            Ok(ticket) => ticket,
+            Err(error) => return Err(error.map(|nothing| match nothing {})),
+        };
+        let ticket = object.renewed(asked);
         let op = Op::Wait { condition, next: ticket.generation };
-        let outcome = object.attempt(self.0.ticket, ticket, op, timeout);
-        self.0.ticket = ticket;
+        let outcome = object.attempt(asked, ticket, op, timeout);
+        self.0.by = By::Ticket(ticket);
         match outcome {
             Ok(Outcome::Ours { abandoned: false, expired }) => Ok((self, !expired)),
             Ok(Outcome::Ours { abandoned: true, .. }) => Err(SyncError::Abandoned(self)),
@@ -85,7 +89,7 @@ impl MonitorGuard {
     /// # Errors
     /// [`SyncError::Refused`] for a condition that does not exist; [`SyncError::Failed`].
     pub fn signal(&self, condition: u32) -> Result<u64, SyncError> {
-        done(self.0.object.call(self.0.ticket, Op::Notify { condition, all: false }))
+        done(self.0.object.call(self.0.known_as()?, Op::Notify { condition, all: false }))
     }
 
     /// Signals all who wait for a condition; returns how many.
@@ -93,7 +97,7 @@ impl MonitorGuard {
     /// # Errors
     /// As [`MonitorGuard::signal`].
     pub fn broadcast(&self, condition: u32) -> Result<u64, SyncError> {
-        done(self.0.object.call(self.0.ticket, Op::Notify { condition, all: true }))
+        done(self.0.object.call(self.0.known_as()?, Op::Notify { condition, all: true }))
     }
 
     /// Leaves and returns when the home has heard so. Dropping the guard does not wait.

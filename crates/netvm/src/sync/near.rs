@@ -1,0 +1,95 @@
+//! Locks whose word is mapped: taken and given back without asking anybody, where nobody else wants them. `netvm_core::sync` has the word.
+
+use std::sync::Arc;
+
+use netvm_core::atomic::{Atomic, AtomicOp, Width};
+use netvm_core::sync::{CLAIMED, Near, Op, Reply, Seen, Word};
+use netvm_sys::mapping::Mapping;
+
+use super::{Object, SyncError};
+
+/// Who finds it taken and free by turns so often leaves it to the others.
+const ROUNDS_MAX: u32 = 16;
+
+/// The word, at its home.
+#[derive(Debug)]
+pub(crate) struct LockWord(pub(crate) Arc<Mapping>);
+
+impl LockWord {
+    fn change(&self, op: AtomicOp, operand: u64) -> u64 {
+        let atomic = Atomic::new(op, Width::Eight, operand);
+        // The first word of a page of our own is there and aligned.
+        crate::atomic::execute(&self.0.shared(), 0, &atomic).unwrap_or(CLAIMED)
+    }
+}
+
+impl Word for LockWord {
+    fn claim(&mut self) -> u64 {
+        self.change(AtomicOp::Or, CLAIMED)
+    }
+
+    fn put(&mut self, word: u64) {
+        self.change(AtomicOp::Swap, word);
+    }
+}
+
+/// What came of taking a lock by its word.
+pub(super) enum Taken {
+    /// It is ours, with that word.
+    Ours(u64),
+    /// Another process of this host has it so.
+    Others,
+    /// The home decides, or there is no word.
+    Home,
+}
+
+impl Object {
+    /// Maps the word and asks for a seat, where that can be.
+    pub(super) fn come_near(&mut self) -> Result<(), SyncError> {
+        if matches!(self.kind, super::Kind::Monitor { .. }) && self.region.map_word() {
+            let nobody = super::Ticket { slot: 0, generation: 0 };
+            // One that knows no such thing, or has no seat left, is asked for each turn.
+            if let Reply::Done(near) = self.call(nobody, Op::Near)? {
+                self.near = Near::from_u64(near);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the lock, if its word says that it is free.
+    pub(super) fn take_near(&self) -> Taken {
+        let (Some(near), Some(mapped)) = (&self.near, self.region.mapped(false)) else { return Taken::Home };
+        let peer = self.region.peer();
+        // Read before the share's flag is looked at, with which the change begins: see the page of the word.
+        let load = Atomic::new(AtomicOp::Load, Width::Eight, 0);
+        let Some(mut seen) = mapped.atomic(peer, 0, &load) else { return Taken::Home };
+        // Each round that fails is one in which somebody else took it or gave it back.
+        for _ in 0..ROUNDS_MAX {
+            let ours = match near.see(seen) {
+                Seen::Free(ours) => ours,
+                Seen::Taken => return Taken::Others,
+                Seen::Home => return Taken::Home,
+            };
+            match mapped.atomic(peer, 0, &Atomic::compare_swap(Width::Eight, seen, ours)) {
+                Some(was) if was == seen => return Taken::Ours(ours),
+                Some(was) => seen = was,
+                None => return Taken::Home,
+            }
+        }
+        Taken::Others
+    }
+
+    /// Gives it back; false when the home must be told: somebody waits, or writes of ours are under way over the links, which come first.
+    pub(super) fn give_back_near(&self, word: u64) -> bool {
+        let Some(near) = &self.near else { return false };
+        let Some(mapped) = self.region.mapped(true) else {
+            if let Some(mapped) = self.region.mapped(false) {
+                // Or all later ones would have to go there, too.
+                mapped.ask_what_is_applied(self.region.peer());
+            }
+            return false;
+        };
+        let give = Atomic::compare_swap(Width::Eight, word, near.give_back(word));
+        mapped.atomic(self.region.peer(), 0, &give) == Some(word)
+    }
+}
