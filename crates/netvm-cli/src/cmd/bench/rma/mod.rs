@@ -1,6 +1,7 @@
 //! `netvm bench rma`: one-sided operations between two processes beside bare sockets.
 
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -14,6 +15,7 @@ use netvm_sys::cpu::pin;
 
 use super::child::Helper;
 use super::report::{self, Row, median_and_spread};
+use crate::size::Size;
 use cases::Pair;
 use partner::{How, MEMORY_BYTES, Side};
 pub use partner::{PartnerArgs, run as run_partner};
@@ -90,6 +92,9 @@ pub struct RmaArgs {
     /// Puts and gets of all sizes one by one too, as --svg does
     #[arg(long)]
     by_size: bool,
+    /// Only cases of these sizes, as 8,64K,1M
+    #[arg(long, value_delimiter = ',')]
+    size: Vec<Size>,
     /// Rounds, in each of which all floors and cases have a turn
     #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u16).range(1..))]
     rounds: u16,
@@ -286,12 +291,18 @@ pub fn run(args: &RmaArgs) -> Result<(), Failure> {
     }
     let (part, by_size) = (args.case.as_deref(), args.by_size || args.svg.is_some());
     let all = all_cases(args.link, by_size, args.quick);
-    let wanted = |case: &Case| !case.is_floor && is_wanted(case, part, args.wait);
+    let sized = |case: &Case| args.size.is_empty() || args.size.contains(&Size(case.size as u64));
+    let wanted = |case: &Case| !case.is_floor && sized(case) && is_wanted(case, part, args.wait);
     let single = |name: &str| match part {
-        None => args.wait.is_none(),
+        None => args.wait.is_none() && args.size.is_empty(),
         Some(part) => name.contains(part),
     };
     let singles = [idle::MEMORY, idle::CPU, failing::KILLED, failing::STOPPED];
+    if !args.size.is_empty() && !all.iter().any(wanted) {
+        let sizes: BTreeSet<usize> = all.iter().map(|case| case.size).collect();
+        let sizes: Vec<String> = sizes.into_iter().map(|size| Size(size as u64).to_string()).collect();
+        return Err(format!("no such case has one of these sizes; there are {}", sizes.join(", ")).into());
+    }
     if let Some(part) = part
         && !all.iter().any(wanted)
         && !singles.into_iter().any(single)
