@@ -17,6 +17,8 @@ mod tests;
 mod tests_meet;
 #[cfg(test)]
 mod tests_model;
+#[cfg(test)]
+mod tests_near;
 mod waiters;
 
 pub use attempt::{Attempt, Outcome, Step};
