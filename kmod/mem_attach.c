@@ -118,7 +118,8 @@ static int import(struct mem_device *device, const struct netvm_mem_attach *atta
 static int check(const struct netvm_mem_attach *attach)
 {
 	if (attach->struct_bytes != sizeof(*attach) ||
-	    (attach->flags & ~(NETVM_MEM_READ_ONLY | NETVM_MEM_ENCRYPTED)) ||
+	    (attach->flags & ~(NETVM_MEM_READ_ONLY | NETVM_MEM_ENCRYPTED |
+			       NETVM_MEM_BOUND)) ||
 	    !attach->ops_max || attach->window < 2 ||
 	    strnlen(attach->name, sizeof(attach->name)) == sizeof(attach->name) ||
 	    strnlen(attach->peer, sizeof(attach->peer)) == sizeof(attach->peer))
@@ -172,7 +173,7 @@ static int make_seals(struct mem_session *session,
 	return 0;
 }
 
-int mem_attach(struct netvm_mem_attach *attach)
+int mem_attach(struct netvm_mem_attach *attach, struct mem_device **made)
 {
 	struct mem_device *device;
 	struct socket *socket;
@@ -205,9 +206,12 @@ int mem_attach(struct netvm_mem_attach *attach)
 							   import(device, attach);
 	if (!error)
 		error = mem_cache_make(device);
+	/* From then on others may detach it, and the caller looks at it still. */
+	get_device(&device->dev);
 	if (!error)
 		error = mem_device_show(device);
 	if (error) {
+		put_device(&device->dev);
 		put_device(&device->dev);
 		return error;
 	}
@@ -215,5 +219,6 @@ int mem_attach(struct netvm_mem_attach *attach)
 	attach->flags &= ~NETVM_MEM_READ_ONLY;
 	attach->flags |= device->read_only ? NETVM_MEM_READ_ONLY : 0;
 	attach->device = device->number;
+	*made = device;
 	return 0;
 }

@@ -451,6 +451,7 @@ static int make_gone(struct mem_device *device, bool force)
 	int error = 0;
 
 	mutex_lock(&device->lock);
+	device->forced |= force;
 	if (device->gone)
 		error = -ENODEV;
 	else if (device->opens && !force)
@@ -461,7 +462,7 @@ static int make_gone(struct mem_device *device, bool force)
 	return error;
 }
 
-/* What was written reaches the peer, or the device stays. */
+/* What was written reaches the peer, or the device stays, unless it was forced meanwhile. */
 static int part_well(struct mem_device *device)
 {
 	int error = mem_cache_sync(device, 0, LLONG_MAX);
@@ -471,29 +472,26 @@ static int part_well(struct mem_device *device)
 		return 0;
 	}
 	mutex_lock(&device->lock);
-	device->gone = false;
+	device->gone = device->forced;
+	if (device->forced)
+		error = 0;
 	mutex_unlock(&device->lock);
 	return error;
 }
 
-int mem_device_detach(unsigned int number, bool force)
+/* Whoever has made it gone has it for himself. */
+static int detach_gone(struct mem_device *device, bool force)
 {
-	struct mem_device *device;
-	int error;
+	int error = 0;
 
-	mutex_lock(&devices_lock);
-	device = idr_find(&devices, number);
-	error = device ? make_gone(device, force) : -ENODEV;
-	mutex_unlock(&devices_lock);
-	/* Whoever has made it gone has it for himself. */
-	if (!error && !force && !mem_session_error(&device->session))
+	if (!force && !mem_session_error(&device->session))
 		error = part_well(device);
 	if (error)
 		return error;
 	debugfs_remove(device->debug);
 	cdev_device_del(&device->cdev, &device->dev);
 	mutex_lock(&devices_lock);
-	idr_remove(&devices, number);
+	idr_remove(&devices, device->number);
 	mutex_unlock(&devices_lock);
 	/* Whoever has it open gets errors from now on. */
 	mem_session_stop(&device->session);
@@ -502,9 +500,87 @@ int mem_device_detach(unsigned int number, bool force)
 	return 0;
 }
 
+/* Somebody else may have done it, or be doing it. */
+static void detach_by_force(struct mem_device *device)
+{
+	if (!make_gone(device, true))
+		detach_gone(device, true);
+}
+
+static int detach_number(unsigned int number, bool force)
+{
+	struct mem_device *device;
+	int error;
+
+	mutex_lock(&devices_lock);
+	device = idr_find(&devices, number);
+	error = device ? make_gone(device, force) : -ENODEV;
+	mutex_unlock(&devices_lock);
+	return error ? error : detach_gone(device, force);
+}
+
+/* ---- the control device ---- */
+
+/* An open file of it. */
+struct control_file {
+	/* One attachment at a time; protects bound. */
+	struct mutex lock;
+	/* What goes with this file, with a reference. */
+	struct mem_device *bound;
+};
+
+static int control_open(struct inode *inode, struct file *file)
+{
+	struct control_file *open = kzalloc(sizeof(*open), GFP_KERNEL);
+
+	if (!open)
+		return -ENOMEM;
+	mutex_init(&open->lock);
+	file->private_data = open;
+	return 0;
+}
+
+/* The last descriptor is closed, by whoever made a device or by his death. */
+static int control_release(struct inode *inode, struct file *file)
+{
+	struct control_file *open = file->private_data;
+
+	if (open->bound) {
+		detach_by_force(open->bound);
+		put_device(&open->bound->dev);
+	}
+	mutex_destroy(&open->lock);
+	kfree(open);
+	return 0;
+}
+
+static int control_attach(struct control_file *open, void __user *pointer,
+			  struct netvm_mem_attach *attach)
+{
+	bool bound = attach->flags & NETVM_MEM_BOUND;
+	struct mem_device *device;
+	int error;
+
+	if (bound && open->bound)
+		return -EBUSY;
+	error = mem_attach(attach, &device);
+	if (error)
+		return error;
+	if (copy_to_user(pointer, attach, sizeof(*attach))) {
+		detach_by_force(device);
+		error = -EFAULT;
+	} else if (bound) {
+		open->bound = device;
+		return 0;
+	}
+	put_device(&device->dev);
+	return error;
+}
+
 static long control_ioctl(struct file *file, unsigned int command,
 			  unsigned long argument)
 {
+	struct control_file *open = file->private_data;
 	void __user *pointer = (void __user *)argument;
 	struct netvm_mem_attach *attach;
 	struct netvm_mem_detach detach;
@@ -515,10 +591,10 @@ static long control_ioctl(struct file *file, unsigned int command,
 		attach = memdup_user(pointer, sizeof(*attach));
 		if (IS_ERR(attach))
 			return PTR_ERR(attach);
-		error = mem_attach(attach);
-		if (!error && copy_to_user(pointer, attach, sizeof(*attach))) {
-			mem_device_detach(attach->device, true);
-			error = -EFAULT;
+		error = mutex_lock_interruptible(&open->lock);
+		if (!error) {
+			error = control_attach(open, pointer, attach);
+			mutex_unlock(&open->lock);
 		}
 		kfree_sensitive(attach);
 		return error;
@@ -527,8 +603,8 @@ static long control_ioctl(struct file *file, unsigned int command,
 			return -EFAULT;
 		if (detach.flags & ~NETVM_MEM_FORCE)
 			return -EINVAL;
-		return mem_device_detach(detach.device,
-					 detach.flags & NETVM_MEM_FORCE);
+		return detach_number(detach.device,
+				     detach.flags & NETVM_MEM_FORCE);
 	default:
 		return -ENOTTY;
 	}
@@ -536,6 +612,8 @@ static long control_ioctl(struct file *file, unsigned int command,
 
 static const struct file_operations control_fops = {
 	.owner = THIS_MODULE,
+	.open = control_open,
+	.release = control_release,
 	.llseek = noop_llseek,
 	.unlocked_ioctl = control_ioctl,
 	.compat_ioctl = compat_ptr_ioctl,

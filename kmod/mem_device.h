@@ -44,11 +44,13 @@ struct mem_device {
 	struct mutex flush_lock;
 	u64 flushed;
 
-	/* Protects opens and gone. */
+	/* Protects opens, gone and forced. */
 	struct mutex lock;
 	unsigned int opens;
 	/* It cannot be opened any more. */
 	bool gone;
+	/* It has to go, whether or not its bytes reach the peer. */
+	bool forced;
 
 	u8 board_key[16];
 	/* Protects the peer's notifications. */
@@ -96,9 +98,9 @@ extern const struct mem_session_ops mem_device_session_ops;
 struct mem_device *mem_device_new(void);
 /* From now on it can be opened. */
 int mem_device_show(struct mem_device *device);
-int mem_device_detach(unsigned int number, bool force);
 
 /* mem_attach.c */
-int mem_attach(struct netvm_mem_attach *attach);
+/* Gives the device, too, to be given back with put_device(). */
+int mem_attach(struct netvm_mem_attach *attach, struct mem_device **made);
 
 #endif

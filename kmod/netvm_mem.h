@@ -17,6 +17,11 @@
 #define NETVM_MEM_READ_ONLY 1
 /* Flag of an attachment: the session is encrypted, with the keys that come along. */
 #define NETVM_MEM_ENCRYPTED 2
+/*
+ * Flag of an attachment: the device is detached, by force, when the file of
+ * /dev/netvm_mem_control that made it is closed. One for each open file.
+ */
+#define NETVM_MEM_BOUND 4
 /* Flag of a detachment: though it is open, and whatever is not written is lost. */
 #define NETVM_MEM_FORCE 1
 

@@ -6,6 +6,7 @@
  *   memory attach HOST PORT NAME KEYLETTER [read-only]    prints the number of the device
  *   memory detach N [force]
  *   memory attaching HOST PORT          everything that must be refused
+ *   memory bound HOST PORT              devices that go with a descriptor
  *   memory edges N                      positions, ends, ioctls
  *   memory random N SEED STEPS          random operations, compared with a model
  *   memory share N                      mappings of two processes, and private ones
@@ -222,7 +223,7 @@ static void attaching(char **word)
 	with.kind = 3;
 	fails(control(NETVM_MEM_ATTACH, &with), EINVAL);
 	with.kind = NETVM_MEM_SEGMENT;
-	with.flags = 4;
+	with.flags = 8;
 	fails(control(NETVM_MEM_ATTACH, &with), EINVAL);
 	with.flags = 0;
 	with.struct_bytes--;
@@ -634,6 +635,74 @@ static void refused(char **word)
 	must(ioctl(fd, NETVM_MEM_INFO, &info) == 0 && info.error == 0);
 }
 
+static int is_there(unsigned int number)
+{
+	char path[64];
+
+	snprintf(path, sizeof(path), "/sys/class/netvm_mem/netvm_mem%u", number);
+	return access(path, F_OK) == 0;
+}
+
+static struct netvm_mem_attach attach_bound(int control_fd, const char *host, const char *port)
+{
+	struct netvm_mem_attach with = segment(host, port, "grid", 'k');
+
+	with.flags = NETVM_MEM_BOUND;
+	if (ioctl(control_fd, NETVM_MEM_ATTACH, &with))
+		fail("attach", errno);
+	close(with.socket);
+	return with;
+}
+
+static void bound(char **word)
+{
+	int fd = open(CONTROL, O_RDWR), device, status;
+	struct netvm_mem_attach first = attach_bound(fd, word[0], word[1]), other;
+	struct netvm_mem_detach away = { .flags = 0 };
+	char *map;
+	pid_t child;
+
+	must(is_there(first.device));
+	other = segment(word[0], word[1], "grid", 'k');
+	other.flags = NETVM_MEM_BOUND;
+	fails(ioctl(fd, NETVM_MEM_ATTACH, &other), EBUSY);
+	/* One that is not bound, by the same file, stays. */
+	other.flags = 0;
+	must(ioctl(fd, NETVM_MEM_ATTACH, &other) == 0);
+
+	device = open_device(first.device, O_RDWR);
+	map = mmap(NULL, page, PROT_READ | PROT_WRITE, MAP_SHARED, device, 0);
+	must(map != MAP_FAILED);
+	map[0] = 'd';
+	child = fork();
+	if (!child) {
+		pause();
+		_exit(0);
+	}
+	close(fd);
+	/* The child has the descriptor, too. */
+	must(is_there(first.device) && touches(map, 0));
+	kill(child, SIGKILL);
+	must(waitpid(child, &status, 0) == child);
+	must(!is_there(first.device) && !touches(map, 0));
+	fails(fsync(device), EIO);
+	fails(pread(device, map, 1, 0), EIO);
+	must(is_there(other.device));
+	away.device = other.device;
+	must(control(NETVM_MEM_DETACH, &away) == 0);
+
+	/* Detached by number meanwhile, and the number is another's: that one stays. */
+	fd = open(CONTROL, O_RDWR);
+	first = attach_bound(fd, word[0], word[1]);
+	away.device = first.device;
+	must(control(NETVM_MEM_DETACH, &away) == 0);
+	other = segment(word[0], word[1], "grid", 'k');
+	must(control(NETVM_MEM_ATTACH, &other) == 0 && other.device == first.device);
+	close(fd);
+	must(is_there(other.device));
+	must(control(NETVM_MEM_DETACH, &away) == 0);
+}
+
 int main(int count, char **arguments)
 {
 	static const struct {
@@ -645,7 +714,7 @@ int main(int count, char **arguments)
 		{ "edges", edges, 1 },	     { "random", randomly, 3 },	    { "share", share, 1 },
 		{ "pages", pages, 1 },	     { "keep", keep, 2 },	    { "lost", lost, 2 },
 		{ "notified", notified, 1 }, { "fails", failing, 1 },	    { "refused", refused, 1 },
-		{ "asks", asks, 2 },
+		{ "asks", asks, 2 },	     { "bound", bound, 2 },
 	};
 	size_t i;
 

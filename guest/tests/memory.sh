@@ -74,6 +74,10 @@ cmp /tmp/random /dev/netvm_mem$m
 memory detach $n
 memory detach $m
 
+echo "== devices that go with who made them"
+memory bound 127.0.0.1 7000
+equal "devices afterwards" "$(ls $state)" ""
+
 echo "== notifications"
 n=$(attach notify k)
 memory notified $n

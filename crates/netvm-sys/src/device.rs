@@ -15,6 +15,8 @@ pub const SEGMENT: u32 = 2;
 pub const READ_ONLY: u32 = 1;
 /// The session is encrypted.
 pub const ENCRYPTED: u32 = 2;
+/// The device goes, by force, with the descriptor that made it.
+pub const BOUND: u32 = 4;
 /// Detach though it is open.
 pub const FORCE: u32 = 1;
 /// Of [`Page::flags`]: it is there.
@@ -49,7 +51,7 @@ pub struct Attach {
     pub struct_bytes: u32,
     /// [`LENDER`] or [`SEGMENT`].
     pub kind: u32,
-    /// [`READ_ONLY`], [`ENCRYPTED`].
+    /// [`READ_ONLY`], [`ENCRYPTED`], [`BOUND`].
     pub flags: u32,
     /// A connected socket; [`attach`] sets it.
     pub socket: i32,
@@ -143,16 +145,16 @@ fn control() -> io::Result<File> {
     OpenOptions::new().read(true).write(true).open(CONTROL)
 }
 
-/// Hands a connected socket to the kernel, which makes a device of it.
+/// Hands a connected socket to the kernel, which makes a device of it. A [`BOUND`] one goes with the file that is returned, however that is closed.
 ///
 /// # Errors
 /// ENOENT without the module, EACCES; what the peer or the kernel refuses: docs/design/device.md.
-pub fn attach(socket: BorrowedFd<'_>, attach: &mut Attach) -> io::Result<()> {
+pub fn attach(socket: BorrowedFd<'_>, attach: &mut Attach) -> io::Result<File> {
     let control = control()?;
     attach.socket = socket.as_raw_fd();
     // SAFETY: the kernel reads and writes a `struct netvm_mem_attach`, whose size is in the request's number, in the exclusive borrow.
     let result = unsafe { libc::ioctl(control.as_raw_fd(), ATTACH, std::ptr::from_mut(attach)) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(control) }
 }
 
 /// Takes a device away.

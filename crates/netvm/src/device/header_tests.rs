@@ -216,6 +216,7 @@ fn what_ioctls_take() {
     assert_eq!(c["NETVM_MEM_SEGMENT"], sys::SEGMENT.into());
     assert_eq!(c["NETVM_MEM_READ_ONLY"], sys::READ_ONLY.into());
     assert_eq!(c["NETVM_MEM_ENCRYPTED"], sys::ENCRYPTED.into());
+    assert_eq!(c["NETVM_MEM_BOUND"], sys::BOUND.into());
     assert_eq!(c["NETVM_MEM_FORCE"], sys::FORCE.into());
     assert_eq!(c["NETVM_MEM_PAGE_PRESENT"], sys::PRESENT.into());
     assert_eq!(c["NETVM_MEM_PAGE_WRITABLE"], sys::WRITABLE.into());

@@ -100,6 +100,33 @@ fn text<const N: usize>(text: &str) -> [u8; N] {
 /// Those of connecting: [`Error::Address`], [`Error::Connect`], [`Error::NeedsSecret`], [`Error::WrongSecret`], [`Error::NoEncryption`] and so
 /// on; [`Error::Other`] when the module is missing or refuses, with what to do.
 pub fn attach(options: &AttachOptions) -> Result<Attached> {
+    make(options, 0).map(|(attached, _)| attached)
+}
+
+/// A device that goes, by force, when this is dropped or its process dies. Whatever counts is to be flushed before.
+#[derive(Debug)]
+pub struct BoundDevice {
+    attached: Attached,
+    /// The kernel takes the device away when it is closed.
+    _made_by: File,
+}
+
+impl BoundDevice {
+    /// What was attached.
+    pub fn attached(&self) -> &Attached {
+        &self.attached
+    }
+}
+
+/// As [`attach`], for a device that nobody else is to use and that must not stay.
+///
+/// # Errors
+/// Those of [`attach`].
+pub fn attach_bound(options: &AttachOptions) -> Result<BoundDevice> {
+    make(options, sys::BOUND).map(|(attached, made_by)| BoundDevice { attached, _made_by: made_by })
+}
+
+fn make(options: &AttachOptions, flags: u32) -> Result<(Attached, File)> {
     check(options)?;
     let mut hello = Hello::new(match options.source {
         Source::Lender { .. } => Role::Borrower,
@@ -117,7 +144,7 @@ pub fn attach(options: &AttachOptions) -> Result<Attached> {
     let mut attach = sys::Attach::new(0);
     (attach.ops_max, attach.window) = (theirs.ops_max, theirs.window);
     attach.peer = text(&options.address);
-    attach.flags = if options.read_only { sys::READ_ONLY } else { 0 };
+    attach.flags = flags | if options.read_only { sys::READ_ONLY } else { 0 };
     attach.board_key = options.board_key.map_or([0; 16], RemoteKey::to_bytes);
     if let Transport::Sealed(sealed) = &transport {
         let nonsense = || Error::NotNetvm { lender: options.address.clone() };
@@ -137,8 +164,9 @@ pub fn attach(options: &AttachOptions) -> Result<Attached> {
     let done = sys::attach(stream.as_fd(), &mut attach);
     attach.send_key.zeroize();
     attach.receive_key.zeroize();
-    done.map_err(|error| refused(options, &error))?;
-    Ok(Attached { number: attach.device, bytes: attach.bytes, read_only: attach.flags & sys::READ_ONLY != 0 })
+    let made_by = done.map_err(|error| refused(options, &error))?;
+    let read_only = attach.flags & sys::READ_ONLY != 0;
+    Ok((Attached { number: attach.device, bytes: attach.bytes, read_only }, made_by))
 }
 
 /// What can be known to be wrong before anybody is asked.

@@ -10,18 +10,19 @@ use netvm_sys::shared::SharedSlice;
 
 use super::STEP_BYTES;
 use super::onesided::{AHEAD_MAX, NAME};
-use crate::device::{self, AttachOptions, DeviceStatus};
+use crate::device::{self, AttachOptions, BoundDevice};
 use crate::error::{Error, Result};
 use crate::security::Security;
 
 /// Pieces that are flushed together: what is not flushed is sent again after a cut, and the receiver waits for it.
 const FLUSH_PIECES: usize = 2;
 
-/// A file that is written into another, which is a device here. The device goes with this.
+/// A file that is written into another, which is a device here.
 pub(super) struct Outgoing {
     /// Closed before the device goes.
     target: Option<File>,
-    number: u32,
+    /// Goes with this, or with the process.
+    device: BoundDevice,
     mapping: Mapping,
     buffer: Vec<u8>,
     /// Pieces that the receiver has been told of and has not made ready.
@@ -40,9 +41,8 @@ impl Outgoing {
         file: &File,
         bytes: u64,
     ) -> Result<Self> {
-        sweep(address);
         let mapping = Mapping::of_file(file, false).map_err(|error| Error::system("map a file", &error))?;
-        let attached = device::attach(&AttachOptions {
+        let device = device::attach_bound(&AttachOptions {
             address: address.to_owned(),
             source: device::Source::Segment { name: NAME.to_owned(), key: *key },
             read_only: false,
@@ -51,13 +51,14 @@ impl Outgoing {
         })?;
         let mut outgoing = Self {
             target: None,
-            number: attached.number,
+            device,
             mapping,
             buffer: vec![0; STEP_BYTES],
             announced: VecDeque::new(),
             written: VecDeque::new(),
             flushed: 0,
         };
+        let attached = outgoing.device.attached();
         if attached.bytes != bytes {
             return Err(Error::Other("the receiver's file has another length".to_owned()));
         }
@@ -131,17 +132,7 @@ impl Outgoing {
 impl Drop for Outgoing {
     fn drop(&mut self) {
         self.target = None;
-        // By force when something has it open: whatever counts has been confirmed, or is sent again.
-        let _ = device::detach(self.number, false).or_else(|_| device::detach(self.number, true));
-    }
-}
-
-/// Takes away what a sender to the same receiver left that was killed: its receiver has ended, so it is lost, and nobody has it open.
-fn sweep(address: &str) {
-    let is_left = |device: &DeviceStatus| {
-        device.opens == 0 && !device.is_attached() && device.name == NAME && device.peer == address
-    };
-    for device in device::devices().iter().filter(|device| is_left(device)) {
-        let _ = device::detach(device.number, true);
+        // With a goodbye, unless something else has it open: whatever counts has been confirmed, or is sent again.
+        let _ = device::detach(self.device.attached().number, false);
     }
 }
