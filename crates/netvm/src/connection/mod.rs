@@ -558,13 +558,13 @@ impl PeerSession {
         self.push(state, true)
     }
 
-    /// As [`PeerSession::tell`], when a turn is over: with the next request, if that is about to come.
-    pub(crate) fn tell_released(&self, notify: Notify) -> Result<()> {
+    /// As [`PeerSession::tell`], when a turn is over: with the next request, if it may `ride` and that is about to come.
+    pub(crate) fn tell_released(&self, notify: Notify, ride: bool) -> Result<()> {
         let options = WriteOptions { notify: Some(notify), ..WriteOptions::default() };
         let post = |state: &mut State, _| state.post_notice(SYNC_HANDLE, options);
         let (mut state, _) = self.post(self.lock(), post)?;
         // Only where the node's thread comes by anyway: to tell it costs as much as to send.
-        if !(state.ride.is_on() && state.ticking) {
+        if !(ride && state.ride.is_on() && state.ticking) {
             if let Err(failure) = self.send_all(&mut state) {
                 self.fail(&mut state, &failure);
             }

@@ -190,7 +190,8 @@ impl Object {
     /// ticket's next use does not overtake it: no request overtakes a notification.
     fn give_up(&self, ticket: Ticket) {
         if let Some(notify) = ticket.release() {
-            let _ = self.region.peer().tell_released(notify);
+            // The next turn may be taken by the word, and no request take this with it.
+            let _ = self.region.peer().tell_released(notify, self.near.is_none());
         }
     }
 
