@@ -18,6 +18,7 @@ pub mod memfd;
 pub mod nbd;
 pub mod net;
 pub mod paged;
+pub mod pagehash;
 pub mod process;
 pub mod raw;
 pub mod residency;
