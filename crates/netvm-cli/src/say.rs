@@ -41,7 +41,6 @@ fn keep(result: io::Result<()>) {
 
 /// What a command ends with that would end with `code`.
 pub fn end(code: ExitCode) -> ExitCode {
-    keep(io::stdout().flush());
     match LOST.get() {
         None => code,
         Some(error) => {
