@@ -7,6 +7,7 @@ extern crate alloc;
 
 pub mod atomic;
 pub mod channel;
+pub mod combine;
 pub mod copy;
 pub mod endpoint;
 pub mod epoch;
