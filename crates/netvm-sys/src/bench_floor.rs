@@ -289,6 +289,12 @@ impl FaultFloor {
         }
     }
 
+    /// Address of the area.
+    #[cfg(test)]
+    pub(crate) fn area_start(&self) -> usize {
+        self.area.as_ptr() as usize
+    }
+
     /// The page of the area at an address.
     pub(crate) fn page_at(&self, address: usize) -> Option<usize> {
         let page = address.wrapping_sub(self.area.as_ptr() as usize) / PAGE_BYTES;

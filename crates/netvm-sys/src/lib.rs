@@ -23,6 +23,7 @@ pub mod process;
 pub mod raw;
 pub mod residency;
 pub mod shared;
+pub mod sigbus;
 pub mod signal;
 pub mod slow;
 pub mod swap;

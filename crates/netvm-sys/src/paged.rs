@@ -14,7 +14,8 @@ use crate::local::LocalCopy;
 use crate::raw;
 use crate::shared::SharedSlice;
 use crate::uffd::{
-    FEATURE_MOVE, FEATURE_PAGEFAULT_FLAG_WP, FEATURE_POISON, FEATURE_THREAD_ID, Fault, PAGE_BYTES, Userfault,
+    FEATURE_MOVE, FEATURE_PAGEFAULT_FLAG_WP, FEATURE_POISON, FEATURE_SIGBUS, FEATURE_THREAD_ID, Fault,
+    PAGE_BYTES, Userfault,
 };
 use std::fs::File;
 use std::io;
@@ -31,6 +32,17 @@ pub enum FrameDesign {
     Move,
     /// UFFDIO_COPY in; write-protect, copy and MADV_DONTNEED out.
     Copy,
+}
+
+/// Who is told of a fault.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Told {
+    /// Whoever reads the descriptor. The thread that faulted sleeps meanwhile.
+    #[default]
+    Reader,
+    /// The thread that faulted, by SIGBUS; nothing is to be read, nobody sleeps, and there is no doorbell. System calls that meet a
+    /// missing page fail.
+    Faulter,
 }
 
 /// Why a page could not be extracted.
@@ -113,7 +125,32 @@ impl PagedArea {
     /// # Errors
     /// EPERM when userfaultfd may not be used, ENOMEM when the addresses cannot be had (RLIMIT_AS, overcommit).
     pub fn new(area_bytes: usize, frames: usize, design: Option<FrameDesign>) -> io::Result<Self> {
-        let uffd = Userfault::open(FEATURES)?;
+        Self::telling(Told::Reader, area_bytes, frames, design)
+    }
+
+    /// The same for faults that somebody else is told of.
+    ///
+    /// # Errors
+    /// As [`PagedArea::new`]; Unsupported when the thread that faults is to be told and the kernel cannot do that, or move pages: then who
+    /// faults cannot tell a missing page from a protected one.
+    pub fn telling(
+        told: Told,
+        area_bytes: usize,
+        frames: usize,
+        design: Option<FrameDesign>,
+    ) -> io::Result<Self> {
+        let uffd = match told {
+            Told::Reader => Userfault::open(FEATURES)?,
+            Told::Faulter => Userfault::open(FEATURE_MOVE | FEATURE_POISON | FEATURE_SIGBUS)?,
+        };
+        const FAULTER: u64 = FEATURE_MOVE | FEATURE_SIGBUS;
+        let can_tell = uffd.features() & FAULTER == FAULTER && design != Some(FrameDesign::Copy);
+        if told == Told::Faulter && !can_tell {
+            return Err(io::Error::new(
+                io::ErrorKind::Unsupported,
+                "faults in their own threads need Linux 6.8, and pages that are moved",
+            ));
+        }
         let design = match design {
             None if uffd.features() & FEATURE_MOVE != 0 => FrameDesign::Move,
             None => FrameDesign::Copy,

@@ -126,6 +126,24 @@ pub fn without_signals<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
+unsafe extern "C" {
+    fn pthread_setcancelstate(state: libc::c_int, before: *mut libc::c_int) -> libc::c_int;
+}
+/// `PTHREAD_CANCEL_DISABLE` of glibc and musl.
+const CANCEL_DISABLE: libc::c_int = 1;
+
+/// Runs `f` without this thread being cancelled in the middle of it. `f` does not unwind.
+#[inline]
+pub fn uncancelled<R>(f: impl FnOnce() -> R) -> R {
+    let mut before = 0;
+    // SAFETY: the calls change this thread's own state; `before` is what the first one said.
+    unsafe { pthread_setcancelstate(CANCEL_DISABLE, &mut before) };
+    let result = f();
+    // SAFETY: as above.
+    unsafe { pthread_setcancelstate(before, std::ptr::null_mut()) };
+    result
+}
+
 /// Writes `message` to the program's standard error, also from a thread with descriptors of its own, and ends the process
 /// with SIGBUS: to the program its memory is broken.
 pub fn die(message: &str) -> ! {

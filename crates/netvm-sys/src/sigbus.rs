@@ -1,0 +1,210 @@
+//! Page faults that the faulting thread serves itself, in a handler of SIGBUS.
+//!
+//! A range registered with a userfaultfd that has `UFFD_FEATURE_SIGBUS` sends whoever touches a missing page a SIGBUS. The handler here calls the
+//! range's [`Server`], after which the access is repeated. Every other SIGBUS goes to whoever had the signal before, as if
+//! this module were not there; a program that sets its own handler later must pass on what it does not know, with all signals blocked
+//! (`sa_mask`) and without `SA_ONSTACK`.
+//!
+//! The handler runs on the stack of the thread that faults: alternate stacks are too small for it. All signals are blocked, and the thread
+//! is not cancelled meanwhile. What it interrupted is an access to the range, never malloc or another function of the C library
+//! with a lock, as those have nothing there: so the server may allocate. It must not touch the range itself.
+
+use crate::guarded;
+use crate::thread::{die, uncancelled};
+use std::cell::Cell;
+use std::io;
+use std::ops::Range;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Serves the faults of a range, on any of the program's threads, several at once.
+pub trait Server: Send + Sync {
+    /// Returns when the access at `address` can be repeated: the page is there, or was asked for in vain.
+    fn serve(&self, address: usize);
+}
+
+struct Served {
+    range: Range<usize>,
+    server: Box<dyn Server>,
+    /// The one before, or null.
+    next: *mut Served,
+}
+
+/// All that are served, the newest first. They are leaked.
+static SERVED: AtomicPtr<Served> = AtomicPtr::new(ptr::null_mut());
+/// What handled SIGBUS before, or null. Leaked, and then only read.
+static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
+
+thread_local! {
+    /// The thread is in a server.
+    static INSIDE: Cell<bool> = const { Cell::new(false) };
+}
+
+/// From now on, and until the process ends, faults of `range` are served by `server`. Its owner keeps the range mapped.
+///
+/// # Errors
+/// That of sigaction(2).
+pub fn serve(range: Range<usize>, server: Box<dyn Server>) -> io::Result<()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    // Before ours, so that ours comes first: its own accesses may be to this range.
+    let _ = guarded::install();
+    let next = SERVED.load(Ordering::Relaxed);
+    let served = Box::into_raw(Box::new(Served { range, server, next }));
+    // Release: whoever finds it sees what is in it.
+    SERVED.store(served, Ordering::Release);
+    install()
+}
+
+/// Takes the signal, unless it is ours already.
+fn install() -> io::Result<()> {
+    // SAFETY: all zeros is a valid sigaction. `on_sigbus` has the signature that SA_SIGINFO asks for, and is never unloaded: who
+    // serves faults lives as long as the process.
+    unsafe {
+        let mut before = Box::new(std::mem::zeroed::<libc::sigaction>());
+        if libc::sigaction(libc::SIGBUS, ptr::null(), &mut *before) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if before.sa_sigaction == on_sigbus as *const () as usize {
+            return Ok(());
+        }
+        BEFORE.store(Box::into_raw(before), Ordering::Release);
+        let mut action = std::mem::zeroed::<libc::sigaction>();
+        action.sa_sigaction = on_sigbus as *const () as usize;
+        action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
+        libc::sigfillset(&mut action.sa_mask);
+        if libc::sigaction(libc::SIGBUS, &action, ptr::null_mut()) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
+}
+
+extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: the kernel passes a valid siginfo_t to a handler with SA_SIGINFO.
+    let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
+    // Not what a process has sent, nor a page whose memory is broken.
+    if code == libc::BUS_ADRERR
+        && let Some(served) = find(address)
+    {
+        return serve_here(served, address);
+    }
+    pass_on(signal, info, context);
+}
+
+fn find(address: usize) -> Option<&'static Served> {
+    let mut next = SERVED.load(Ordering::Acquire);
+    loop {
+        // SAFETY: null or a leaked box that is only read since it is in the list.
+        let served = unsafe { next.as_ref() }?;
+        if served.range.contains(&address) {
+            return Some(served);
+        }
+        next = served.next;
+    }
+}
+
+fn serve_here(served: &'static Served, address: usize) {
+    if INSIDE.replace(true) {
+        die(&format!("far memory at {address:#x} was touched while a fault of this thread was being served"));
+    }
+    // SAFETY: this thread's own errno.
+    let errno = unsafe { *libc::__errno_location() };
+    let served = uncancelled(|| catch_unwind(AssertUnwindSafe(|| served.server.serve(address))));
+    if served.is_err() {
+        die("a fault of far memory could not be served, for a mistake in netvm");
+    }
+    // SAFETY: as above; it becomes what it was.
+    unsafe { *libc::__errno_location() = errno };
+    INSIDE.set(false);
+}
+
+/// Not ours: as if we were not there.
+fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    // SAFETY: null or a leaked box that is written no more.
+    let before = unsafe { BEFORE.load(Ordering::Acquire).as_ref() };
+    let handler = before.map_or(libc::SIG_DFL, |before| before.sa_sigaction);
+    // SAFETY: the kernel passes a valid siginfo_t to a handler with SA_SIGINFO.
+    let is_fault = unsafe { (*info).si_code } > 0;
+    match before {
+        Some(before) if handler != libc::SIG_DFL && handler != libc::SIG_IGN => {
+            // SAFETY: whoever set this handler vouched for its signature with its flags; it gets what the kernel gave us.
+            unsafe {
+                if before.sa_flags & libc::SA_SIGINFO != 0 {
+                    let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
+                        std::mem::transmute(handler);
+                    handler(signal, info, context);
+                } else {
+                    let handler: extern "C" fn(i32) = std::mem::transmute(handler);
+                    handler(signal);
+                }
+            }
+        }
+        _ if handler == libc::SIG_IGN && !is_fault => {}
+        // A fault is repeated, and ends the process as it should; what was sent comes again.
+        // SAFETY: signal(2) and raise(3) are async-signal-safe.
+        _ => unsafe {
+            libc::signal(signal, libc::SIG_DFL);
+            if !is_fault {
+                libc::raise(signal);
+            }
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bench_floor::{FaultFloor, FloorFeatures, PAGE_BYTES};
+    use std::sync::Arc;
+    use std::sync::atomic::AtomicU32;
+
+    struct Copies(Arc<FaultFloor>, AtomicU32);
+
+    impl Server for Copies {
+        fn serve(&self, address: usize) {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            let page = self.0.page_at(address).unwrap();
+            // SAFETY: this thread's own errno.
+            unsafe { *libc::__errno_location() = libc::ENOTTY };
+            // Another thread may have been faster.
+            if let Err(error) = self.0.copy_in(page, page, 1, false) {
+                assert_eq!(error.raw_os_error(), Some(libc::EEXIST));
+            }
+        }
+    }
+
+    #[test]
+    fn several_ranges_are_served_and_errno_is_kept() {
+        let features = FloorFeatures { sigbus: true, ..FloorFeatures::default() };
+        let (Ok(first), Ok(second)) = (FaultFloor::new(64, features), FaultFloor::new(8, features)) else {
+            eprintln!("several_ranges_are_served_and_errno_is_kept: skipped (no userfaultfd here)");
+            return;
+        };
+        let floors = [Arc::new(first), Arc::new(second)];
+        for floor in &floors {
+            let start = floor.area_start();
+            let server = Box::new(Copies(Arc::clone(floor), AtomicU32::new(0)));
+            serve(start..start + floor.pages() * PAGE_BYTES, server).unwrap();
+        }
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                scope.spawn(|| {
+                    for floor in &floors {
+                        for page in 0..floor.pages() {
+                            // SAFETY: this thread's own errno.
+                            unsafe { *libc::__errno_location() = libc::EDOM };
+                            let word = floor.read(page);
+                            // SAFETY: as above.
+                            assert_eq!(unsafe { *libc::__errno_location() }, libc::EDOM);
+                            assert_eq!(word == 0, page == 0, "page {page}");
+                        }
+                    }
+                });
+            }
+        });
+        std::mem::forget(floors);
+    }
+}
