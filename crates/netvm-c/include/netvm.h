@@ -257,6 +257,18 @@ enum netvm_memory_flags {
  * NETVM_ERR_NO_MEMORY. */
 NETVM_API int netvm_memory_alloc(size_t bytes, uint32_t flags, netvm_memory **memory);
 
+/* Who serves page faults of far memory. */
+enum netvm_fault_path {
+    NETVM_FAULTS_AUTO = 0,     /* one of the next two, by what it takes to wake a thread, which is measured */
+    NETVM_FAULTS_THREAD = 1,   /* the pager's thread, wherever it is */
+    NETVM_FAULTS_SAME_CPU = 2, /* the pager's thread, on the CPU of a thread that does nearly all the faulting */
+    NETVM_FAULTS_SPIN = 3,     /* the pager's thread, looking, for a CPU of its own */
+    NETVM_FAULTS_IN_THREAD = 4 /* the thread that faults, in a handler of SIGBUS: fastest. System calls fail with EFAULT where they meet a
+                                * page that is not there (netvm_far_pin it, or touch it before); a handler of SIGBUS that the program sets
+                                * later must call the one it replaces, with all signals blocked (sa_mask) and no SA_ONSTACK; threads
+                                * need 64 KiB of their stacks for it; far memory must not be what malloc hands out */
+};
+
 /* Begin with NETVM_PAGER_OPTIONS_INIT, then set members. */
 typedef struct netvm_pager_options {
     size_t size;
@@ -273,9 +285,10 @@ typedef struct netvm_pager_options {
     uint32_t erasure;        /* NETVM_ERASURE(k, m) instead of replicas: each page in k parts (2, 4 or 8), and m more (1 to 4) that are
                               * computed from them, on k + m lenders of which any m may be lost; 0: not in parts */
     const char *learn_file;  /* bring pages in by what the program did before, in this run and in the one that left this file; NULL: do not */
+    uint32_t fault_path;     /* enum netvm_fault_path */
 } netvm_pager_options;
 #define NETVM_ERASURE(k, m) ((uint32_t)(k) << 8 | (uint32_t)(m))
-#define NETVM_PAGER_OPTIONS_INIT { sizeof(netvm_pager_options), NULL, 0, 0, 0, NULL, NULL, NETVM_ENCRYPT_IF_ASKED, 0, 0, 0, 0, NULL }
+#define NETVM_PAGER_OPTIONS_INIT { sizeof(netvm_pager_options), NULL, 0, 0, 0, NULL, NULL, NETVM_ENCRYPT_IF_ASKED, 0, 0, 0, 0, NULL, NETVM_FAULTS_AUTO }
 
 /* Starts a pager: a thread that lends memory from others, and brings pages when they are touched. It goes on until the process ends,
  * which it does with a message when a lender is lost whose pages no other has: what was there is lost with it.

@@ -177,6 +177,7 @@ fn pager(error: &PagerError) -> Code {
         PagerError::LocalTooSmall { .. }
         | PagerError::NoLender
         | PagerError::Replicas { .. }
+        | PagerError::FaultPath { .. }
         | PagerError::BudgetRange { .. } => Code::Argument,
         PagerError::PinnedTooMuch { .. } => Code::Full,
         PagerError::OutsideFarMemory { .. } => Code::Bounds,

@@ -86,6 +86,7 @@ pub fn all() -> Vec<(String, i128)> {
         ("offsetof(netvm_pager_options, encrypt_pages)", offset_of!(PagerOptions, encrypt_pages)),
         ("offsetof(netvm_pager_options, erasure)", offset_of!(PagerOptions, erasure)),
         ("offsetof(netvm_pager_options, learn_file)", offset_of!(PagerOptions, learn_file)),
+        ("offsetof(netvm_pager_options, fault_path)", offset_of!(PagerOptions, fault_path)),
         ("sizeof(netvm_far_counts)", size_of::<FarCounts>()),
         ("offsetof(netvm_far_counts, pages_in)", offset_of!(FarCounts, pages_in)),
         ("offsetof(netvm_far_counts, pages_out)", offset_of!(FarCounts, pages_out)),

@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use netvm::memory::Memory;
-use netvm::pager::{Access, Erasure, Pager, PagerConfig};
+use netvm::pager::{Access, Erasure, FaultPath, Pager, PagerConfig};
 
 use crate::call::call;
 use crate::code::{Failure, Result};
@@ -36,6 +36,7 @@ pub struct PagerOptions {
     pub(crate) encrypt_pages: u32,
     pub(crate) erasure: u32,
     pub(crate) learn_file: Text,
+    pub(crate) fault_path: u32,
 }
 
 impl Default for PagerOptions {
@@ -54,6 +55,7 @@ impl Default for PagerOptions {
             encrypt_pages: 0,
             erasure: 0,
             learn_file: Text::NULL,
+            fault_path: 0,
         }
     }
 }
@@ -69,6 +71,8 @@ impl PagerOptions {
         if self.encrypt_pages > 1 {
             return Err(Failure::argument("encrypt_pages is 0 or 1"));
         }
+        let fault_path = FaultPath::from_number(self.fault_path)
+            .ok_or_else(|| Failure::argument("fault_path is one of enum netvm_fault_path"))?;
         let usual = PagerConfig::default();
         let or_usual = |bytes: u64, usual: u64| if bytes == 0 { usual } else { bytes };
         Ok(PagerConfig {
@@ -78,6 +82,7 @@ impl PagerOptions {
             local_bytes: or_usual(self.local_bytes, usual.local_bytes),
             local_bytes_max: self.local_bytes_max,
             encrypt_pages: self.encrypt_pages == 1,
+            fault_path,
             learn: self.learn_file.optional("name of the record")?.map(Into::into),
             area_bytes: or_usual(self.area_bytes, usual.area_bytes),
             security: security(self.secret_file, self.secret, self.encryption)?,

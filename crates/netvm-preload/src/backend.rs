@@ -139,6 +139,7 @@ impl PagerFar {
             area_bytes: params.area_bytes,
             private_lender: (params.private_lender != 0).then_some(params.private_lender),
             tier: params.tier,
+            fault_path: params.fault_path,
             learn: (!params.learn.is_empty() && run.claim_record()).then(|| params.learn.into()),
             run: Some(Arc::clone(run)),
             name: name.trim_end().to_owned(),

@@ -12,7 +12,7 @@
 
 use crate::detail::PagerDetail;
 use crate::error::{Error, Result};
-use crate::pager::Erasure;
+use crate::pager::{Erasure, FaultPath};
 use crate::security::{Encryption, Secret, Security};
 use crate::stats::PagerStats;
 use netvm_core::tier::Policy;
@@ -52,7 +52,8 @@ const BUDGET: usize = 22;
 const ENCRYPT_PAGES: usize = 23;
 const LEARN_CLAIMED: usize = 24;
 const ERASURE: usize = 25;
-const LENDERS: usize = 26;
+const FAULT_PATH: usize = 26;
+const LENDERS: usize = 27;
 const TEXT_WORDS: usize = 512;
 const MESSAGE: usize = LENDERS + TEXT_WORDS;
 const COMMAND: usize = MESSAGE + TEXT_WORDS;
@@ -109,6 +110,8 @@ pub struct RunParams {
     pub private_lender: u32,
     /// Where evicted pages may go.
     pub tier: Policy,
+    /// Who serves page faults.
+    pub fault_path: FaultPath,
     /// Say more on standard error.
     pub verbose: bool,
     /// File of the record of what was wanted, empty for none.
@@ -153,6 +156,7 @@ impl RunFile {
                     Policy::Packed => 2,
                 },
             ),
+            (FAULT_PATH, params.fault_path.number().into()),
             (SUPERVISOR, std::process::id().into()),
             (SUPERVISOR_STARTED, start_time(std::process::id()).unwrap_or(0)),
         ] {
@@ -213,6 +217,8 @@ impl RunFile {
                 2 => Policy::Packed,
                 _ => Policy::Auto,
             },
+            fault_path: FaultPath::from_number(self.word(FAULT_PATH).load(Relaxed) as u32)
+                .unwrap_or_default(),
             verbose: self.word(VERBOSE).load(Relaxed) != 0,
             learn: self.text(LEARN),
             command: self.text(COMMAND),
@@ -577,6 +583,7 @@ mod tests {
             },
             private_lender: 77,
             tier: Policy::Packed,
+            fault_path: FaultPath::Spin,
             verbose: true,
             learn: "/tmp/a record".into(),
             command: "sort ünïcode".into(),

@@ -74,6 +74,7 @@ pub fn run(args: &DemoArgs) -> Outcome {
         file: None,
         learn: None,
         tier: Tier::Auto,
+        fault_path: netvm::pager::FaultPath::Auto,
         explain: false,
         stats: false,
         json: false,

@@ -4,6 +4,7 @@ use super::Outcome;
 use crate::machine::{HUGE_ADVISE, lent_hugepages, meminfo};
 use crate::size::Size;
 use clap::Args;
+use netvm::pager::{FaultPath, WakeCosts};
 use netvm_sys::uffd;
 use serde::Serialize;
 use std::path::Path;
@@ -103,6 +104,9 @@ fn glibc() -> Finding {
     }
 }
 
+/// What faults in the threads that fault need.
+const IN_THREAD: u64 = uffd::FEATURE_MOVE | uffd::FEATURE_SIGBUS;
+
 fn userfaultfd() -> Vec<Finding> {
     let (features, access) = match uffd::probe() {
         Ok(found) => found,
@@ -143,6 +147,18 @@ fn userfaultfd() -> Vec<Finding> {
             "available (not used by default)",
             "needs Linux 6.7",
         ),
+        finding(
+            "  fault path",
+            Verdict::Ok,
+            format!("auto is {}: {}", FaultPath::Auto.resolved(), WakeCosts::of_this_machine()),
+            None,
+        ),
+        match features & IN_THREAD == IN_THREAD {
+            true => {
+                finding("  in-thread faults", Verdict::Ok, "available to programs that ask for them", None)
+            }
+            false => finding("  in-thread faults", Verdict::Without, "needs Linux 6.8", None),
+        },
     ]
 }
 

@@ -2,6 +2,7 @@
 
 use crate::size::Size;
 use netvm::detail::{LENDERS_COUNTED, PagerDetail};
+use netvm::pager::{FaultPath, WakeCosts};
 use netvm::stats::PagerStats;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
@@ -20,6 +21,26 @@ struct Place {
     bring_in_us: Option<f64>,
     /// Bytes of local memory for each page there.
     local_bytes: Option<f64>,
+}
+
+/// Who served faults, and what decided it.
+pub fn faults(wanted: FaultPath) -> String {
+    let why = match wanted {
+        FaultPath::Auto => format!("auto: {}", WakeCosts::of_this_machine()),
+        _ => "as asked for".to_owned(),
+    };
+    format!("faults: fault path {} ({why})\n", wanted.resolved())
+}
+
+/// The same for a program.
+pub fn faults_to_json(wanted: FaultPath) -> Value {
+    let mut object = json!({ "wanted": wanted.to_string(), "path": wanted.resolved().to_string() });
+    if wanted == FaultPath::Auto {
+        let costs = WakeCosts::of_this_machine();
+        (object["wake_same_cpu_ns"], object["wake_other_cpu_ns"]) =
+            (json!(costs.same_cpu_ns), json!(costs.other_cpu_ns));
+    }
+    object
 }
 
 fn each_us(ns: u64, pages: u64) -> Option<f64> {

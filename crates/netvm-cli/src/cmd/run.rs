@@ -15,7 +15,7 @@ use crate::size::Size;
 use clap::{Args, ValueEnum};
 use netvm::detail::PagerDetail;
 use netvm::lender::BorrowOptions;
-use netvm::pager::{Erasure, LOCAL_BYTES_MIN, REPLICAS_MAX, TierPolicy};
+use netvm::pager::{Erasure, FaultPath, LOCAL_BYTES_MIN, REPLICAS_MAX, TierPolicy};
 use netvm::runfile::{RunFile, RunParams};
 use netvm::stats::PagerStats;
 use netvm_sys::signal::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, Signals};
@@ -82,6 +82,10 @@ pub struct RunArgs {
     /// Where pages go that are not local: `auto` packs them into local memory as far as this costs less than fetching them
     #[arg(long, value_enum, default_value = "auto")]
     pub tier: Tier,
+    /// Who serves page faults: the pager's `thread`, wherever it is; on the `same-cpu` as a thread that does nearly all the faulting; or
+    /// looking (`spin`), for a CPU of its own. `auto` measures what it takes to wake a thread
+    #[arg(long, value_name = "PATH", default_value = "auto")]
+    pub fault_path: FaultPath,
     /// Bring pages in by what the program wanted before: in this run, and in the last one with this file, which is written anew at the end
     #[arg(long, value_name = "FILE")]
     pub learn: Option<PathBuf>,
@@ -212,6 +216,7 @@ pub fn run(args: RunArgs) -> Outcome {
         tell!("{}", to_line(&report));
     }
     if args.explain && !args.json {
+        tell!("{}", explain::faults(args.fault_path).trim_end_matches('\n'));
         tell!("{}", explain::table(&report.stats, args.local.0).trim_end_matches('\n'));
         tell!("{}", explain::lenders(&report.detail, &report.lenders).trim_end_matches('\n'));
     }
@@ -232,6 +237,7 @@ pub fn execute(
         .into());
     }
     check_replicas(args)?;
+    let fault_path = fault_path(args.fault_path)?;
     let Some((program, rest)) = args.program.split_first() else { return Err("no program is given".into()) };
     let path = elf::find(&program.to_string_lossy())?;
     elf::check(&path)?;
@@ -290,6 +296,7 @@ pub fn execute(
             private_lender: private.as_ref().map_or(0, PrivateLender::pid),
             security,
             tier: args.tier.policy(),
+            fault_path,
             learn,
             verbose: args.stats,
             command: name.clone(),
@@ -318,6 +325,16 @@ pub fn execute(
     };
     drop((private, on_disk));
     Ok(report)
+}
+
+/// Who serves faults, with `auto` decided.
+fn fault_path(wanted: FaultPath) -> Result<FaultPath, String> {
+    if wanted == FaultPath::InThread {
+        return Err("--fault-path in-thread is for programs that ask for far memory themselves (FarBuilder::fault_path): any other's system \
+                    calls would fail where they meet a page that is not there; give auto, thread, same-cpu or spin"
+            .into());
+    }
+    Ok(wanted.resolved())
 }
 
 /// Before anything is started for a run that cannot be.
@@ -498,6 +515,7 @@ fn to_json(args: &RunArgs, report: &Report) -> serde_json::Value {
     }
     if args.explain {
         object["tiers"] = explain::to_json(&report.stats);
+        object["faults"] = explain::faults_to_json(args.fault_path);
         object["lenders"] = explain::lenders_to_json(&report.detail, &report.lenders);
     }
     object

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::pager::{Access, Erasure, FarRange, Pager, PagerConfig, PagerError, TierPolicy};
+use crate::pager::{Access, Erasure, FarRange, FaultPath, Pager, PagerConfig, PagerError, TierPolicy};
 use crate::security::{Encryption, Secret, Security};
 use crate::shm::LinkChoice;
 use crate::stats::PagerStats;
@@ -261,6 +261,14 @@ impl FarBuilder {
     #[must_use]
     pub fn learn(mut self, file: impl Into<std::path::PathBuf>) -> Self {
         self.config.learn = Some(file.into());
+        self
+    }
+
+    /// Who serves page faults. With [`FaultPath::InThread`] the thread that faults does, which is fastest; what that asks of the program is
+    /// said there.
+    #[must_use]
+    pub fn fault_path(mut self, path: FaultPath) -> Self {
+        self.config.fault_path = path;
         self
     }
 

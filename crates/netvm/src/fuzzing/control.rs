@@ -119,6 +119,7 @@ fn run_file(mut input: Input<'_>) {
         security: Security::default(),
         private_lender: 0,
         tier: netvm_core::tier::Policy::Auto,
+        fault_path: crate::pager::FaultPath::Auto,
         verbose: false,
         learn: String::new(),
         command: String::new(),

@@ -10,8 +10,8 @@ use super::placement::{self, Placement};
 use super::seals::Seals;
 use super::table::PageTable;
 use super::tier::Tier;
-use super::{Pager, PagerConfig};
-use crate::error::Result;
+use super::{FaultPath, Pager, PagerConfig};
+use crate::error::{Error, Result};
 use crate::lender::BorrowOptions;
 use crate::runfile::Slot as RunSlot;
 use crate::stats::PagerStats;
@@ -20,7 +20,7 @@ use netvm_core::residency::{
     Behind, Entry, FRAME_MAX, FrameChain, FrameSet, Marks, PageQueue, PageState, Streams,
 };
 use netvm_sys::cpu::Hold;
-use netvm_sys::paged::{Bell, PagedArea};
+use netvm_sys::paged::{Bell, PagedArea, Told};
 use netvm_sys::shared::SharedSlice;
 use netvm_sys::thread::Gate;
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
@@ -40,11 +40,13 @@ const GROW_FRAMES: u64 = 64;
 /// Pages in one transfer: what the protocol carries at once.
 pub(super) const TRANSFER_PAGES_MAX: u32 = PAYLOAD_BYTES_MAX / PAGE_BYTES as u32;
 /// How often an idle pager looks whether others need its frames.
-const TICK: Duration = Duration::from_millis(50);
+pub(super) const TICK: Duration = Duration::from_millis(50);
 
 /// How long to wait for frames that others must give back.
-const STARVED: Duration = Duration::from_millis(1);
+pub(super) const STARVED: Duration = Duration::from_millis(1);
 
+/// For how long a pager that spins looks for the next event.
+const SPIN: Duration = Duration::from_millis(1);
 /// Faults taken at a time.
 const FAULTS_MAX: usize = 32;
 /// Faults after which the counters are published again.
@@ -123,9 +125,11 @@ pub(super) struct Engine {
     pub(super) packing: bool,
     area: Range<usize>,
     spin: Duration,
-    look: Look,
+    /// The pager goes to the CPU of the thread that faults.
+    follows: bool,
+    pub(super) look: Look,
     completions: Vec<u32>,
-    poll_fds: Vec<libc::pollfd>,
+    pub(super) poll_fds: Vec<libc::pollfd>,
 }
 
 impl Engine {
@@ -134,15 +138,13 @@ impl Engine {
         let limit = frames_of(config.local_bytes);
         let frames = limit.max(frames_of(config.local_bytes_max));
         let area_bytes = usize::try_from(config.area_bytes).map_err(|_| PagerError::SlotsExhausted)?;
-        let paged =
-            PagedArea::new(area_bytes & !(PAGE_BYTES - 1), frames, config.design).map_err(|source| {
-                match source.raw_os_error() {
-                    Some(libc::ENOMEM) => {
-                        PagerError::Reserve { bytes: config.area_bytes, errno: (&source).into() }
-                    }
-                    _ => PagerError::Userfaultfd((&source).into()),
-                }
-            })?;
+        let told = if config.fault_path == FaultPath::InThread { Told::Faulter } else { Told::Reader };
+        let paged = PagedArea::telling(told, area_bytes & !(PAGE_BYTES - 1), frames, config.design);
+        let paged = paged.map_err(|source| match source.raw_os_error() {
+            Some(libc::ENOMEM) => PagerError::Reserve { bytes: config.area_bytes, errno: (&source).into() },
+            None if told == Told::Faulter => PagerError::FaultPath { why: "it needs Linux 6.8" },
+            _ => PagerError::Userfaultfd((&source).into()),
+        })?;
         let options = BorrowOptions {
             name: config.name.clone(),
             security: config.security.clone(),
@@ -192,7 +194,11 @@ impl Engine {
             packing: true,
             ticked: Instant::now(),
             area,
-            spin: Duration::from_micros(config.spin_us.into()),
+            spin: match config.fault_path {
+                FaultPath::Spin if config.spin_us == 0 => SPIN,
+                _ => Duration::from_micros(config.spin_us.into()),
+            },
+            follows: config.fault_path == FaultPath::SameCpu,
             look: Look::new(),
             completions: Vec::with_capacity(1024),
             poll_fds: Vec::with_capacity(16),
@@ -214,14 +220,9 @@ impl Engine {
     /// The body of the pager's thread. Never returns while the process lives: an error is the end of the process, since pages
     /// cannot be had any more.
     pub(super) fn run(mut self: Box<Self>, pager: &Pager, ready: &Gate) {
-        netvm_sys::thread::set_name(c"netvm-pager");
-        netvm_sys::thread::block_signals();
+        Self::begin(pager);
         // Where unshare(2) is forbidden the program's table is shared: it works, less protected.
         let own_table = netvm_sys::thread::own_descriptors(&self.descriptors()).is_ok();
-        if let Some(cpu) = pager.config.cpu {
-            // A CPU that went away leaves the thread unpinned.
-            let _ = netvm_sys::cpu::pin(cpu);
-        }
         self.placement.start();
         if let Err(error) = self.paged.open_memory() {
             netvm_sys::thread::die(&format!("cannot open /proc/self/mem: {error}"));
@@ -230,16 +231,29 @@ impl Engine {
         loop {
             match self.serve(pager) {
                 Ok(()) => self = Self::park(self, pager),
-                Err(error) => {
-                    let message = format!("{error}; far memory is lost and the program cannot go on");
-                    // The supervisor of the run says it once, wherever the program's standard error goes.
-                    if self.budget.set_message(&message) {
-                        netvm_sys::thread::die_silently();
-                    }
-                    netvm_sys::thread::die(&message);
-                }
+                Err(error) => self.end(&error),
             }
         }
+    }
+
+    /// On the pager's thread, first of all.
+    pub(super) fn begin(pager: &Pager) {
+        netvm_sys::thread::set_name(c"netvm-pager");
+        netvm_sys::thread::block_signals();
+        if let Some(cpu) = pager.config.cpu {
+            // A CPU that went away leaves the thread unpinned.
+            let _ = netvm_sys::cpu::pin(cpu);
+        }
+    }
+
+    /// Pages cannot be had any more: the end of the process.
+    pub(super) fn end(&self, error: &Error) -> ! {
+        let message = format!("{error}; far memory is lost and the program cannot go on");
+        // The supervisor of the run says it once, wherever the program's standard error goes.
+        if self.budget.set_message(&message) {
+            netvm_sys::thread::die_silently();
+        }
+        netvm_sys::thread::die(&message)
     }
 
     /// Hands the engine to the thread that forks, and waits for it to come back.
@@ -273,7 +287,9 @@ impl Engine {
             }
             for (index, &fault) in faults[..count].iter().enumerate() {
                 if !bell.is_at(fault.address) {
-                    self.placement.note(fault, &pager.hold, || self.budget.is_alone());
+                    if self.follows {
+                        self.placement.note(fault, &pager.hold, || self.budget.is_alone());
+                    }
                     self.fault(fault)?;
                     continue;
                 }
@@ -413,7 +429,7 @@ impl Engine {
     }
 
     /// Faults wait for frames, and nothing is under way that could free one: others must give some back.
-    fn is_starved(&self) -> bool {
+    pub(super) fn is_starved(&self) -> bool {
         !self.deferred.is_empty() && self.in_flight() == 0 && self.backing.pending() == 0
     }
 
@@ -483,7 +499,7 @@ impl Engine {
     }
 
     /// Now and then: give frames to other processes of the run, take frozen slabs back into use.
-    fn tick(&mut self) -> Result<()> {
+    pub(super) fn tick(&mut self) -> Result<()> {
         self.ticked = Instant::now();
         self.budget.look_again();
         self.shrink()?;
@@ -500,7 +516,7 @@ impl Engine {
         self.backing.tick()
     }
 
-    fn publish(&mut self, pager: &Pager) {
+    pub(super) fn publish(&mut self, pager: &Pager) {
         self.stats.far_pages = self.table.far_pages();
         self.stats.local_frames = self.local_frames as u64;
         self.stats.pool_frames = self.tier.frames() as u64;
@@ -513,7 +529,7 @@ impl Engine {
         *pager.doorbell.stats() = self.stats;
     }
 
-    fn carry_out(&mut self, call: Call, pager: &Pager) -> Result<()> {
+    pub(super) fn carry_out(&mut self, call: Call, pager: &Pager) -> Result<()> {
         match call {
             Call::Map { address, bytes, protection } => {
                 let pages = self.pages(address, bytes)?;

@@ -112,6 +112,11 @@ pub enum PagerError {
         /// The most that was provided for.
         max_bytes: u64,
     },
+    /// Faults cannot be served like that.
+    FaultPath {
+        /// Why not.
+        why: &'static str,
+    },
     /// More would be pinned than the budget has room for.
     PinnedTooMuch {
         /// Bytes pinned with these.
@@ -235,6 +240,9 @@ impl fmt::Display for PagerError {
                 bytes >> 10,
                 max_bytes >> 10
             ),
+            Self::FaultPath { why } => {
+                write!(f, "faults cannot be served by the threads that fault (fault path in-thread): {why}")
+            }
             Self::PageSize { bytes } => write!(
                 f,
                 "pages of {bytes} bytes are not supported: far memory has pages of 4096 bytes, and moves neighbours together"

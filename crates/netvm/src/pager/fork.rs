@@ -25,6 +25,10 @@ impl Pager {
     /// itself must have all signals blocked, since their handlers could fault, and `stack_pointer` is about where its stack is: if that
     /// is far memory, 96 KiB below stay in this machine.
     pub fn fork_prepare(&self, stack_pointer: usize) {
+        // Then nothing is inherited.
+        if self.in_thread.is_some() {
+            return;
+        }
         self.doorbell.turn().take();
         if let Err(error) = self.try_prepare(stack_pointer) {
             netvm_sys::thread::die(&format!("cannot fork: {error}"));
@@ -48,6 +52,9 @@ impl Pager {
 
     /// For pthread_atfork, in the parent.
     pub fn fork_parent(&self) {
+        if self.in_thread.is_some() {
+            return;
+        }
         // Closing our copies leaves the leases to the child.
         let state = self.forking().take();
         if let Some(engine) = self.doorbell.parked().as_mut()
@@ -62,6 +69,9 @@ impl Pager {
 
     /// For pthread_atfork, in the child.
     pub fn fork_child(self: &Arc<Self>) {
+        if self.in_thread.is_some() {
+            return;
+        }
         let state = self.forking().take();
         let engine = self.doorbell.parked().take();
         let (Some(state), Some(mut engine)) = (state, engine) else {

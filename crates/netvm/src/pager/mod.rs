@@ -16,9 +16,11 @@ mod fork;
 mod fresh;
 mod hints;
 mod home;
+mod inthread;
 mod learn;
 mod local;
 mod look;
+mod path;
 mod placement;
 mod range;
 mod seals;
@@ -32,6 +34,7 @@ pub use hints::Access;
 pub use learn::{check_record, read_record};
 pub use netvm_core::tier::Policy as TierPolicy;
 pub use netvm_sys::paged::FrameDesign;
+pub use path::{FaultPath, WakeCosts};
 pub use range::FarRange;
 
 use crate::error::Result;
@@ -42,6 +45,7 @@ use crate::stats::PagerStats;
 use calls::{Call, Doorbell};
 use engine::Engine;
 use error::system;
+use inthread::InThread;
 use netvm_sys::cpu::Hold;
 use netvm_sys::shared::SharedSlice;
 use std::ops::Range;
@@ -88,6 +92,8 @@ pub struct PagerConfig {
     pub run: Option<Arc<RunFile>>,
     /// Name under which the lender lists this borrower.
     pub name: String,
+    /// Who serves page faults.
+    pub fault_path: FaultPath,
     /// How pages travel; `None` takes the best that the kernel has.
     pub design: Option<FrameDesign>,
     /// Where evicted pages go.
@@ -122,6 +128,7 @@ impl Default for PagerConfig {
             area_bytes: 1 << 40,
             run: None,
             name: String::new(),
+            fault_path: FaultPath::default(),
             design: None,
             tier: TierPolicy::Auto,
             learn: None,
@@ -143,6 +150,8 @@ pub struct Pager {
     config: PagerConfig,
     hold: Hold,
     addresses: range::Addresses,
+    /// With [`FaultPath::InThread`].
+    in_thread: Option<Arc<InThread>>,
     /// Held by the thread that forks, from prepare to the end.
     forking: Mutex<Option<fork::ForkState>>,
 }
@@ -158,25 +167,41 @@ impl Pager {
     ///
     /// # Errors
     /// [`PagerError::Userfaultfd`] when the kernel or its settings forbid it (the text says what helps), the lender's error when one
-    /// cannot be reached, [`PagerError::LocalTooSmall`] below [`LOCAL_BYTES_MIN`].
+    /// cannot be reached, [`PagerError::LocalTooSmall`] below [`LOCAL_BYTES_MIN`], [`PagerError::FaultPath`] when faults cannot be served
+    /// like that.
     pub fn start(config: PagerConfig) -> Result<Arc<Self>> {
+        let config = PagerConfig { fault_path: config.fault_path.resolved(), ..config };
         if config.local_bytes < LOCAL_BYTES_MIN {
             return Err(
                 PagerError::LocalTooSmall { bytes: config.local_bytes, min_bytes: LOCAL_BYTES_MIN }.into()
             );
         }
+        if config.fault_path == FaultPath::InThread
+            && let Some(refused) = inthread::refused(&config)
+        {
+            return Err(refused.into());
+        }
         let slot = join_run(&config)?;
         let engine = Box::new(Engine::new(&config, slot)?);
+        let (area, memory, bell) = (engine.area(), engine.paged.area_memory(), engine.bell());
+        let (own, shared) = match config.fault_path {
+            FaultPath::InThread => (None, Some(Arc::new(InThread::new(engine)?))),
+            _ => (Some(engine), None),
+        };
         let pager = Arc::new(Self {
-            area: engine.area(),
-            memory: engine.paged.area_memory(),
-            doorbell: Doorbell::new(engine.bell()),
+            area,
+            memory,
+            doorbell: Doorbell::new(bell),
             config,
             hold: Hold::new(),
             addresses: range::Addresses::default(),
+            in_thread: shared,
             forking: Mutex::new(None),
         });
-        pager.spawn(engine)?;
+        match own {
+            Some(engine) => pager.spawn(engine)?,
+            None => pager.share()?,
+        }
         Ok(pager)
     }
 
@@ -193,6 +218,21 @@ impl Pager {
             // The thread has its own copies; ours would only be in the program's way.
             netvm_sys::thread::close_copies(&descriptors);
         }
+        Ok(())
+    }
+
+    /// Lets threads serve their faults, and starts the thread that does the rest.
+    fn share(self: &Arc<Self>) -> Result<()> {
+        let Some(shared) = self.in_thread.clone() else { return Ok(()) };
+        shared.open_memory()?;
+        shared.install(self)?;
+        let pager = Arc::clone(self);
+        let ready = Arc::new(netvm_sys::thread::Gate::new());
+        let opened = Arc::clone(&ready);
+        let body = Box::new(move || shared.tend(&pager, &opened));
+        netvm_sys::thread::start(STACK_BYTES, self.config.thread_hook, body)
+            .map_err(|source| system("start the pager's thread", source))?;
+        ready.wait();
         Ok(())
     }
 
@@ -266,6 +306,11 @@ impl Pager {
         let _ = self.call(Call::WillNeed { address, bytes });
     }
 
+    /// Who serves its faults, and where; never [`FaultPath::Auto`].
+    pub fn fault_path(&self) -> FaultPath {
+        self.config.fault_path
+    }
+
     /// The thread that the pager holds on its own CPU: who starts threads or programs suspends it meanwhile.
     pub fn hold(&self) -> &Hold {
         &self.hold
@@ -273,7 +318,10 @@ impl Pager {
 
     /// Counters of this process as of now.
     pub fn stats(&self) -> PagerStats {
-        self.doorbell.latest_stats()
+        match &self.in_thread {
+            Some(shared) => shared.stats(self),
+            None => self.doorbell.latest_stats(),
+        }
     }
 
     /// Writes the record of what was wanted, for the next run: with [`PagerConfig::learn`].
@@ -285,7 +333,10 @@ impl Pager {
     }
 
     fn call(&self, call: Call) -> Result<()> {
-        self.doorbell.call(call)
+        match &self.in_thread {
+            Some(shared) => shared.call(call, self),
+            None => self.doorbell.call(call),
+        }
     }
 
     fn forking(&self) -> MutexGuard<'_, Option<fork::ForkState>> {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
-use netvm::pager::Erasure;
+use netvm::pager::{Erasure, FaultPath};
 use netvm_sys::bench_floor::{allowed_cpus, unpin_thread};
 use netvm_sys::cpu::pin;
 
@@ -26,6 +26,7 @@ type Failure = Box<dyn Error>;
   netvm bench fault --placement same-cpu --peers none --seconds 2
   netvm bench fault --placement same-cpu --replicas 2 --peers none
   netvm bench fault --placement same-cpu --encrypt-pages --peers none
+  netvm bench fault --placement same-cpu --fault-path in-thread --threads 2 --peers none
   netvm bench fault --json --svg fault.svg   for a program, and a picture
   netvm bench fault --walks --local-percent 75,50,25,10   what an access costs with so much local memory
 
@@ -35,7 +36,7 @@ Zram's own memory (packed) is not counted in its limit (local), that of netvm is
 
 The floor of a random access is a bare userfaultfd fault plus a bare TCP round trip in the same placement; that of a
 sequential one is a bare TCP stream. Row fault-copy-sigbus is the same fault answered by the faulting thread in a handler
-of SIGBUS: what could be had without a pager's thread, where the program has no handler of its own. The ratio says how many times slower: 1 is the floor. An access counts as a fault
+of SIGBUS, as --fault-path in-thread has it: of a program that knows of its far memory, whose system calls touch nothing missing. The ratio says how many times slower: 1 is the floor. An access counts as a fault
 when it takes 1 us or more. Every value read is checked.")]
 pub struct FaultArgs {
     /// Print one JSON object per line
@@ -75,6 +76,9 @@ pub struct FaultArgs {
     /// Encrypt the pages that lenders get
     #[arg(long)]
     encrypt_pages: bool,
+    /// Who serves faults: auto, thread, spin or in-thread
+    #[arg(long, value_name = "PATH", default_value = "auto")]
+    fault_path: FaultPath,
     /// Write a bar plot of the medians to this file
     #[arg(long)]
     svg: Option<PathBuf>,
@@ -311,6 +315,7 @@ struct Plan {
     erasure: Option<Erasure>,
     encrypt_pages: bool,
     threads: u8,
+    fault_path: FaultPath,
     /// Time of one repetition of one case.
     case: Duration,
     /// Time of one repetition of one floor.
@@ -335,6 +340,7 @@ pub fn run(args: &FaultArgs) -> Result<(), Failure> {
         erasure: args.erasure,
         encrypt_pages: args.encrypt_pages,
         threads: args.threads,
+        fault_path: args.fault_path,
         case,
         floor: case / 3,
     };
@@ -442,7 +448,7 @@ impl Setup {
         if let Some(erasure) = plan.erasure {
             command.extend(words(&format!("--erasure {erasure}")));
         }
-        command.extend(words(&format!("--threads {}", plan.threads)));
+        command.extend(words(&format!("--threads {} --fault-path {}", plan.threads, plan.fault_path)));
         if plan.encrypt_pages {
             command.extend(words("--encrypt-pages"));
         }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use clap::{Args, ValueEnum};
 use netvm::lender::LinkChoice;
-use netvm::pager::{Erasure, Pager, PagerConfig};
+use netvm::pager::{Erasure, FaultPath, Pager, PagerConfig};
 use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
 use netvm_sys::thread::faults_of_thread;
@@ -48,6 +48,9 @@ pub struct WorkerArgs {
     /// Lenders get encrypted pages
     #[arg(long)]
     encrypt_pages: bool,
+    /// Who serves faults
+    #[arg(long, default_value = "auto")]
+    fault_path: FaultPath,
     #[arg(long)]
     local_bytes: u64,
     #[arg(long)]
@@ -218,6 +221,7 @@ impl Worker {
                     erasure: args.erasure,
                     encrypt_pages: args.encrypt_pages,
                     link: args.link,
+                    fault_path: args.fault_path,
                     area_bytes: 1 << 36,
                     name: "netvm bench".into(),
                     cpu: args.pager_cpu,

@@ -1,0 +1,341 @@
+//! Faults that the faulting thread serves itself: docs/design/pager.md, "Who serves a fault".
+//!
+//! The engine is the same as that of the pager's thread. Whoever has the turn (`core::combine`) works on it: a thread that faults, in its handler
+//! of SIGBUS; a thread that calls; the pager's thread, which does what is left over.
+
+use super::Pager;
+use super::calls::Call;
+use super::engine::{Engine, STARVED, TICK};
+use super::error::{PagerError, system};
+use super::look::Awaited;
+use crate::error::Result;
+use crate::stats::PagerStats;
+use netvm_core::combine::{Combine, Post, Withdrawn};
+use netvm_core::residency::PageState;
+use netvm_sys::epoll::EventFd;
+use netvm_sys::sigbus::{self, Server};
+use netvm_sys::thread::{Gate, die, futex_wait, futex_wake, readable, without_signals};
+use netvm_sys::uffd::{Fault, PAGE_BYTES};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+
+/// A waiter looks so often,
+const SPINS: u32 = 20;
+/// then lets others run so often in between, and then sleeps.
+const YIELDS: u32 = 100;
+/// It looks again after so long all the same.
+const NAP: Duration = Duration::from_millis(1);
+/// How often the pager's thread looks after what threads have left behind.
+const LEFT_OVER: Duration = Duration::from_millis(1);
+/// Eviction steps of the pager's thread between which others may have the turn.
+const STEPS_MAX: u32 = 4;
+
+/// What threads that fault, threads that call and the pager's thread share.
+pub(super) struct InThread {
+    combine: Combine,
+    /// Whoever has the turn locks it, and finds nobody there.
+    engine: Mutex<Box<Engine>>,
+    /// Wakes a holder that sleeps until answers come.
+    posted: EventFd,
+    /// Wakes the pager's thread,
+    left_over: EventFd,
+    /// which sleeps until there is something to do.
+    idle: AtomicBool,
+    /// A child of a fork has no far memory.
+    process: u32,
+}
+
+/// What a thread has that waits.
+#[derive(Default)]
+struct Waiting {
+    looks: u32,
+}
+
+impl InThread {
+    pub(super) fn new(engine: Box<Engine>) -> Result<Self> {
+        let event = || EventFd::new().map_err(|e| system("eventfd", e));
+        Ok(Self {
+            combine: Combine::new(),
+            engine: Mutex::new(engine),
+            posted: event()?,
+            left_over: event()?,
+            idle: AtomicBool::new(false),
+            process: std::process::id(),
+        })
+    }
+
+    /// What the engine needs of the process, before anybody has it.
+    pub(super) fn open_memory(&self) -> Result<()> {
+        self.engine().paged.open_memory().map_err(|e| system("open /proc/self/mem", e))
+    }
+
+    /// With the turn.
+    fn engine(&self) -> MutexGuard<'_, Box<Engine>> {
+        self.engine.try_lock().unwrap_or_else(|_| die("two threads have the turn of the pager"))
+    }
+
+    fn leave(&self, mut engine: MutexGuard<'_, Box<Engine>>) {
+        self.settle(&mut engine);
+        let left = engine.in_flight() > 0;
+        drop(engine);
+        self.combine.give_back(futex_wake);
+        if left && self.idle.load(Ordering::Relaxed) && self.idle.swap(false, Ordering::Relaxed) {
+            self.left_over.signal();
+        }
+    }
+
+    fn settle(&self, engine: &mut Engine) {
+        self.combine.settle(|address| engine.is_settled(address as usize), futex_wake);
+    }
+
+    fn wait(&self, waiting: &mut Waiting, post: Option<&Post>) {
+        waiting.looks += 1;
+        if waiting.looks < SPINS {
+            std::hint::spin_loop();
+        } else if waiting.looks < SPINS + YIELDS {
+            std::thread::yield_now();
+        } else {
+            if let Some(bell) = self.combine.doze(post) {
+                futex_wait(self.combine.bell(), bell, Some(NAP));
+            }
+            self.combine.awake();
+        }
+    }
+
+    /// Works on the engine as soon as nobody else does. Signals are blocked.
+    fn with<R>(&self, run: impl FnOnce(&mut Engine) -> R) -> R {
+        let mut waiting = Waiting::default();
+        while !self.combine.try_take() {
+            self.wait(&mut waiting, None);
+        }
+        let mut engine = self.engine();
+        let result = run(&mut engine);
+        self.leave(engine);
+        result
+    }
+
+    /// A thread of the program: has `call` carried out.
+    pub(super) fn call(&self, call: Call, pager: &Pager) -> Result<()> {
+        if self.process != std::process::id() {
+            let error = std::io::ErrorKind::Unsupported.into();
+            return Err(system("use far memory in a child of a fork, which has none", error));
+        }
+        without_signals(|| {
+            netvm_sys::thread::uncancelled(|| self.with(|engine| engine.carry_out(call, pager)))
+        })
+    }
+
+    pub(super) fn stats(&self, pager: &Pager) -> PagerStats {
+        // A child of a fork has what was there last.
+        let _ = self.call(Call::Publish, pager);
+        *pager.doorbell.stats()
+    }
+
+    /// With the turn: serves a fault of this thread, and what others post meanwhile. `known`: it has been taken up.
+    fn lead(&self, address: usize, known: bool) {
+        let mut engine = self.engine();
+        if let Err(error) = engine.lead(self, address, known) {
+            engine.end(&error);
+        }
+        self.leave(engine);
+    }
+
+    /// The body of the pager's thread: what nobody waits for.
+    pub(super) fn tend(&self, pager: &Pager, ready: &Gate) -> ! {
+        Engine::begin(pager);
+        ready.open(0);
+        let mut links = Vec::new();
+        let (mut served, mut ticked) = (0, Instant::now());
+        loop {
+            let timeout = self.with(|engine| {
+                if let Err(error) = engine.tidy(self, pager, &mut ticked) {
+                    engine.end(&error);
+                }
+                links.clear();
+                let busy = std::mem::replace(&mut served, engine.stats.faults) != engine.stats.faults;
+                if engine.is_starved() {
+                    return Some(STARVED);
+                }
+                if engine.in_flight() > 0 || engine.backing.pending() > 0 || !engine.deferred.is_empty() {
+                    return Some(LEFT_OVER);
+                }
+                if busy || engine.budget.is_shared() || engine.backing.is_poor() {
+                    return Some(TICK);
+                }
+                // Nobody else hears the lenders now.
+                engine.backing.poll_fds(&mut links);
+                // Whoever has the turn from here on and leaves something behind says so.
+                self.idle.store(true, Ordering::Relaxed);
+                engine.backing.patience_when_idle()
+            });
+            links.insert(0, readable(&self.left_over));
+            // Only EFAULT, EINVAL and ENOMEM are left: then it looks more often.
+            if netvm_sys::thread::poll(&mut links, timeout).is_err() {
+                std::thread::sleep(LEFT_OVER);
+            }
+            links.clear();
+            self.idle.store(false, Ordering::Relaxed);
+            self.left_over.take();
+        }
+    }
+}
+
+/// Registered with the handler; the list of those is never freed.
+pub(super) struct Faults(pub(super) Arc<InThread>);
+
+impl Server for Faults {
+    fn serve(&self, address: usize) {
+        let all = &*self.0;
+        let mut waiting = Waiting::default();
+        let (post, asleep) = loop {
+            if all.combine.try_take() {
+                return all.lead(address, false);
+            }
+            match all.combine.post(address as u64) {
+                Some(posted) => break posted,
+                None => all.wait(&mut waiting, None),
+            }
+        };
+        if asleep {
+            all.posted.signal();
+        }
+        let mut waiting = Waiting::default();
+        loop {
+            if all.combine.is_done(&post) {
+                return;
+            }
+            if all.combine.try_take() {
+                return match all.combine.withdraw(post) {
+                    Withdrawn::Done => all.leave(all.engine()),
+                    was => all.lead(address, was == Withdrawn::Taken),
+                };
+            }
+            all.wait(&mut waiting, Some(&post));
+        }
+    }
+}
+
+impl InThread {
+    /// Faults of the area come here from now on.
+    pub(super) fn install(self: &Arc<Self>, pager: &Pager) -> Result<()> {
+        let faults = Box::new(Faults(Arc::clone(self)));
+        sigbus::serve(pager.area(), faults).map_err(|e| system("take SIGBUS", e))
+    }
+}
+
+impl Engine {
+    /// Whether who waits for a page can go on: it is there, or has to be asked for again.
+    fn is_settled(&self, address: usize) -> bool {
+        match self.table.get(self.page_of(address)).state() {
+            PageState::Mapped => true,
+            PageState::Fetching | PageState::Writing => false,
+            _ => self.deferred.is_empty() || !self.deferred.iter().any(|fault| fault.address == address),
+        }
+    }
+
+    /// Serves a fault until its page is there.
+    fn lead(&mut self, all: &InThread, address: usize, known: bool) -> Result<()> {
+        let address = address & !(PAGE_BYTES - 1);
+        if !known {
+            self.tier.note_fault(&mut self.stats);
+            self.fault(Fault { address, ..Fault::default() })?;
+        }
+        // What has been asked for only now cannot have come.
+        let mut look = known;
+        loop {
+            all.combine.take_posts(|other| {
+                let address = other as usize & !(PAGE_BYTES - 1);
+                self.fault(Fault { address, ..Fault::default() })
+            })?;
+            self.backing.push()?;
+            let moved = (look || self.writing_frames > 0 || self.backing.has_ended()) && self.progress()?;
+            if !self.deferred.is_empty() && self.in_flight() == 0 {
+                self.retry_deferred()?;
+            }
+            if moved {
+                self.look.came(Awaited::Answer, Instant::now);
+            }
+            // While an answer is on its way; or else somebody has to do it.
+            let evicted = self.evict_ahead()? | self.tend_pool()?;
+            self.make_spare()?;
+            self.backing.push()?;
+            if self.is_settled(address) {
+                return Ok(());
+            }
+            all.settle(self);
+            if !evicted && !moved {
+                self.wait_for_answer(all)?;
+            }
+            look = true;
+        }
+    }
+
+    /// Nothing has come: lets others run, or sleeps until something comes.
+    fn wait_for_answer(&mut self, all: &InThread) -> Result<()> {
+        let starved = self.is_starved();
+        if !starved && self.look.next(Awaited::Answer, Instant::now).is_some() {
+            std::thread::yield_now();
+            return self.backing.keep_looking();
+        }
+        self.poll_fds.clear();
+        self.poll_fds.push(readable(&all.posted));
+        self.backing.poll_fds(&mut self.poll_fds);
+        let timeout = if starved { STARVED } else { self.backing.patience() };
+        if all.combine.fall_asleep() {
+            let ready = netvm_sys::thread::poll(&mut self.poll_fds, Some(timeout));
+            all.combine.wake_up();
+            if ready.map_err(|e| system("poll", e))? == 0 {
+                self.backing.check_answers()?;
+            }
+            if self.poll_fds[0].revents != 0 {
+                all.posted.take();
+            }
+        } else {
+            all.combine.wake_up();
+        }
+        if starved {
+            self.tick()?;
+        }
+        self.backing.keep_looking()
+    }
+
+    /// What was left over: answers that nobody waits for, eviction, signs of life.
+    fn tidy(&mut self, all: &InThread, pager: &Pager, ticked: &mut Instant) -> Result<()> {
+        all.combine.take_posts(|other| {
+            let address = other as usize & !(PAGE_BYTES - 1);
+            self.fault(Fault { address, ..Fault::default() })
+        })?;
+        self.backing.push()?;
+        self.progress()?;
+        if !self.deferred.is_empty() && self.in_flight() == 0 {
+            self.retry_deferred()?;
+        }
+        let mut steps = 0;
+        while steps < STEPS_MAX && (self.evict_ahead()? | self.tend_pool()?) {
+            steps += 1;
+        }
+        self.make_spare()?;
+        self.backing.push()?;
+        self.backing.keep_looking()?;
+        if ticked.elapsed() >= TICK {
+            *ticked = Instant::now();
+            self.backing.check_answers()?;
+            self.tick()?;
+            self.publish(pager);
+        }
+        Ok(())
+    }
+}
+
+/// Why a pager cannot be set up like this.
+pub(super) fn refused(config: &super::PagerConfig) -> Option<PagerError> {
+    let why = if config.run.is_some() {
+        "the program's system calls would fail where they meet a page that is not there"
+    } else if config.design == Some(super::FrameDesign::Copy) {
+        "it needs pages that are moved"
+    } else {
+        return None;
+    };
+    Some(PagerError::FaultPath { why })
+}

@@ -1,0 +1,420 @@
+//! Faults that the faulting threads serve themselves, over a real lender.
+
+mod common;
+
+use common::{Lent, Random, Serving, alone, lend};
+use netvm::lender::LinkChoice;
+use netvm::pager::{FaultPath, FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig, TierPolicy};
+use netvm_sys::shared::SharedSlice;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+const PAGE: usize = 4096;
+const READ_WRITE: i32 = 3;
+
+fn start(lenders: &[&str], local_bytes: u64, change: impl FnOnce(&mut PagerConfig)) -> Arc<Pager> {
+    let mut config = PagerConfig {
+        local_bytes,
+        lenders: lenders.iter().map(|&lender| lender.to_owned()).collect(),
+        area_bytes: 1 << 34,
+        tier: TierPolicy::Lender,
+        fault_path: FaultPath::InThread,
+        ..PagerConfig::default()
+    };
+    change(&mut config);
+    Pager::start(config).unwrap()
+}
+
+fn over(lent: &Lent, change: impl FnOnce(&mut PagerConfig)) -> Arc<Pager> {
+    start(&[lent.address()], LOCAL_BYTES_MIN, change)
+}
+
+fn mapped(pager: &Pager, offset: usize, bytes: usize) -> SharedSlice {
+    let address = pager.area().start + offset;
+    pager.map(address, bytes, READ_WRITE).unwrap();
+    pager.memory(address, bytes).unwrap()
+}
+
+fn word(memory: SharedSlice, index: usize) -> u64 {
+    let mut bytes = [0; 8];
+    memory.read_into(index * 8, &mut bytes).unwrap();
+    u64::from_le_bytes(bytes)
+}
+
+fn set_word(memory: SharedSlice, index: usize, value: u64) {
+    memory.write_from(index * 8, &value.to_le_bytes()).unwrap();
+}
+
+/// Random words at random places, checked against a model in ordinary memory.
+fn churn(memory: SharedSlice, seed: u64, steps: usize) {
+    let pages = memory.len() / PAGE;
+    let mut random = Random::new(seed);
+    let mut model = vec![0_u64; memory.len() / 8];
+    for _ in 0..steps {
+        let index = (random.next() as usize % pages) * 512 + random.next() as usize % 512;
+        assert_eq!(word(memory, index), model[index], "word {index}");
+        if !random.next().is_multiple_of(3) {
+            model[index] = random.next();
+            set_word(memory, index, model[index]);
+        }
+    }
+    for (index, &value) in model.iter().enumerate().step_by(7) {
+        assert_eq!(word(memory, index), value, "word {index}");
+    }
+}
+
+#[test]
+fn contents_survive_four_times_the_budget() {
+    let Some(_alone) = alone() else { return };
+    for link in [LinkChoice::Socket, LinkChoice::Auto] {
+        let lent = lend(64 << 20);
+        let pager = over(&lent, |config| config.link = link);
+        churn(mapped(&pager, 0, 4 * LOCAL_BYTES_MIN as usize), 1, 60_000);
+        let stats = pager.stats();
+        assert!(stats.local_frames_peak <= LOCAL_BYTES_MIN / PAGE as u64, "{stats:?}");
+        assert!(stats.remote_reads > 1000 && stats.remote_writes > 1000, "{stats:?}");
+    }
+}
+
+#[test]
+fn packed_and_encrypted_pages_survive() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let pager = over(&lent, |config| (config.tier, config.encrypt_pages) = (TierPolicy::Auto, true));
+    churn(mapped(&pager, 0, 3 * LOCAL_BYTES_MIN as usize), 2, 40_000);
+}
+
+#[test]
+fn streams_are_fetched_ahead() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let pager = over(&lent, |config| config.link = LinkChoice::Socket);
+    let memory = mapped(&pager, 0, 16 << 20);
+    for pass in 0..3_u64 {
+        for index in 0..memory.len() / 8 {
+            if pass > 0 {
+                assert_eq!(word(memory, index), index as u64 ^ (pass - 1), "pass {pass}, word {index}");
+            }
+            set_word(memory, index, index as u64 ^ pass);
+        }
+    }
+    let stats = pager.stats();
+    assert!(stats.faults < 3 * 4096 / 8 && stats.prefetched > 512, "{stats:?}");
+}
+
+/// Threads share pages: each has one word of every page, so that they wait for the same pages at the same time.
+#[test]
+fn threads_share_pages_while_others_are_mapped_and_discarded() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let pager = over(&lent, |config| {
+        (config.link, config.local_bytes_max) = (LinkChoice::Socket, 2 * LOCAL_BYTES_MIN);
+    });
+    let bytes = 3 * LOCAL_BYTES_MIN as usize;
+    let memory = mapped(&pager, 0, bytes);
+    let end = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4_usize)
+            .map(|thread| {
+                scope.spawn(move || {
+                    let mut random = Random::new(thread as u64);
+                    let mut model = vec![0_u64; bytes / PAGE];
+                    for _ in 0..15_000 {
+                        let page = random.next() as usize % model.len();
+                        assert_eq!(word(memory, page * 512 + thread), model[page], "page {page}");
+                        model[page] = random.next();
+                        set_word(memory, page * 512 + thread, model[page]);
+                    }
+                    for (page, &value) in model.iter().enumerate() {
+                        assert_eq!(word(memory, page * 512 + thread), value, "page {page}");
+                    }
+                })
+            })
+            .collect();
+        scope.spawn(|| {
+            let mut round = 0_u64;
+            while !end.load(Ordering::Relaxed) {
+                round += 1;
+                let other = mapped(&pager, 1 << 30, 64 * PAGE);
+                (0..64).for_each(|page| set_word(other, page * 512, round));
+                pager.page_out(pager.area().start + (1 << 30), 64 * PAGE);
+                (0..64).for_each(|page| assert_eq!(word(other, page * 512), round));
+                pager.discard(pager.area().start + (1 << 30), 32 * PAGE).unwrap();
+                (0..64)
+                    .for_each(|page| assert_eq!(word(other, page * 512), if page < 32 { 0 } else { round }));
+                pager.set_local_bytes(LOCAL_BYTES_MIN * (1 + round % 2)).unwrap();
+                pager.unmap(pager.area().start + (1 << 30), 64 * PAGE).unwrap();
+            }
+        });
+        // Who reads a range that is discarded meanwhile sees zeros, or what somebody wrote.
+        let shared = mapped(&pager, 2 << 30, 64 * PAGE);
+        scope.spawn(|| {
+            while !end.load(Ordering::Relaxed) {
+                pager.discard(pager.area().start + (2 << 30), 64 * PAGE).unwrap();
+                std::thread::yield_now();
+            }
+        });
+        let end = &end;
+        scope.spawn(move || {
+            let mut random = Random::new(99);
+            while !end.load(Ordering::Relaxed) {
+                let index = random.next() as usize % 64 * 512;
+                set_word(shared, index, index as u64 | 1);
+                let read = word(shared, index);
+                assert!(read == 0 || read == index as u64 | 1, "{read}");
+            }
+        });
+        // A thread that fails must not leave the others running for ever.
+        let failed =
+            threads.into_iter().map(|thread| thread.join().is_err()).filter(|&failed| failed).count();
+        end.store(true, Ordering::Relaxed);
+        assert_eq!(failed, 0);
+    });
+    pager.set_local_bytes(LOCAL_BYTES_MIN).unwrap();
+    assert!(pager.stats().local_frames <= LOCAL_BYTES_MIN / PAGE as u64);
+}
+
+#[test]
+fn a_lost_lender_is_done_without() {
+    let Some(_alone) = alone() else { return };
+    let (first, second) = (Serving::new(64), Serving::new(64));
+    let pager = start(&[&first.address, &second.address], LOCAL_BYTES_MIN, |config| {
+        (config.replicas, config.link) = (2, LinkChoice::Socket);
+    });
+    let memory = mapped(&pager, 0, 3 * LOCAL_BYTES_MIN as usize);
+    let pages = memory.len() / PAGE;
+    (0..pages).for_each(|page| set_word(memory, page * 512, page as u64 + 1));
+    let check = || {
+        let mut random = Random::new(5);
+        for _ in 0..2 * pages {
+            let page = random.next() as usize % pages;
+            assert_eq!(word(memory, page * 512), page as u64 + 1);
+        }
+    };
+    check();
+    std::thread::scope(|scope| {
+        let threads = [scope.spawn(check), scope.spawn(check)];
+        drop(first);
+        threads.into_iter().for_each(|thread| thread.join().unwrap());
+    });
+    check();
+    assert_eq!(pager.stats().lenders_lost, 1);
+    // Pagers have no end either.
+    std::mem::forget(second);
+}
+
+#[test]
+fn system_calls_on_missing_pages_fail_and_pinned_ones_do_not() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let pager = over(&lent, |_| {});
+    let memory = mapped(&pager, 0, 16 * PAGE);
+    let address = pager.area().start;
+    let (mut ends, bytes) = ([0; 2], 16 * PAGE);
+    // SAFETY: two descriptors fit.
+    assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+    let write = |from: usize| {
+        // SAFETY: far memory is mapped; the kernel checks what it can reach of it.
+        let written = unsafe { libc::write(ends[1], from as *const libc::c_void, PAGE) };
+        if written < 0 { Err(std::io::Error::last_os_error().raw_os_error()) } else { Ok(written as usize) }
+    };
+    assert_eq!(write(address), Err(Some(libc::EFAULT)), "never touched");
+    set_word(memory, 0, 7);
+    assert_eq!(write(address), Ok(PAGE));
+    pager.page_out(address, bytes);
+    assert_eq!(write(address), Err(Some(libc::EFAULT)), "taken out");
+    pager.pin(address, bytes).unwrap();
+    assert_eq!(write(address), Ok(PAGE));
+    assert_eq!(word(memory, 0), 7);
+}
+
+#[test]
+fn what_cannot_be_is_refused() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(8 << 20);
+    let config = PagerConfig {
+        lenders: vec![lent.address().to_owned()],
+        fault_path: FaultPath::InThread,
+        design: Some(FrameDesign::Copy),
+        ..PagerConfig::default()
+    };
+    let error = Pager::start(config).unwrap_err().to_string();
+    assert!(error.contains("in-thread") && error.contains("moved"), "{error}");
+}
+
+const ROLE: &str = "NETVM_TEST_ROLE";
+
+/// A process that plays a role with far memory of its own, and how it ended.
+fn play(role: &str, lender: &str) -> std::process::Output {
+    let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", "--ignored", "--nocapture", "role"]).env(ROLE, format!("{role} {lender}"));
+    command.output().unwrap()
+}
+
+extern "C" fn own_handler(_: i32) {
+    // SAFETY: ends the process.
+    unsafe { libc::_exit(42) };
+}
+
+/// What a process of [`play`] does.
+#[test]
+#[ignore = "started by other tests"]
+fn role() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let (role, lender) = role.split_once(' ').unwrap();
+    if role == "handler" {
+        // SAFETY: the handler only ends the process.
+        unsafe { libc::signal(libc::SIGBUS, own_handler as *const () as usize) };
+    }
+    let pager = start(&[lender], LOCAL_BYTES_MIN, |config| config.link = LinkChoice::Socket);
+    let memory = mapped(&pager, 0, 2 * LOCAL_BYTES_MIN as usize);
+    match role {
+        // Beyond the end of a file.
+        "handler" | "no-handler" => {
+            churn(memory, 3, 3000);
+            let file = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
+            let bytes = file.metadata().unwrap().len() as usize;
+            // SAFETY: a new mapping; reading beyond the file is what is tested.
+            unsafe {
+                let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+                let all = bytes.next_multiple_of(PAGE) + PAGE;
+                let at = libc::mmap(std::ptr::null_mut(), all, libc::PROT_READ, libc::MAP_PRIVATE, fd, 0);
+                assert_ne!(at, libc::MAP_FAILED);
+                at.cast::<u8>().add(all - 1).read_volatile();
+            }
+        }
+        "fork" => {
+            let end = AtomicBool::new(false);
+            std::thread::scope(|scope| {
+                scope.spawn(|| (0..40).for_each(|seed| churn_once(memory, seed, &end)));
+                for _ in 0..20 {
+                    // SAFETY: the child makes system calls, and calls that allocate nothing before they refuse.
+                    let child = unsafe { libc::fork() };
+                    if child == 0 {
+                        let refused = pager.map(pager.area().start, PAGE, READ_WRITE).is_err();
+                        // SAFETY: ends the child.
+                        unsafe { libc::_exit(if refused { 7 } else { 1 }) };
+                    }
+                    let mut status = 0;
+                    // SAFETY: a local.
+                    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+                    assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7, "{status:#x}");
+                }
+                end.store(true, Ordering::Relaxed);
+            });
+            std::process::exit(21);
+        }
+        "lost" => loop {
+            churn(memory, 3, 3000);
+            pager.map(pager.area().start, memory.len(), READ_WRITE).unwrap();
+        },
+        _ => unreachable!(),
+    }
+    std::process::exit(1);
+}
+
+fn churn_once(memory: SharedSlice, seed: u64, end: &AtomicBool) {
+    if !end.load(Ordering::Relaxed) {
+        let mut random = Random::new(seed);
+        for _ in 0..3000 {
+            let page = random.next() as usize % (memory.len() / PAGE);
+            set_word(memory, page * 512 + 1, page as u64);
+            assert_eq!(word(memory, page * 512 + 1), page as u64);
+        }
+    }
+}
+
+#[test]
+fn other_bus_errors_go_where_they_went_before() {
+    use std::os::unix::process::ExitStatusExt;
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let ended = play("handler", lent.address());
+    assert_eq!(ended.status.code(), Some(42), "{ended:?}");
+    let ended = play("no-handler", lent.address());
+    assert_eq!(ended.status.signal(), Some(libc::SIGBUS), "{ended:?}");
+}
+
+#[test]
+fn a_child_of_a_fork_has_no_far_memory_and_does_not_hang() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let ended = play("fork", lent.address());
+    assert_eq!(ended.status.code(), Some(21), "{ended:?}");
+}
+
+#[test]
+fn without_its_lender_the_process_ends_and_says_why() {
+    use std::os::unix::process::ExitStatusExt;
+    let Some(_alone) = alone() else { return };
+    let lent = Serving::new(64);
+    let address = lent.address.clone();
+    let player = std::thread::spawn(move || play("lost", &address));
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let address = lent.address.clone();
+    drop(lent);
+    let ended = player.join().unwrap();
+    let said = String::from_utf8_lossy(&ended.stderr);
+    assert_eq!(ended.status.signal(), Some(libc::SIGBUS), "{said}");
+    assert!(said.contains(&address) && said.contains("far memory is lost"), "{said}");
+}
+
+unsafe extern "C-unwind" {
+    fn pthread_testcancel();
+}
+
+/// What a thread that is cancelled works on.
+struct Job(SharedSlice, AtomicBool);
+
+/// What is cancelled unwinds.
+type Unwinds = extern "C-unwind" fn(*mut libc::c_void) -> *mut libc::c_void;
+
+extern "C-unwind" fn until_cancelled(job: *mut libc::c_void) -> *mut libc::c_void {
+    // SAFETY: the job lives until this thread has been joined.
+    let job = unsafe { &*job.cast::<Job>() };
+    let mut page = 0_usize;
+    loop {
+        page = (page + 77) % (job.0.len() / PAGE);
+        let _ = word(job.0, page * 512);
+        if page.is_multiple_of(64) {
+            job.1.store(true, Ordering::Relaxed);
+            // SAFETY: nothing of this frame needs to be dropped.
+            unsafe { pthread_testcancel() };
+        }
+    }
+}
+
+/// Threads are cancelled while they fault: not in the middle of it. Their stacks are as small as is said to be enough.
+#[test]
+fn threads_with_small_stacks_are_cancelled() {
+    let Some(_alone) = alone() else { return };
+    let (first, second) = (Serving::new(64), Serving::new(64));
+    let pager = start(&[&first.address, &second.address], LOCAL_BYTES_MIN, |config| {
+        (config.tier, config.encrypt_pages, config.replicas) = (TierPolicy::Auto, true, 2);
+    });
+    let memory = mapped(&pager, 0, 3 * LOCAL_BYTES_MIN as usize);
+    (0..memory.len() / PAGE).for_each(|page| set_word(memory, page * 512, page as u64 + 1));
+    for _ in 0..30 {
+        let job = Job(memory, AtomicBool::new(false));
+        // SAFETY: attributes are initialised before they are used; the job outlives the thread, which is joined.
+        unsafe {
+            let mut attributes = std::mem::zeroed();
+            libc::pthread_attr_init(&mut attributes);
+            assert_eq!(libc::pthread_attr_setstacksize(&mut attributes, 64 << 10), 0);
+            let mut thread = std::mem::zeroed();
+            let entry: Unwinds = until_cancelled;
+            let entry =
+                std::mem::transmute::<Unwinds, extern "C" fn(*mut libc::c_void) -> *mut libc::c_void>(entry);
+            let argument = (&raw const job).cast_mut().cast();
+            assert_eq!(libc::pthread_create(&mut thread, &attributes, entry, argument), 0);
+            libc::pthread_attr_destroy(&mut attributes);
+            while !job.1.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            assert_eq!(libc::pthread_cancel(thread), 0);
+            assert_eq!(libc::pthread_join(thread, std::ptr::null_mut()), 0);
+        }
+    }
+    (0..memory.len() / PAGE).for_each(|page| assert_eq!(word(memory, page * 512), page as u64 + 1));
+    std::mem::forget((first, second));
+}
