@@ -8,6 +8,7 @@ use netvm_core::wire::{Hello, Role};
 use netvm_sys::mapping::Mapping;
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Write};
+use std::net::TcpListener;
 use std::os::unix::fs::{FileExt, MetadataExt, OpenOptionsExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -726,7 +727,8 @@ fn users_mount_for_themselves() {
         return;
     }
     let folder = Folder::new("mount-user");
-    let lender = Lender::at("127.0.0.1:0", "64M");
+    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let lender = Lender::at(&free.to_string(), "64M");
     let at = folder.path("mount");
     fs::create_dir(&at).unwrap();
     std::os::unix::fs::chown(&at, Some(USER), Some(USER)).unwrap();

@@ -142,8 +142,9 @@ fn assert_same(one: &Path, other: &Path) {
             assert_eq!(a.len(), b.len(), "{name:?}");
             let same = Command::new("cmp").arg(&here).arg(&there).status().unwrap();
             assert!(same.success(), "{name:?}");
+            // A page that is written in a mapping brings its neighbours' blocks, in file systems with large folios.
             assert!(
-                b.blocks() <= a.blocks() + 1024,
+                b.blocks() <= a.blocks() + 4096,
                 "{name:?} has lost its holes: {} {}",
                 a.blocks(),
                 b.blocks()
