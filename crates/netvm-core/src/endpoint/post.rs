@@ -89,12 +89,7 @@ impl Endpoint {
         if self.closed {
             return Err(PostError::Closed);
         }
-        let rail = match fence {
-            true => self.fenced_rail(),
-            // Copied.
-            false if slots == 0 => Some(self.batch_rail()),
-            false => Some(self.choose_rail()),
-        };
+        let rail = if fence { self.fenced_rail() } else { Some(self.choose_rail()) };
         let probe = usize::from(rail.is_none() && self.probe.is_none());
         if self.ops.free() < slots + probe || !self.send.has_room() {
             return Err(PostError::Full);
@@ -339,14 +334,6 @@ impl Endpoint {
         Ok(slot)
     }
 
-    /// The rail for a write that is copied: as long as it can, that of the copied write before, so that a crowd makes one long send and not
-    /// a short one for each rail.
-    fn batch_rail(&mut self) -> usize {
-        let rail = &self.rails[self.next_rail];
-        let is_open = |frame: &Frame| frame.batch && frame.payload.bytes() < BATCH_BYTES_MAX / 2;
-        if rail.queue.back().is_some_and(is_open) { self.next_rail } else { self.choose_rail() }
-    }
-
     /// The rail with the least to send; rails that are equal take turns.
     pub(super) fn choose_rail(&mut self) -> usize {
         let count = self.rails.len();
@@ -355,7 +342,6 @@ impl Endpoint {
         }
         self.next_rail = (self.next_rail + 1) % count;
         let turns = (0..count).map(|step| (self.next_rail + step) % count);
-        self.next_rail = turns.min_by_key(|&rail| self.rails[rail].queued_bytes).unwrap_or(0);
-        self.next_rail
+        turns.min_by_key(|&rail| self.rails[rail].queued_bytes).unwrap_or(0)
     }
 }

@@ -3,7 +3,7 @@
 use super::tests::{BLOCK_BYTES, BLOCKS, NUMBERS, Side, World, settle};
 use super::*;
 use crate::atomic::{Atomic, AtomicOp, Width};
-use crate::limits::{COPIED_BYTES_MAX, WINDOW};
+use crate::limits::WINDOW;
 use crate::sim::Random;
 use alloc::vec;
 use core::num::NonZeroU32;
@@ -248,8 +248,7 @@ fn refusals_concern_one_atomic_or_notification() {
     endpoint.post_atomic(4, handle, 4, &add(Width::Four)).unwrap();
     let notify = |number| WriteOptions { fence: false, notify: Some(Notify::Count { number }) };
     endpoint.post_write_copied(handle, 0, &[9; 4], notify(NUMBERS as u16)).unwrap();
-    // One that is not copied: copied ones would share a rail.
-    endpoint.post_write_with(6, handle, 0, 0, notify(3)).unwrap();
+    endpoint.post_write_copied(handle, 0, &[], notify(3)).unwrap();
     // The probe of a fenced write must not swallow the refusal.
     endpoint.post_write_copied(handle, 16, &[1; 4], WriteOptions { fence: true, notify: None }).unwrap();
     assert_eq!(endpoint.held.len(), 1, "two rails have writes that may not have been applied");
@@ -320,10 +319,9 @@ fn fenced_writes_without_end_are_backpressure() {
     let mut side = Side::new(2);
     let fenced = WriteOptions { fence: true, notify: None };
     let mut posted = 0;
-    // Nothing is ever sent: plain writes occupy both rails, then all must be held.
-    // (A rail takes copied writes until they are worth a send.)
-    for bytes in [COPIED_BYTES_MAX, COPIED_BYTES_MAX, 1] {
-        side.endpoint.post_write_copied(0, 0, &vec![1; bytes], WriteOptions::default()).unwrap();
+    // Nothing is ever sent: two plain writes occupy both rails, then all must be held.
+    for options in [WriteOptions::default(); 2] {
+        side.endpoint.post_write_copied(0, 0, &[1], options).unwrap();
     }
     let error = loop {
         match side.endpoint.post_write_with(posted, 0, 0, 1, fenced) {
