@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use netvm::detail::PagerDetail;
+use netvm::pager::Erasure;
 use netvm::runfile::RunFile;
 use netvm::stats::PagerStats;
 
@@ -19,6 +20,9 @@ pub struct Run {
     pub lenders: String,
     /// The same, one by one.
     pub each_lender: Vec<String>,
+    /// How many lenders hold each page, or how many parts of it.
+    pub replicas: u64,
+    pub erasure: Option<Erasure>,
     file: Arc<RunFile>,
 }
 
@@ -33,7 +37,28 @@ impl Run {
         let lenders = if params.private_lender > 0 { "private" } else { &params.lenders };
         let lenders = printable(lenders);
         let each_lender = lenders.split(',').map(str::to_owned).collect();
-        Self { pid, command: printable(&params.command), lenders, each_lender, file }
+        let (replicas, erasure) = (params.replicas, params.erasure);
+        Self { pid, command: printable(&params.command), lenders, each_lender, replicas, erasure, file }
+    }
+
+    /// Lenders that it has lost so far.
+    pub fn lost(&self) -> Vec<String> {
+        self.file.lost_lenders().iter().map(|lender| printable(lender)).collect()
+    }
+
+    /// How its pages are protected, and what is missing of that; nothing for a run without redundancy that has lost nobody.
+    pub fn protection(&self, stats: &PagerStats) -> Option<String> {
+        let (lost, kept) = (self.lost(), protection(self.replicas as usize, self.erasure));
+        if lost.is_empty() {
+            return kept;
+        }
+        Some(format!(
+            "{}; lost {}: {} pages copied elsewhere, {} have fewer copies or parts than they should have",
+            kept.unwrap_or_else(|| "kept once".to_owned()),
+            lost.join(", "),
+            stats.pages_repaired,
+            stats.pages_unprotected
+        ))
     }
 
     /// Whether it goes on.
@@ -49,6 +74,17 @@ impl Run {
     /// Its processes: number, name, counters.
     pub fn processes(&self) -> Vec<(u32, String, PagerStats)> {
         self.file.each_process().into_iter().map(|(pid, stats)| (pid, name(pid), stats)).collect()
+    }
+}
+
+/// How pages are protected that are not local, if they are.
+pub fn protection(replicas: usize, erasure: Option<Erasure>) -> Option<String> {
+    match erasure {
+        Some(erasure) => {
+            Some(format!("in {erasure} parts: any {} of their lenders may be lost", erasure.parity()))
+        }
+        None => (replicas > 1)
+            .then(|| format!("on {replicas} lenders each: any {} of them may be lost", replicas - 1)),
     }
 }
 

@@ -7,7 +7,7 @@ use std::process::Stdio;
 use serde_json::Value;
 
 mod common;
-use common::{Folder, Guard, finish, netvm, until, wait};
+use common::{Folder, Guard, Lender, can_run, finish, netvm, until, wait};
 
 fn look(pid: u32) -> Option<Value> {
     let done = finish(netvm().args(["top", "--json", "--interval", "0.1", "--pid", &pid.to_string()]));
@@ -162,4 +162,41 @@ fn a_full_disk_is_told_before_the_program_starts() {
     let done = finish(&mut command);
     assert!(!done.status.success() && done.out().is_empty(), "{done:?}");
     assert!(done.err.contains("cannot write /dev/full"), "{}", done.err);
+}
+
+#[test]
+fn a_run_in_parts_says_what_it_lacks() {
+    if !can_run("a_run_in_parts_says_what_it_lacks", &[]) {
+        return;
+    }
+    let folder = Folder::new("observe-parts");
+    let lenders = ["one", "two", "three"].map(|name| Lender::named(&folder, name, "256M"));
+    let mut command = netvm();
+    command.args(["run", "--local", "8M", "--tier", "lender", "--erasure", "2+1", "--explain"]);
+    for lender in &lenders {
+        command.args(["--lender", &lender.address]);
+    }
+    command.args(["--", "sh", "-c", "while :; do \"$0\" demo-worker 33554432; done"]);
+    command.arg(env!("CARGO_BIN_EXE_netvm")).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut run = Guard(command.spawn().unwrap());
+    let pid = run.0.id();
+    until("the run has pages on its lenders", || {
+        look(pid).is_some_and(|look| look["far_bytes"].as_f64().unwrap() > 16e6)
+    });
+    let text = || finish(netvm().args(["top", "--once", "--interval", "0.1"])).must_succeed().out();
+    assert!(text().contains("in 2+1 parts: any 1 of their lenders"), "{}", text());
+    let seen = look(pid).unwrap();
+    assert_eq!((&seen["erasure"], &seen["lost"]), (&"2+1".into(), &Value::Array(Vec::new())));
+    lenders[1].signal("KILL");
+    until("it is told that one is lost", || look(pid).unwrap()["lost"][0] == lenders[1].address.as_str());
+    let text = text();
+    assert!(
+        text.contains(&format!("lost {}", lenders[1].address)) && text.contains("fewer copies"),
+        "{text}"
+    );
+    netvm_sys::signal::send(pid, netvm_sys::signal::SIGTERM).unwrap();
+    assert!(wait(&mut run.0, common::PATIENCE).is_some());
+    let mut said = String::new();
+    run.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(said.contains("pages that were not here were in 2+1 parts"), "{said}");
 }

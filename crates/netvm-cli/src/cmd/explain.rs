@@ -2,6 +2,7 @@
 
 use crate::size::Size;
 use netvm::detail::{LENDERS_COUNTED, PagerDetail};
+use netvm::lender::Class;
 use netvm::pager::{FaultPath, WakeCosts};
 use netvm::stats::PagerStats;
 use serde_json::{Value, json};
@@ -150,7 +151,7 @@ pub fn to_json(stats: &PagerStats) -> Value {
 }
 
 /// What each of several lenders cost; nothing for one alone, which the other table has.
-pub fn lenders(detail: &PagerDetail, names: &[String]) -> String {
+pub fn lenders(detail: &PagerDetail, names: &[String], classes: &[Class]) -> String {
     let mut text = String::new();
     if names.len() < 2 {
         return text;
@@ -158,14 +159,14 @@ pub fn lenders(detail: &PagerDetail, names: &[String]) -> String {
     let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).clamp(16, 48);
     let _ = writeln!(
         text,
-        "netvm: {:<width$}{:>12}{:>12}{:>12}{:>12}",
-        "lender", "reads", "us each", "MiB in", "MiB out"
+        "netvm: {:<width$}{:>12}{:>12}{:>12}{:>12}{:>12}",
+        "lender", "lends", "reads", "us each", "MiB in", "MiB out"
     );
-    for Lender { name, reads, us, bytes_in, bytes_out } in each_lender(detail, names) {
+    for Lender { name, class, reads, us, bytes_in, bytes_out } in each_lender(detail, names, classes) {
         let us = us.map_or("-".to_owned(), |us| format!("{us:.1}"));
         let _ = writeln!(
             text,
-            "netvm: {name:<width$}{reads:>12}{us:>12}{:>12}{:>12}",
+            "netvm: {name:<width$}{class:>12}{reads:>12}{us:>12}{:>12}{:>12}",
             bytes_in >> 20,
             bytes_out >> 20
         );
@@ -175,6 +176,8 @@ pub fn lenders(detail: &PagerDetail, names: &[String]) -> String {
 
 struct Lender<'a> {
     name: &'a str,
+    /// What it lends.
+    class: &'static str,
     reads: u64,
     /// Microseconds for each.
     us: Option<f64>,
@@ -182,15 +185,20 @@ struct Lender<'a> {
     bytes_out: u64,
 }
 
-fn each_lender<'a>(detail: &'a PagerDetail, names: &'a [String]) -> impl Iterator<Item = Lender<'a>> {
-    names.iter().enumerate().take(LENDERS_COUNTED).map(|(index, name)| {
+fn each_lender<'a>(
+    detail: &'a PagerDetail,
+    names: &'a [String],
+    classes: &'a [Class],
+) -> impl Iterator<Item = Lender<'a>> {
+    names.iter().zip(classes).enumerate().take(LENDERS_COUNTED).map(|(index, (name, class))| {
+        let class = class.name();
         let ((bytes_in, bytes_out), (reads, ns)) = (detail.lenders[index], detail.lender_reads[index]);
-        Lender { name, reads, us: each_us(ns, reads), bytes_in, bytes_out }
+        Lender { name, class, reads, us: each_us(ns, reads), bytes_in, bytes_out }
     })
 }
 
 /// The same for `--json`.
-pub fn lenders_to_json(detail: &PagerDetail, names: &[String]) -> Value {
-    let lender = |Lender { name, reads, us, bytes_in, bytes_out }| json!({ "lender": name, "reads": reads, "read_us": us, "bytes_in": bytes_in, "bytes_out": bytes_out });
-    each_lender(detail, names).map(lender).collect()
+pub fn lenders_to_json(detail: &PagerDetail, names: &[String], classes: &[Class]) -> Value {
+    let lender = |Lender { name, class, reads, us, bytes_in, bytes_out }| json!({ "lender": name, "class": class, "reads": reads, "read_us": us, "bytes_in": bytes_in, "bytes_out": bytes_out });
+    each_lender(detail, names, classes).map(lender).collect()
 }

@@ -14,7 +14,7 @@ use crate::machine::meminfo;
 use crate::size::Size;
 use clap::{Args, ValueEnum};
 use netvm::detail::PagerDetail;
-use netvm::lender::BorrowOptions;
+use netvm::lender::{BorrowOptions, Class};
 use netvm::pager::{Erasure, FaultPath, LOCAL_BYTES_MIN, REPLICAS_MAX, TierPolicy};
 use netvm::runfile::{RunFile, RunParams};
 use netvm::stats::PagerStats;
@@ -157,6 +157,8 @@ pub struct Report {
     pub message: Option<String>,
     /// What lenders are called in tables.
     pub lenders: Vec<String>,
+    /// What each of them lends.
+    pub classes: Vec<Class>,
 }
 
 impl Report {
@@ -218,7 +220,13 @@ pub fn run(args: RunArgs) -> Outcome {
     if args.explain && !args.json {
         tell!("{}", explain::faults(args.fault_path).trim_end_matches('\n'));
         tell!("{}", explain::table(&report.stats, args.local.0).trim_end_matches('\n'));
-        tell!("{}", explain::lenders(&report.detail, &report.lenders).trim_end_matches('\n'));
+        if let Some(protection) = crate::runs::protection(report.replicas, report.erasure) {
+            tell!("netvm: pages that were not here were {protection}");
+        }
+        tell!(
+            "{}",
+            explain::lenders(&report.detail, &report.lenders, &report.classes).trim_end_matches('\n')
+        );
     }
     Ok(ExitCode::from(report.exit_code()))
 }
@@ -247,6 +255,7 @@ pub fn execute(
     let folder = Folder::create()?;
     let mut lenders = args.lender.clone();
     let mut names = lenders.clone();
+    let mut classes = Vec::new();
     let mut private = None;
     let security;
     if lenders.is_empty() {
@@ -256,11 +265,13 @@ pub fn execute(
         private = Some(PrivateLender::start(&socket, size, &security, None)?);
         lenders.push(format!("unix:{}", socket.display()));
         names.push("private lender".to_owned());
+        classes.push(Class::Remote);
     } else {
         security = args.security.load()?;
         let options = BorrowOptions { security: security.clone(), ..BorrowOptions::default() };
         for address in &lenders {
             let status = netvm::lender::status_with(address, &options)?;
+            classes.push(status.class);
             if status.size_bytes - status.used_bytes.min(status.size_bytes) < status.slab_bytes {
                 return Err(netvm::Error::LenderFull {
                     lender: address.clone(),
@@ -278,6 +289,7 @@ pub fn execute(
         on_disk = Some(PrivateLender::start(&socket, tier.size()?, &security, Some(&tier.folder))?);
         lenders.push(format!("unix:{}", socket.display()));
         names.push(format!("file in {}", tier.folder.display()));
+        classes.push(Class::File);
     }
     let learn = record(args.learn.as_deref())?;
     let run_file = folder.run_file();
@@ -322,6 +334,7 @@ pub fn execute(
         lost: run.lost_lenders(),
         message: run.message(),
         lenders: names,
+        classes,
     };
     drop((private, on_disk));
     Ok(report)
@@ -516,7 +529,7 @@ fn to_json(args: &RunArgs, report: &Report) -> serde_json::Value {
     if args.explain {
         object["tiers"] = explain::to_json(&report.stats);
         object["faults"] = explain::faults_to_json(args.fault_path);
-        object["lenders"] = explain::lenders_to_json(&report.detail, &report.lenders);
+        object["lenders"] = explain::lenders_to_json(&report.detail, &report.lenders, &report.classes);
     }
     object
 }

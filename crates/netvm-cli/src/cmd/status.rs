@@ -53,13 +53,14 @@ pub fn run(args: &StatusArgs) -> Outcome {
                 "slab_bytes": status.slab_bytes, "ops": status.ops, "ops_per_s": status.ops_per_s,
                 "uptime_s": status.uptime.as_secs(), "draining": status.draining, "borrowers": borrowers,
                 "missing_bytes": status.missing_bytes, "stuck": status.stuck, "quota_bytes": status.quota_bytes,
-                "connection": status.protection.to_string(),
+                "connection": status.protection.to_string(), "class": status.class.name(),
             })
         );
         return Ok(ExitCode::SUCCESS);
     }
     out!("lender     {address}{}", if status.draining { " (draining)" } else { "" });
     out!("connection {}", status.protection);
+    out!("lends      {}", status.class.name());
     out!("size       {}", Size(status.size_bytes));
     out!("lent       {} in slabs of {}", Size(status.used_bytes), Size(status.slab_bytes));
     out!("in use     {}", Size(status.resident_bytes));

@@ -27,6 +27,8 @@ const PROVIDE_BIT: u64 = 1 << 62;
 /// Number of the flush that asks for a sign of life.
 const PROBE: u64 = BORROW_BIT | PROVIDE_BIT;
 
+mod forks;
+
 /// A connection without operations under way, for another thread or process.
 pub struct BorrowerParts {
     /// Address of the lender.
@@ -38,7 +40,7 @@ pub struct BorrowerParts {
     call_timeout: Duration,
     limits: (u32, u32),
     nearby: Option<Nearby>,
-    on_disk: bool,
+    kind: Class,
 }
 
 impl std::fmt::Debug for BorrowerParts {
@@ -72,8 +74,8 @@ pub struct Borrower {
     recall: Option<Recall>,
     /// The lender is on this host.
     pub(super) nearby: Option<Nearby>,
-    /// What it lends is on a disk.
-    on_disk: bool,
+    /// What it lends, as far as it has been asked.
+    kind: Class,
     /// How often nothing has been received because everything had ended.
     unheard: u32,
 }
@@ -116,9 +118,9 @@ impl Borrower {
         borrower.look_around(options.link)?;
         // Who takes a fork's lease knows; and memory that is shared is memory.
         if *ticket == [0; 16] && borrower.nearby.is_none() {
-            borrower.on_disk = match borrower.call(protocol::KIND, Vec::new(), "kind of memory") {
-                Ok(answer) => BodyReader(&answer).u32() == Some(1),
-                Err(Error::Op { .. }) => false,
+            borrower.kind = match borrower.call(protocol::KIND, Vec::new(), "kind of memory") {
+                Ok(answer) => Class::from_kind(BodyReader(&answer).u32().unwrap_or(0)),
+                Err(Error::Op { .. }) => Class::Remote,
                 Err(error) => return Err(error),
             };
         }
@@ -137,7 +139,7 @@ impl Borrower {
             call_timeout: options.call_timeout,
             limits: (theirs.ops_max, theirs.window),
             nearby: None,
-            on_disk: false,
+            kind: Class::Remote,
         }))
     }
 
@@ -147,14 +149,14 @@ impl Borrower {
     /// When an operation is under way, or when anything but forking and attaching was ever posted on the connection.
     pub fn into_parts(self) -> BorrowerParts {
         assert!(self.pending() == 0, "operations are under way");
-        let Self { session, lender, slab_bytes, security, call_timeout, limits, nearby, on_disk, .. } = self;
+        let Self { session, lender, slab_bytes, security, call_timeout, limits, nearby, kind, .. } = self;
         let transport = session.into_links().next().expect("one rail");
-        BorrowerParts { lender, slab_bytes, transport, security, call_timeout, limits, nearby, on_disk }
+        BorrowerParts { lender, slab_bytes, transport, security, call_timeout, limits, nearby, kind }
     }
 
     /// Takes a connection given away with [`Borrower::into_parts`] before any write was posted on it.
     pub fn from_parts(parts: BorrowerParts) -> Self {
-        let BorrowerParts { lender, slab_bytes, transport, security, call_timeout, limits, nearby, on_disk } =
+        let BorrowerParts { lender, slab_bytes, transport, security, call_timeout, limits, nearby, kind } =
             parts;
         let session = Session::new(vec![transport], limits.0, limits.1);
         let ready = Vec::with_capacity(OPS_MAX);
@@ -172,7 +174,7 @@ impl Borrower {
             broken,
             recall: None,
             nearby,
-            on_disk,
+            kind,
             unheard: 0,
         }
     }
@@ -182,13 +184,9 @@ impl Borrower {
         self.nearby.is_some()
     }
 
-    /// Where its memory is. Of a fork's lease it is not known whether it is on a disk.
+    /// Where its memory is. Of a fork's lease it is not known how the lender keeps it.
     pub fn class(&self) -> Class {
-        match (&self.nearby, self.on_disk) {
-            (Some(_), _) => Class::Nearby,
-            (None, true) => Class::File,
-            (None, false) => Class::Remote,
-        }
+        if self.nearby.is_some() { Class::Nearby } else { self.kind }
     }
 
     /// Whether something has ended that the next [`Borrower::poll`] tells, without anything having to arrive.
@@ -520,33 +518,6 @@ impl Borrower {
         let answer = self.call(protocol::SOLE, slab.to_le_bytes().to_vec(), "question about a slab")?;
         match BodyReader(&answer).u32() {
             Some(sole) => Ok(sole != 0),
-            None => Err(self.nonsense()),
-        }
-    }
-
-    /// Makes a second lease, on a connection of its own, that holds every slab of this one under the same numbers, with all writes
-    /// posted so far. After fork(2) the child takes it.
-    ///
-    /// # Errors
-    /// As [`Borrower::connect`]; [`Error::Op`] when the lender has too many leases.
-    pub fn fork(&mut self) -> Result<Self> {
-        let ticket = self.fork_ticket()?;
-        let timeout = self.call_timeout;
-        let options =
-            BorrowOptions { connect_timeout: timeout, call_timeout: timeout, ..BorrowOptions::default() };
-        Self::adopt(&ticket, &options)
-    }
-
-    /// As [`Borrower::fork`], but whoever wants the second lease connects itself.
-    ///
-    /// # Errors
-    /// [`Error::Op`] when the lender has too many leases; [`Error::Timeout`], [`Error::LenderLost`].
-    pub fn fork_ticket(&mut self) -> Result<ForkTicket> {
-        let answer = self.call(protocol::FORK, Vec::new(), "fork of a lease")?;
-        match BodyReader(&answer).key() {
-            Some(ticket) => {
-                Ok(ForkTicket { lender: self.lender.clone(), ticket, security: self.security.clone() })
-            }
             None => Err(self.nonsense()),
         }
     }

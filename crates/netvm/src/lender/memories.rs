@@ -9,6 +9,7 @@ use netvm_sys::mapping::Mapping;
 use netvm_sys::memfd::Memfd;
 use netvm_sys::shared::SharedSlice;
 
+use super::protocol::Class;
 use crate::error::{Error, Result};
 
 pub(super) struct Memories {
@@ -28,6 +29,11 @@ pub(super) struct Memories {
 }
 
 impl Memories {
+    /// What it lends.
+    pub(super) fn class(&self) -> Class {
+        if self.on_disk { Class::File } else { Class::Remote }
+    }
+
     /// Reserves `count` slabs of `slab_bytes` each, in memory or on the file system of `folder`.
     pub(super) fn new(count: u32, slab_bytes: u64, hugepages: bool, folder: Option<&Path>) -> Result<Self> {
         let reserve = |error: std::io::Error| Error::system("reserve the memory to lend", &error);

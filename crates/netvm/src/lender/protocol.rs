@@ -36,7 +36,7 @@ pub(super) const CANNOT: u32 = 12;
 /// By the lender: is anybody there?
 pub(super) const PING: u32 = 13;
 
-/// Answer: 1 when what it lends is on a disk, else 0. Lenders that do not know this call lend memory.
+/// Answer: what it lends, 0 memory, 1 a file. Lenders that do not know this call lend memory.
 pub(super) const KIND: u32 = 14;
 
 /// How dear the memory of a lender is, by where it is: pages go to the cheapest that has room.
@@ -49,6 +49,33 @@ pub enum Class {
     Remote,
     /// A file on the lender's disk.
     File,
+}
+
+impl Class {
+    /// As a lender tells it.
+    pub(super) fn kind(self) -> u32 {
+        match self {
+            Self::Nearby | Self::Remote => 0,
+            Self::File => 1,
+        }
+    }
+
+    /// What is not known counts as the dearest.
+    pub(super) fn from_kind(kind: u32) -> Self {
+        match kind {
+            0 => Self::Remote,
+            _ => Self::File,
+        }
+    }
+
+    /// Its name in tables.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nearby => "nearby",
+            Self::Remote => "memory",
+            Self::File => "file",
+        }
+    }
 }
 
 /// What a lender asks back.
@@ -161,6 +188,8 @@ pub struct LenderStatus {
     pub stuck: bool,
     /// Most bytes for one borrower; 0: as many as there are.
     pub quota_bytes: u64,
+    /// What it lends.
+    pub class: Class,
     /// Who borrows (the first 200 when there are more).
     pub borrowers: Vec<BorrowerStatus>,
     /// What protects the connection that asked; not on the wire.
@@ -184,6 +213,7 @@ impl LenderStatus {
             body.u32(u32::from(borrower.nearby)).u64(borrower.recalled_bytes);
             body.u32(u32::from(borrower.cannot));
         }
+        body.u32(self.class.kind());
         body.0
     }
 
@@ -202,6 +232,7 @@ impl LenderStatus {
             missing_bytes: body.u64()?,
             stuck: body.u32()? != 0,
             quota_bytes: body.u64()?,
+            class: Class::Remote,
             borrowers: Vec::new(),
             protection: Protection::None,
         };
@@ -216,6 +247,7 @@ impl LenderStatus {
                 cannot: body.u32()? != 0,
             });
         }
+        status.class = Class::from_kind(body.u32()?);
         Some(status)
     }
 }
@@ -235,7 +267,9 @@ mod tests {
             recalled_bytes: 10,
             cannot: true,
         };
-        let mut status = LenderStatus { size_bytes: 1, ops_per_s: 3, stuck: true, ..LenderStatus::default() };
+        let class = Class::File;
+        let mut status =
+            LenderStatus { size_bytes: 1, ops_per_s: 3, stuck: true, class, ..LenderStatus::default() };
         status.borrowers = vec![borrower; 300];
         let body = status.encode();
         assert!(body.len() <= netvm_core::limits::BODY_BYTES_MAX);

@@ -630,7 +630,7 @@ impl Lender {
                 out.u32(u32::from(sole));
             }
             protocol::CANNOT => {}
-            protocol::KIND => drop(out.u32(u32::from(self.memories.on_disk))),
+            protocol::KIND => drop(out.u32(self.memories.class().kind())),
             protocol::DISCARD => {
                 let (slab, offset, bytes) = range(slabs, lease, &mut reader)?;
                 self.memories.discard(slab, offset, bytes);
@@ -725,6 +725,7 @@ impl Lender {
             stuck: self.recalls.is_stuck(),
             quota_bytes: self.config.quota_bytes,
             borrowers: self.peers.iter().enumerate().filter_map(borrower).collect(),
+            class: self.memories.class(),
             protection: Protection::None,
         }
     }

@@ -669,12 +669,20 @@ impl Backing {
 
     /// Before a fork, with no operation on its way: claims to leases that share every slab, for each lender that is not lost.
     pub(super) fn fork_tickets(&mut self) -> Result<Vec<Option<ForkTicket>>> {
+        // All are asked before any is waited for; and nothing else happens until all have answered, or have been silent for too long.
+        let claims: Vec<_> = (0..self.sides.len())
+            .map(|lender| self.sides.caller(lender).map(Borrower::post_fork).transpose())
+            .collect();
+        let take = |(lender, claim): (usize, Result<Option<_>>)| {
+            let side = self.sides.live(lender as u32);
+            claim.and_then(|claim| claim.zip(side).map(|(claim, side)| side.take_ticket(claim)).transpose())
+        };
+        let answers: Vec<_> = claims.into_iter().enumerate().map(take).collect();
         let mut tickets = Vec::new();
-        for lender in 0..self.sides.len() {
-            let ticket = self.sides.caller(lender).map(Borrower::fork_ticket).transpose();
-            tickets.push(match ticket {
+        for (lender, answer) in answers.into_iter().enumerate() {
+            tickets.push(match answer {
                 Ok(ticket) => ticket,
-                Err(error) => self.lose(lender, error).map(|()| None)?,
+                Err(error) => self.lose(lender as u32, error).map(|()| None)?,
             });
         }
         Ok(tickets)

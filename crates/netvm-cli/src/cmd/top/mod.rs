@@ -120,6 +120,9 @@ fn to_text(run: &Run, old: &Look, look: &Look, rates: &Rates) -> String {
         pages(stats.pool_frames),
         pages(stats.pool_pages),
     );
+    if let Some(protection) = run.protection(stats) {
+        text += &format!("  pages      {protection}\n");
+    }
     if run.each_lender.len() > 1 {
         let rates = lender_rates(old, look, run.each_lender.len());
         for (lender, (bytes_in, bytes_out)) in run.each_lender.iter().zip(rates) {
@@ -186,6 +189,8 @@ fn to_json(run: &Run, old: &Look, look: &Look, rates: &Rates) -> serde_json::Val
         "budget_bytes": look.budget_frames.saturating_mul(PAGE_BYTES),
         "pool_bytes": stats.pool_frames.saturating_mul(PAGE_BYTES),
         "packed_pages_bytes": stats.pool_pages.saturating_mul(PAGE_BYTES),
-        "processes": processes,
+        "processes": processes, "replicas": run.replicas,
+        "erasure": run.erasure.map(|erasure| erasure.to_string()), "lost": run.lost(),
+        "pages_repaired": stats.pages_repaired, "pages_unprotected": stats.pages_unprotected,
     })
 }

@@ -199,12 +199,16 @@ fn draw_detail(frame: &mut Frame, area: Rect, watched: &Watched) {
     let Watched { run, look, rates, lenders, fetched, unpacked, moved } = watched;
     let stats = &look.stats;
     let [figures, curves, processes] =
-        Layout::vertical([Constraint::Length(7), Constraint::Fill(2), Constraint::Fill(1)]).areas(area);
+        Layout::vertical([Constraint::Length(8), Constraint::Fill(2), Constraint::Fill(1)]).areas(area);
     let ahead = rates.prefetch_hit.map_or("nothing read ahead".to_owned(), |hit| {
         format!("{:.0} % of what was read ahead was used", hit * 100.0)
     });
     let lines = vec![
         Line::from(format!("lenders   {}", run.lenders)),
+        Line::from(format!(
+            "kept      {}",
+            run.protection(stats).unwrap_or_else(|| "once: no lender may be lost".to_owned())
+        )),
         Line::from(format!(
             "pages     {:.0} fetched, {:.0} unpacked, {:.0} touched for the first time, {:.0} still there a second; {ahead}",
             rates.fetched, rates.unpacked, rates.zero_fills, rates.rescues
