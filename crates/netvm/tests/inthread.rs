@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::mapped::{churn, mapped, set_word, word};
 use common::{Lent, Random, Serving, alone, lend};
 use netvm::lender::LinkChoice;
 use netvm::pager::{FaultPath, FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig, TierPolicy};
@@ -27,40 +28,6 @@ fn start(lenders: &[&str], local_bytes: u64, change: impl FnOnce(&mut PagerConfi
 
 fn over(lent: &Lent, change: impl FnOnce(&mut PagerConfig)) -> Arc<Pager> {
     start(&[lent.address()], LOCAL_BYTES_MIN, change)
-}
-
-fn mapped(pager: &Pager, offset: usize, bytes: usize) -> SharedSlice {
-    let address = pager.area().start + offset;
-    pager.map(address, bytes, READ_WRITE).unwrap();
-    pager.memory(address, bytes).unwrap()
-}
-
-fn word(memory: SharedSlice, index: usize) -> u64 {
-    let mut bytes = [0; 8];
-    memory.read_into(index * 8, &mut bytes).unwrap();
-    u64::from_le_bytes(bytes)
-}
-
-fn set_word(memory: SharedSlice, index: usize, value: u64) {
-    memory.write_from(index * 8, &value.to_le_bytes()).unwrap();
-}
-
-/// Random words at random places, checked against a model in ordinary memory.
-fn churn(memory: SharedSlice, seed: u64, steps: usize) {
-    let pages = memory.len() / PAGE;
-    let mut random = Random::new(seed);
-    let mut model = vec![0_u64; memory.len() / 8];
-    for _ in 0..steps {
-        let index = (random.next() as usize % pages) * 512 + random.next() as usize % 512;
-        assert_eq!(word(memory, index), model[index], "word {index}");
-        if !random.next().is_multiple_of(3) {
-            model[index] = random.next();
-            set_word(memory, index, model[index]);
-        }
-    }
-    for (index, &value) in model.iter().enumerate().step_by(7) {
-        assert_eq!(word(memory, index), value, "word {index}");
-    }
 }
 
 #[test]

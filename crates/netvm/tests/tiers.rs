@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::mapped::mapped;
 use common::{Lent, Random, alone, lend};
 use netvm::lender::LinkChoice;
 use netvm::pager::{FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig, TierPolicy};
@@ -22,12 +23,6 @@ fn start(lent: &Lent, local_bytes: u64, change: impl FnOnce(&mut PagerConfig)) -
     };
     change(&mut config);
     Pager::start(config).unwrap()
-}
-
-fn mapped(pager: &Pager, offset: usize, bytes: usize) -> SharedSlice {
-    let address = pager.area().start + offset;
-    pager.map(address, bytes, READ_WRITE).unwrap();
-    pager.memory(address, bytes).unwrap()
 }
 
 /// What pages are made of.

@@ -1,6 +1,7 @@
 //! What the integration tests share.
 #![allow(dead_code)]
 
+pub mod mapped;
 pub mod process;
 pub mod redundant;
 
