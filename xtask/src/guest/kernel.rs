@@ -1,5 +1,6 @@
 //! Debian's kernels: image, modules and headers of one release, and modules of ours that are built for it.
 
+use super::debug;
 use super::packages::Packages;
 use super::tools::{self, Result};
 use std::collections::BTreeMap;
@@ -8,14 +9,15 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The kernels that tests may ask for, by the name that they use.
-pub const KERNELS: [(&str, &str, Architecture); 3] = [
+pub const KERNELS: [(&str, &str, Architecture); 4] = [
     ("6.1", "6.1", Architecture::Amd64),
     ("6.12", "6.12", Architecture::Amd64),
     ("6.12-arm64", "6.12", Architecture::Arm64),
+    (debug::NAME, "6.12", Architecture::Amd64),
 ];
 
 /// The image without compression, in a kernel's folder.
-const PLAIN_IMAGE: &str = "boot/plain";
+pub const PLAIN_IMAGE: &str = "boot/plain";
 
 /// What a kernel runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,25 +72,36 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// The newest release of a series, from the cache if one is there.
-    pub fn get(packages: &Packages, name: &str) -> Result<Self> {
+    /// The newest release of a series, from the cache if one is there. The debug kernel is built from `config`, which takes long: only if `build`
+    /// says so.
+    pub fn get(packages: &Packages, name: &str, config: &Path, build: bool) -> Result<Self> {
         let known = KERNELS.iter().find(|(known, ..)| *known == name);
         let &(name, series, architecture) = known.ok_or_else(|| {
             let all: Vec<&str> = KERNELS.iter().map(|(name, ..)| *name).collect();
             format!("there is no kernel {name}: choose one of {}", all.join(", "))
         })?;
-        let fill = |folder: &Path| unpack(packages, series, architecture, folder);
-        let cached = format!("linux-{series}-{}", architecture.debian());
-        let folder = packages.folder(&cached, fill).or_else(|_| {
-            // The lists of packages may be older than the packages.
-            let _ = fs::remove_dir_all(packages.cache().join("apt"));
-            packages.folder(&cached, fill)
-        })?;
+        let folder = if name == debug::NAME {
+            debug::folder(packages, series, config, build)?
+        } else {
+            packages.folder(&format!("linux-{series}-{}", architecture.debian()), |folder| {
+                packages.fresh(|| unpack(packages, series, architecture, folder))
+            })?
+        };
         let all = tools::files(&folder.join("lib/modules"))?;
         let modules_folder = all.first().ok_or_else(|| format!("no modules in {}", folder.display()))?;
         let release = tools::name(modules_folder);
         let modules = read_dependencies(modules_folder)?;
         Ok(Self { name, architecture, release, folder, modules })
+    }
+
+    /// How many times as long as on Debian's kernels things take.
+    pub fn slowness(&self) -> u32 {
+        if self.is_debug() { debug::SLOWNESS } else { 1 }
+    }
+
+    /// Whether it looks for mistakes all the time.
+    pub fn is_debug(&self) -> bool {
+        self.name == debug::NAME
     }
 
     /// What QEMU boots. The code that unpacks an image is also what turns the fifth level of page tables on.
@@ -125,7 +138,7 @@ impl Kernel {
 
     /// Builds the modules of a folder with a Kbuild file, for this kernel, in a copy of it below `work`. Gives the files.
     pub fn build(&self, source: &Path, work: &Path) -> Result<Vec<PathBuf>> {
-        let copy = work.join(format!("kmod-{}", self.name));
+        let copy = work.join(format!("{}-{}", tools::name(source), self.name));
         tools::make_folder(&copy)?;
         for file in tools::files(source)?.iter().filter(|file| file.is_file()) {
             tools::copy(file, &copy.join(tools::name(file)))?;

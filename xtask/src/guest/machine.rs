@@ -1,5 +1,6 @@
 //! One guest: QEMU, its console and its disk.
 
+use super::debug;
 use super::kernel::{Architecture, Kernel};
 use super::tools::{self, Result};
 use std::fs::{self, File};
@@ -10,7 +11,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 /// What the kernel says when something is wrong with it. `panic_on_warn` makes most of it fatal as well.
-const COMPLAINTS: [&str; 21] = [
+const COMPLAINTS: [&str; 22] = [
     "BUG:",
     "WARNING: ",
     "Oops",
@@ -32,6 +33,7 @@ const COMPLAINTS: [&str; 21] = [
     "list_del corruption",
     "Bad page ",
     "refcount_t: ",
+    "new suspected memory leaks",
 ];
 /// How long the kernel may still tell after a complaint.
 const AFTER_COMPLAINT: Duration = Duration::from_secs(3);
@@ -64,6 +66,8 @@ pub struct Machine<'a> {
     pub folder: PathBuf,
     /// Of the script, from its start.
     pub limit: Duration,
+    /// How many times as long everything may take: the slower one of two that are connected decides.
+    pub slowness: u32,
 }
 
 /// How it ended.
@@ -96,6 +100,7 @@ pub struct Running {
     folder: PathBuf,
     started: Instant,
     limit: Duration,
+    slowness: u32,
 }
 
 impl Drop for Running {
@@ -122,11 +127,17 @@ impl Machine<'_> {
         };
         command
             .args(["-accel", "tcg", "-smp", "1", "-display", "none", "-monitor", "none", "-serial", "stdio"]);
-        command.args(["-no-reboot", "-nodefaults", "-m", &self.memory_mib.to_string()]);
+        command.args(["-no-reboot", "-nodefaults", "-m", &self.memory().to_string()]);
         command.arg("-kernel").arg(self.kernel.image(self.packed)).arg("-initrd").arg(self.initramfs);
-        // Memory is checked as far as a stock kernel can; a slow host is no reason to complain.
+        // Memory is checked as far as the kernel can: KASAN sees more than red zones and poison in slabs. A loop device is open while it is mounted.
+        let special = if self.kernel.is_debug() {
+            "bdev_allow_write_mounted=1"
+        } else {
+            "slub_debug=FZP init_on_alloc=1"
+        };
+        // A slow host is no reason to complain.
         let append = format!(
-            "console={console} loglevel=5 panic=-1 oops=panic panic_on_warn=1 slub_debug=FZP page_poison=1 init_on_alloc=1 \
+            "console={console} loglevel=5 panic=-1 oops=panic panic_on_warn=1 page_poison=1 {special} \
              no_timer_check watchdog_thresh=60 rcupdate.rcu_cpu_stall_timeout=120 mitigations=off"
         );
         command.args(["-append", &append]);
@@ -146,6 +157,10 @@ impl Machine<'_> {
             ]);
         }
         command
+    }
+
+    fn memory(&self) -> u64 {
+        self.memory_mib + if self.kernel.is_debug() { debug::MEMORY_MIB } else { 0 }
     }
 
     fn disk(&self) -> PathBuf {
@@ -176,7 +191,9 @@ impl Machine<'_> {
                 line.clear();
             }
         });
-        Ok(Running { child, lines, folder: self.folder.clone(), started: Instant::now(), limit: self.limit })
+        let (limit, slowness) = (self.limit * self.slowness, self.slowness);
+        let folder = self.folder.clone();
+        Ok(Running { child, lines, folder, started: Instant::now(), limit, slowness })
     }
 }
 
@@ -185,7 +202,7 @@ impl Running {
     pub fn finish(mut self) -> Result<Outcome> {
         let mut boot = None;
         let mut complaint: Option<String> = None;
-        let mut end = self.started + BOOT_LIMIT;
+        let mut end = self.started + BOOT_LIMIT * self.slowness;
         let mut late = false;
         loop {
             match self.lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
@@ -196,7 +213,7 @@ impl Running {
                     }
                     if complaint.is_none() && complains(&line) {
                         complaint = Some(line);
-                        end = end.min(when + AFTER_COMPLAINT);
+                        end = end.min(when + AFTER_COMPLAINT * self.slowness);
                     }
                 }
                 Err(RecvTimeoutError::Disconnected) => break,

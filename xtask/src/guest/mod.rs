@@ -1,5 +1,6 @@
 //! `cargo xtask guest`: tests that need a kernel of their own, in emulated machines ([design](../../../docs/design/guest.md)).
 
+mod debug;
 mod initramfs;
 mod kernel;
 mod machine;
@@ -46,6 +47,7 @@ const BUILT: &str = "built-";
 const AT_A_TIME: usize = 2;
 
 /// What `cargo xtask guest` was asked for.
+#[derive(Debug, Default)]
 struct Wanted {
     kernels: Vec<String>,
     tests: Vec<String>,
@@ -87,14 +89,35 @@ pub fn guest(root: &Path, target: &Path, arguments: impl Iterator<Item = String>
     }
     let mut jobs = Vec::new();
     for script in &scripts {
-        let kernels = if wanted.kernels.is_empty() { &script.kernels } else { &wanted.kernels };
-        jobs.extend(kernels.iter().map(|kernels| (script, kernels.as_str())));
+        jobs.extend(wanted.kernels_of(script).into_iter().map(|kernels| (script, kernels)));
     }
-    Suite::new(root, target)?.run(jobs)
+    let build = wanted.kernels.iter().any(|kernels| kernels.split('+').any(|name| name == debug::NAME));
+    Suite::new(root, target, build)?.run(jobs)
+}
+
+impl Wanted {
+    /// What a script runs on: of what it names, what was asked for. A test that is asked for by name runs in any case on what was asked for.
+    fn kernels_of<'a>(&'a self, script: &'a Script) -> Vec<&'a str> {
+        let named = script.kernels.iter().map(String::as_str);
+        if self.kernels.is_empty() {
+            return named.collect();
+        }
+        let mut of = Vec::new();
+        for kernels in &self.kernels {
+            let has = |named: &&str| *named == kernels || named.split('+').any(|name| name == kernels);
+            let before = of.len();
+            of.extend(named.clone().filter(has));
+            if of.len() == before && !self.tests.is_empty() {
+                of.push(kernels);
+            }
+        }
+        of.dedup();
+        of
+    }
 }
 
 fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Wanted> {
-    let mut wanted = Wanted { kernels: Vec::new(), tests: Vec::new() };
+    let mut wanted = Wanted::default();
     while let Some(argument) = arguments.next() {
         if argument == "--kernel" {
             wanted.kernels.push(arguments.next().ok_or("--kernel needs the name of a kernel")?);
@@ -116,6 +139,8 @@ struct Suite {
     /// What was built for this run, which goes with it.
     built: PathBuf,
     packages: Packages,
+    /// Whether the debug kernel is built if it is not there; that it cannot be is an error then.
+    build: bool,
     /// Kernels that were asked for, or why they cannot be had.
     kernels: BTreeMap<&'static str, Result<Kernel>>,
     /// Modules of ours by kernel, or why they cannot be built.
@@ -124,7 +149,7 @@ struct Suite {
 }
 
 impl Suite {
-    fn new(root: &Path, target: &Path) -> Result<Self> {
+    fn new(root: &Path, target: &Path, build: bool) -> Result<Self> {
         let work = target.join("guest");
         tools::make_folder(&work)?;
         sweep(&work);
@@ -136,6 +161,7 @@ impl Suite {
             work,
             built,
             packages: Packages::open()?,
+            build,
             kernels: BTreeMap::new(),
             modules: BTreeMap::new(),
             busybox: BTreeMap::new(),
@@ -201,8 +227,11 @@ impl Suite {
     fn prepare(&mut self, name: &str, modules: bool) -> Result<()> {
         let known = kernel::KERNELS.iter().find(|(known, ..)| *known == name);
         let &(name, _, architecture) = known.ok_or_else(|| format!("there is no kernel {name}"))?;
-        let packages = &self.packages;
-        let kernel = self.kernels.entry(name).or_insert_with(|| Kernel::get(packages, name));
+        let (packages, config, build) = (&self.packages, self.root.join("guest/debug.config"), self.build);
+        let kernel = self.kernels.entry(name).or_insert_with(|| Kernel::get(packages, name, &config, build));
+        if let (debug::NAME, true, Err(error)) = (name, build, &kernel) {
+            return Err(error.clone());
+        }
         let debian = architecture.debian();
         self.busybox.entry(debian).or_insert_with(|| {
             let package = format!("busybox-static:{debian}");
@@ -212,7 +241,13 @@ impl Suite {
         });
         if let (true, Ok(kernel)) = (modules, kernel) {
             let (root, built) = (&self.root, &self.built);
-            self.modules.entry(name).or_insert_with(|| kernel.build(&root.join("kmod"), built));
+            self.modules.entry(name).or_insert_with(|| {
+                let mut files = kernel.build(&root.join("kmod"), built)?;
+                if kernel.is_debug() {
+                    files.extend(kernel.build(&root.join("guest/mistakes"), built)?);
+                }
+                Ok(files)
+            });
         }
         Ok(())
     }
@@ -260,6 +295,8 @@ impl Suite {
         if names.len() > 2 {
             return Err("more than two guests cannot be connected".to_owned());
         }
+        let of = |name: &&str| self.kernels.get(name)?.as_ref().ok().map(Kernel::slowness);
+        let slowness = names.iter().filter_map(of).max().unwrap_or(1);
         let mut machines = Vec::new();
         for (index, name) in names.iter().enumerate() {
             let Some(Ok(kernel)) = self.kernels.get(name) else {
@@ -274,13 +311,22 @@ impl Suite {
             let place = folder.join(if index == 0 { "first" } else { "second" });
             tools::make_folder(&place)?;
             let initramfs = place.join("initramfs");
-            tools::write(&initramfs, self.initramfs(script, kernel, index, names.len())?)?;
+            tools::write(&initramfs, self.initramfs(script, kernel, (index, names.len()), slowness)?)?;
             let socket = folder.join("wire");
             let wire = if names.len() == 2 { Wire::Pair { socket, listens: index == 0 } } else { Wire::None };
             let (packed, memory_mib, limit) = (script.packed, script.memory_mib[index], script.limit);
             machines.push((
-                Machine { kernel, packed, memory_mib, initramfs: &initramfs, wire, folder: place, limit }
-                    .start()?,
+                Machine {
+                    kernel,
+                    packed,
+                    memory_mib,
+                    initramfs: &initramfs,
+                    wire,
+                    folder: place,
+                    limit,
+                    slowness,
+                }
+                .start()?,
                 initramfs,
             ));
             if let (0, 2) = (index, names.len()) {
@@ -348,7 +394,13 @@ impl Suite {
     }
 
     /// The root of a guest.
-    fn initramfs(&self, script: &Script, kernel: &Kernel, index: usize, count: usize) -> Result<Vec<u8>> {
+    fn initramfs(
+        &self,
+        script: &Script,
+        kernel: &Kernel,
+        (index, count): (usize, usize),
+        slowness: u32,
+    ) -> Result<Vec<u8>> {
         let mut root = Initramfs::new();
         root.add_file("/init", &self.root.join("guest/init"), true)?;
         root.add_file("/test/script", &script.path, true)?;
@@ -357,7 +409,7 @@ impl Suite {
             root.add_file("/bin/busybox", busybox, true)?;
         }
         let role = if index == 0 { "first" } else { "second" };
-        let about = format!("ROLE={role}\nGUESTS={count}\nKERNEL={}\n", kernel.name);
+        let about = format!("ROLE={role}\nGUESTS={count}\nKERNEL={}\nSLOWNESS={slowness}\n", kernel.name);
         root.add("/test/environment", about.as_bytes(), false);
         let wanted: Vec<&str> =
             MODULES.into_iter().chain(script.modules.iter().map(String::as_str)).collect();
@@ -477,4 +529,27 @@ fn describe(outcome: &Outcome, folder: &Path) -> String {
     let last = lines[lines.len().saturating_sub(60)..].join("\n");
     let after = outcome.elapsed.as_secs_f64();
     format!("{how} after {after:.1} s; the end of {}:\n{last}", folder.join("console").display())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Script, parse};
+    use std::path::Path;
+
+    #[test]
+    fn a_script_runs_on_what_it_names_unless_more_is_asked_for() {
+        let wanted = |arguments: &str| parse(arguments.split_ascii_whitespace().map(str::to_owned)).unwrap();
+        let script = |kernels: &str| Script {
+            kernels: kernels.split(' ').map(str::to_owned).collect(),
+            ..Script::read(Path::new("/dev/null")).unwrap()
+        };
+        let (one, two) = (script("6.1 debug"), script("6.1+6.12 6.1+debug"));
+        assert_eq!(wanted("").kernels_of(&one), ["6.1", "debug"]);
+        assert_eq!(wanted("--kernel debug").kernels_of(&one), ["debug"]);
+        assert_eq!(wanted("--kernel debug").kernels_of(&two), ["6.1+debug"]);
+        assert_eq!(wanted("--kernel 6.12-arm64").kernels_of(&one), [""; 0]);
+        assert_eq!(wanted("--kernel 6.12-arm64 one").kernels_of(&one), ["6.12-arm64"]);
+        assert_eq!(wanted("--kernel 6.12+debug two").kernels_of(&two), ["6.12+debug"]);
+        parse(["--kernel".to_owned()].into_iter()).unwrap_err();
+    }
 }

@@ -56,6 +56,14 @@ impl Packages {
         filled.map(|()| folder)
     }
 
+    /// Does it, and once more with new lists of packages: they may be older than the packages.
+    pub fn fresh<T>(&self, get: impl Fn() -> Result<T>) -> Result<T> {
+        get().or_else(|_| {
+            let _ = fs::remove_dir_all(self.cache.join("apt"));
+            get()
+        })
+    }
+
     /// Downloads packages and unpacks them below a folder.
     pub fn unpack(&self, names: &[String], into: &Path) -> Result<()> {
         println!("== downloading {}", names.join(" "));
