@@ -1,6 +1,6 @@
 #!/bin/sh
 # Page descriptors on a kernel that uses five levels of page tables.
-# kernels: 6.12
+# kernels: 6.12 debug
 # image: packed
 # kmod: netvm_mem
 # compiles: memory memory_peer

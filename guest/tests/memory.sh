@@ -1,6 +1,6 @@
 #!/bin/sh
 # netvm_mem: the page cache, the session and its failures, with a peer that does what it is told.
-# kernels: 6.1 6.12 6.12-arm64
+# kernels: 6.1 6.12 6.12-arm64 debug
 # kmod: netvm_mem
 # compiles: memory memory_peer
 # limit: 300
