@@ -111,6 +111,7 @@ unsafe fn map(address: usize, bytes: usize, protection: i32, flags: i32) -> io::
 #[derive(Debug)]
 pub struct PagedArea {
     uffd: Userfault,
+    told: Told,
     area: Reservation,
     pool: Reservation,
     /// One page behind the pool: a thread that reads it wakes the pager.
@@ -126,6 +127,11 @@ impl PagedArea {
     /// EPERM when userfaultfd may not be used, ENOMEM when the addresses cannot be had (RLIMIT_AS, overcommit).
     pub fn new(area_bytes: usize, frames: usize, design: Option<FrameDesign>) -> io::Result<Self> {
         Self::telling(Told::Reader, area_bytes, frames, design)
+    }
+
+    /// Who is told of faults.
+    pub fn told(&self) -> Told {
+        self.told
     }
 
     /// The same for faults that somebody else is told of.
@@ -162,7 +168,7 @@ impl PagedArea {
         let area = Reservation::new(area_bytes)?;
         let pool = Reservation::new(frames * PAGE_BYTES)?;
         let doorbell = Reservation::new(PAGE_BYTES)?;
-        let mut paged = Self { uffd, area, pool, doorbell, design, memory: None };
+        let mut paged = Self { uffd, told, area, pool, doorbell, design, memory: None };
         paged.set_fork(false)?;
         paged.set_up_pool()?;
         Ok(paged)

@@ -21,8 +21,9 @@ use std::sync::{Mutex, PoisonError};
 
 /// Serves the faults of a range, on any of the program's threads, several at once.
 pub trait Server: Send + Sync {
-    /// Returns when the access at `address` can be repeated: the page is there, or was asked for in vain.
-    fn serve(&self, address: usize);
+    /// Returns when the access at `address` can be repeated: the page is there, or was asked for in vain. False: it is not the server's, as
+    /// in a child of a fork.
+    fn serve(&self, address: usize) -> bool;
 }
 
 struct Served {
@@ -88,8 +89,9 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     // Not what a process has sent, nor a page whose memory is broken.
     if code == libc::BUS_ADRERR
         && let Some(served) = find(address)
+        && serve_here(served, address)
     {
-        return serve_here(served, address);
+        return;
     }
     pass_on(signal, info, context);
 }
@@ -106,19 +108,18 @@ fn find(address: usize) -> Option<&'static Served> {
     }
 }
 
-fn serve_here(served: &'static Served, address: usize) {
+fn serve_here(served: &'static Served, address: usize) -> bool {
     if INSIDE.replace(true) {
         die(&format!("far memory at {address:#x} was touched while a fault of this thread was being served"));
     }
     // SAFETY: this thread's own errno.
     let errno = unsafe { *libc::__errno_location() };
     let served = uncancelled(|| catch_unwind(AssertUnwindSafe(|| served.server.serve(address))));
-    if served.is_err() {
-        die("a fault of far memory could not be served, for a mistake in netvm");
-    }
+    let Ok(served) = served else { die("a fault of far memory could not be served, for a mistake in netvm") };
     // SAFETY: as above; it becomes what it was.
     unsafe { *libc::__errno_location() = errno };
     INSIDE.set(false);
+    served
 }
 
 /// Not ours: as if we were not there.
@@ -164,7 +165,7 @@ mod tests {
     struct Copies(Arc<FaultFloor>, AtomicU32);
 
     impl Server for Copies {
-        fn serve(&self, address: usize) {
+        fn serve(&self, address: usize) -> bool {
             self.1.fetch_add(1, Ordering::Relaxed);
             let page = self.0.page_at(address).unwrap();
             // SAFETY: this thread's own errno.
@@ -173,6 +174,7 @@ mod tests {
             if let Err(error) = self.0.copy_in(page, page, 1, false) {
                 assert_eq!(error.raw_os_error(), Some(libc::EEXIST));
             }
+            true
         }
     }
 

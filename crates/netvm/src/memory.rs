@@ -28,7 +28,7 @@ use netvm_sys::residency::{PAGE_BYTES, bring};
 use netvm_sys::shared::SharedSlice;
 
 use crate::error::{Error, Result};
-use crate::pager::{FarRange, Pager};
+use crate::pager::{FarRange, FaultPath, Pager};
 use residency::Residency;
 pub(crate) use residency::now;
 #[doc(hidden)]
@@ -66,7 +66,7 @@ enum Owner {
     Mapping(Arc<Mapping>),
     File { mapping: Mapping, writable: bool },
     Raw(RawRange),
-    Far { _pager: Arc<Pager>, memory: SharedSlice },
+    Far { pager: Arc<Pager>, memory: SharedSlice },
     FarRange(FarRange),
 }
 
@@ -131,7 +131,7 @@ impl Memory {
     /// [`PagerError::OutsideFarMemory`](crate::pager::PagerError::OutsideFarMemory).
     pub fn far(pager: &Arc<Pager>, address: usize, bytes: usize) -> Result<Self> {
         let memory = pager.memory(address, bytes)?;
-        Ok(Self::whole(Owner::Far { _pager: Arc::clone(pager), memory }))
+        Ok(Self::whole(Owner::Far { pager: Arc::clone(pager), memory }))
     }
 
     /// The `len` bytes from `offset` on.
@@ -157,6 +157,16 @@ impl Memory {
     /// Whether it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Whether system calls on it are served: not on far memory whose faults the faulting thread serves.
+    pub(crate) fn is_servable(&self) -> bool {
+        let pager = match &self.owner.owner {
+            Owner::Far { pager, .. } => pager,
+            Owner::FarRange(range) => range.pager(),
+            _ => return true,
+        };
+        pager.fault_path() != FaultPath::InThread
     }
 
     /// Whether it can be written.

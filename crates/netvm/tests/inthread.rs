@@ -191,8 +191,17 @@ fn system_calls_on_missing_pages_fail_and_pinned_ones_do_not() {
     pager.page_out(address, bytes);
     assert_eq!(write(address), Err(Some(libc::EFAULT)), "taken out");
     pager.pin(address, bytes).unwrap();
-    assert_eq!(write(address), Ok(PAGE));
+    assert_eq!(
+        (write(address), write(address + 5 * PAGE)),
+        (Ok(PAGE), Ok(PAGE)),
+        "the other was never touched"
+    );
     assert_eq!(word(memory, 0), 7);
+    // Peers' operations are system calls.
+    let far = netvm::memory::Memory::far(&pager, address, bytes).unwrap();
+    let node = netvm::node::Node::new().unwrap();
+    let refused = node.export("far", far, netvm::node::Rights::ReadWrite).unwrap_err();
+    assert!(refused.to_string().contains("system calls on it fail"), "{refused}");
 }
 
 #[test]

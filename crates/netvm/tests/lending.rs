@@ -139,7 +139,8 @@ fn a_lender_short_of_memory_gets_it_back() {
     meminfo.set(90 * MIB);
     until("nobody can take it", || state().stuck);
     let LenderStatus { missing_bytes, borrowers, used_bytes, .. } = state();
-    assert_eq!((missing_bytes, used_bytes), (10 * MIB, used));
+    // What was being written out when it was asked first may have taken more since.
+    assert!(missing_bytes == 10 * MIB && used_bytes >= used, "{missing_bytes} {used_bytes} {used}");
     assert!(borrowers[0].cannot && borrowers[0].recalled_bytes == 10 * MIB, "{borrowers:?}");
     // It is served all the same.
     check(&vec, 2);

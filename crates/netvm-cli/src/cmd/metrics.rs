@@ -1,7 +1,6 @@
 //! `netvm metrics`: the runs of this machine for Prometheus.
 
 use std::fmt::Write;
-use std::io::Write as _;
 use std::process::ExitCode;
 
 use clap::Args;
@@ -42,7 +41,6 @@ pub fn run(args: &MetricsArgs) -> Outcome {
     let server =
         Server::http(&args.listen).map_err(|error| format!("cannot listen at {}: {error}", args.listen))?;
     out!("metrics at http://{}/metrics", server.server_addr());
-    std::io::stdout().flush()?;
     let header: Header = format!("Content-Type: {CONTENT_TYPE}").parse().map_err(|()| "no header")?;
     for request in server.incoming_requests() {
         let is_get = matches!(request.method(), Method::Get | Method::Head);

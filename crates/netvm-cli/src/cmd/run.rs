@@ -223,10 +223,10 @@ pub fn run(args: RunArgs) -> Outcome {
         if let Some(protection) = crate::runs::protection(report.replicas, report.erasure) {
             tell!("netvm: pages that were not here were {protection}");
         }
-        tell!(
-            "{}",
-            explain::lenders(&report.detail, &report.lenders, &report.classes).trim_end_matches('\n')
-        );
+        let lenders = explain::lenders(&report.detail, &report.lenders, &report.classes);
+        if !lenders.is_empty() {
+            tell!("{}", lenders.trim_end_matches('\n'));
+        }
     }
     Ok(ExitCode::from(report.exit_code()))
 }

@@ -37,7 +37,7 @@ pub struct SendArgs {
     to: String,
     #[command(flatten)]
     how: TransferArgs,
-    /// Connections that files of 16 MiB or more are sent over, 1 to 16 [default: one for each CPU, at most 4]
+    /// Connections that files of 16 MiB or more are sent over, 1 to 16 [default: 1]
     #[arg(long, value_name = "N")]
     streams: Option<usize>,
     /// Do without the receiver's check of all bytes

@@ -121,6 +121,13 @@ pub struct ObjectId {
     generation: u32,
 }
 
+impl ObjectId {
+    /// Which of the home's places it has: 0 is the first.
+    pub fn place(self) -> usize {
+        self.index as usize
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Place<W> {
     generation: u32,

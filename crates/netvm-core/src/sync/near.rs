@@ -80,7 +80,7 @@ pub struct Near {
 pub enum Seen {
     /// Change the word from what was read to this, and the lock is taken.
     Free(u64),
-    /// Somebody who has the word mapped has it.
+    /// Another session that has the word mapped has it.
     Taken,
     /// The home decides.
     Home,
@@ -113,6 +113,8 @@ impl Near {
     pub fn see(&self, word: u64) -> Seen {
         match word {
             _ if is_claimed(word) => Seen::Home,
+            // Ours: it may have been given back already, in a message that is under way. The home gets what we ask behind that.
+            _ if seat(word) == Some(self.seat) => Seen::Home,
             _ if seat(word).is_some() => Seen::Taken,
             _ => Seen::Free(word | (u64::from(self.seat) << 1)),
         }
@@ -134,9 +136,10 @@ mod tests {
         assert_eq!(Near::from_u64(near.to_u64()), Some(near));
         assert_eq!(Near::from_u64(7), None);
         let Seen::Free(ours) = near.see(0) else { panic!("a new word is not free") };
+        let other = Near::new(6, Ticket { slot: 1030, generation: 9 });
         assert_eq!(
-            (seat(ours), near.see(ours), near.see(ours | CLAIMED)),
-            (Some(5), Seen::Taken, Seen::Home)
+            (seat(ours), other.see(ours), near.see(ours), other.see(ours | CLAIMED)),
+            (Some(5), Seen::Taken, Seen::Home, Seen::Home)
         );
         let free = near.give_back(ours);
         assert!(matches!(near.see(free), Seen::Free(again) if again != ours));

@@ -247,7 +247,8 @@ impl LenderStatus {
                 cannot: body.u32()? != 0,
             });
         }
-        status.class = Class::from_kind(body.u32()?);
+        // Lenders that do not say so lend memory.
+        status.class = body.u32().map_or(Class::Remote, Class::from_kind);
         Some(status)
     }
 }
@@ -275,8 +276,11 @@ mod tests {
         assert!(body.len() <= netvm_core::limits::BODY_BYTES_MAX);
         status.borrowers.truncate(BORROWERS_MAX);
         assert_eq!(LenderStatus::decode(&body), Some(status));
-        for len in 0..body.len() {
-            assert_eq!(LenderStatus::decode(&body[..len]), None);
+        // Of a lender that does not say what it lends.
+        let old = LenderStatus::decode(&body[..body.len() - 4]);
+        assert_eq!(old.map(|status| status.class), Some(Class::Remote));
+        for len in 0..body.len() - 4 {
+            assert!(LenderStatus::decode(&body[..len]).is_none(), "{len} bytes");
         }
     }
 }

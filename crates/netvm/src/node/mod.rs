@@ -46,6 +46,7 @@ use crate::error::{Error, Result};
 use crate::link::{Link, Loopback};
 use crate::memory::Memory;
 use crate::notify::Notifications;
+use crate::pager::PagerError;
 use crate::region::Peer;
 use crate::security::Security;
 pub use crate::shm::{LinkChoice, probe_shm};
@@ -74,6 +75,9 @@ pub struct Node {
     /// And what tells its end.
     thread: Option<(JoinHandle<()>, Mutex<Receiver<()>>)>,
 }
+
+/// Of so many locks and monitors the words are mapped; others are asked for.
+const WORDS_MAX: usize = 128;
 
 const _: () = {
     const fn is_shared_by_threads<T: Send + Sync>() {}
@@ -205,6 +209,12 @@ impl Node {
         key: RemoteKey,
     ) -> Result<Notifications> {
         let memory = memory.into();
+        if !memory.is_servable() {
+            return Err(PagerError::FaultPath {
+                why: "its memory cannot be exported: system calls on it fail",
+            }
+            .into());
+        }
         if rights == Rights::ReadWrite && !memory.is_writable() {
             return Err(Error::Other(format!("the memory of segment {name:?} can only be read")));
         }
@@ -252,19 +262,24 @@ impl Node {
     pub fn export_sync(&self, name: &str, kind: Kind) -> Result<RemoteKey> {
         // It is a segment of no memory to its importers: name, key and revocation are the same. Those of this host map a lock's word.
         let has_word = matches!(kind, Kind::Monitor { .. });
-        let shared = if has_word { Self::memory(4096).ok() } else { None };
-        let memory: Memory = match &shared {
-            Some(mapping) => Arc::clone(mapping).into(),
-            None => Self::private_memory(4096)?.into(),
-        };
         let key = random_key()?;
-        let mut home = lock(&self.shared.home);
-        let id = home.create(kind);
+        let id = lock(&self.shared.home).create(kind);
         let id = id.ok_or_else(|| Error::Other(format!("{kind:?} is too large, or one too many")))?;
-        if let Some(mapping) = shared {
-            home.give_word(id, LockWord(mapping));
+        // A word takes a descriptor here and a share of each session, which segments want, too.
+        let word = if has_word && id.place() < WORDS_MAX { Self::memory(4096).ok() } else { None };
+        let memory: Memory = match &word {
+            Some(mapping) => Arc::clone(mapping).into(),
+            None => match Self::private_memory(4096) {
+                Ok(mapping) => mapping.into(),
+                Err(error) => {
+                    lock(&self.shared.home).close(id);
+                    return Err(error);
+                }
+            },
+        };
+        if let Some(mapping) = word {
+            lock(&self.shared.home).give_word(id, LockWord(mapping));
         }
-        drop(home);
         let exported = self.export_with(name, memory, Rights::ReadWrite, 0, key, Some(id));
         if exported.is_err() {
             lock(&self.shared.home).close(id);

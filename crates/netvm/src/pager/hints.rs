@@ -5,7 +5,8 @@ use super::error::PagerError;
 use super::{LOCAL_BYTES_MIN, Pager};
 use crate::error::Result;
 use netvm_core::residency::{Ahead, PageState};
-use netvm_sys::uffd::PAGE_BYTES;
+use netvm_sys::paged::Told;
+use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::ops::Range;
 
 use super::calls::Call;
@@ -120,7 +121,18 @@ impl Engine {
     }
 
     fn bring_all_in(&mut self, pages: Range<u32>) -> Result<()> {
-        let is_in = |state| matches!(state, PageState::Mapped | PageState::Untouched);
+        // Where nobody serves faults of the kernel, what was never touched must be there, too.
+        let fill = self.paged.told() == Told::Faulter;
+        for page in pages.clone().filter(|_| fill) {
+            if self.table.get(page).state() == PageState::Untouched {
+                self.fault(Fault { address: self.address_of(page), ..Fault::default() })?;
+                if !self.deferred.is_empty() {
+                    self.finish_all()?;
+                    self.retry_deferred()?;
+                }
+            }
+        }
+        let is_in = |state| state == PageState::Mapped || (state == PageState::Untouched && !fill);
         let (mut from, mut tries) = (pages.start, 0);
         while let Some(page) = (from..pages.end).find(|&page| !is_in(self.table.get(page).state())) {
             tries = if page > from { 0 } else { tries + 1 };

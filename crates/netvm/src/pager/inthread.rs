@@ -16,6 +16,7 @@ use netvm_sys::epoll::EventFd;
 use netvm_sys::sigbus::{self, Server};
 use netvm_sys::thread::{Gate, die, futex_wait, futex_wake, readable, without_signals};
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
@@ -110,7 +111,9 @@ impl InThread {
             self.wait(&mut waiting, None);
         }
         let mut engine = self.engine();
-        let result = run(&mut engine);
+        let Ok(result) = catch_unwind(AssertUnwindSafe(|| run(&mut engine))) else {
+            die("a call about far memory could not be carried out, for a mistake in netvm");
+        };
         self.leave(engine);
         result
     }
@@ -127,9 +130,11 @@ impl InThread {
     }
 
     pub(super) fn stats(&self, pager: &Pager) -> PagerStats {
-        // A child of a fork has what was there last.
-        let _ = self.call(Call::Publish, pager);
-        *pager.doorbell.stats()
+        without_signals(|| {
+            // A child of a fork has what was there last.
+            let _ = self.call(Call::Publish, pager);
+            *pager.doorbell.stats()
+        })
     }
 
     /// With the turn: serves a fault of this thread, and what others post meanwhile. `known`: it has been taken up.
@@ -185,8 +190,21 @@ impl InThread {
 pub(super) struct Faults(pub(super) Arc<InThread>);
 
 impl Server for Faults {
-    fn serve(&self, address: usize) {
+    fn serve(&self, address: usize) -> bool {
         let all = &*self.0;
+        // A child has no far memory: what is there now is somebody else's.
+        if all.process != std::process::id() {
+            return false;
+        }
+        all.serve(address & !(PAGE_BYTES - 1));
+        true
+    }
+}
+
+impl InThread {
+    /// Returns when the access to this page can be repeated.
+    fn serve(&self, address: usize) {
+        let all = self;
         let mut waiting = Waiting::default();
         let (post, asleep) = loop {
             if all.combine.try_take() {
@@ -214,9 +232,7 @@ impl Server for Faults {
             all.wait(&mut waiting, Some(&post));
         }
     }
-}
 
-impl InThread {
     /// Faults of the area come here from now on.
     pub(super) fn install(self: &Arc<Self>, pager: &Pager) -> Result<()> {
         let faults = Box::new(Faults(Arc::clone(self)));
@@ -236,7 +252,6 @@ impl Engine {
 
     /// Serves a fault until its page is there.
     fn lead(&mut self, all: &InThread, address: usize, known: bool) -> Result<()> {
-        let address = address & !(PAGE_BYTES - 1);
         if !known {
             self.tier.note_fault(&mut self.stats);
             self.fault(Fault { address, ..Fault::default() })?;
@@ -244,10 +259,8 @@ impl Engine {
         // What has been asked for only now cannot have come.
         let mut look = known;
         loop {
-            all.combine.take_posts(|other| {
-                let address = other as usize & !(PAGE_BYTES - 1);
-                self.fault(Fault { address, ..Fault::default() })
-            })?;
+            all.combine
+                .take_posts(|other| self.fault(Fault { address: other as usize, ..Fault::default() }))?;
             self.backing.push()?;
             let moved = (look || self.writing_frames > 0 || self.backing.has_ended()) && self.progress()?;
             if !self.deferred.is_empty() && self.in_flight() == 0 {
@@ -302,10 +315,7 @@ impl Engine {
 
     /// What was left over: answers that nobody waits for, eviction, signs of life.
     fn tidy(&mut self, all: &InThread, pager: &Pager, ticked: &mut Instant) -> Result<()> {
-        all.combine.take_posts(|other| {
-            let address = other as usize & !(PAGE_BYTES - 1);
-            self.fault(Fault { address, ..Fault::default() })
-        })?;
+        all.combine.take_posts(|other| self.fault(Fault { address: other as usize, ..Fault::default() }))?;
         self.backing.push()?;
         self.progress()?;
         if !self.deferred.is_empty() && self.in_flight() == 0 {

@@ -69,6 +69,10 @@ impl Pager {
 }
 
 impl FarRange {
+    pub(crate) fn pager(&self) -> &Arc<Pager> {
+        &self.pager
+    }
+
     /// Its bytes.
     pub fn shared(&self) -> SharedSlice {
         // In the area: taken from there.

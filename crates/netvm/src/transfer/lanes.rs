@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::digest::Digest;
 use super::extents;
-use super::frames::{CHUNK_BYTES, Frame, Wrong};
+use super::frames::{CHUNK_BYTES, Frame};
 use super::pieces::{Chain, Piece};
 use super::sink::{Into, Sink};
 use super::source::{Pouring, Source};
@@ -20,6 +20,8 @@ use crate::error::{Error, Result};
 
 /// Smaller files go over the first connection.
 pub(super) const BYTES_MIN: u64 = 16 << 20;
+/// A lane that waits for others tells its sender so this often.
+const TURN_STEP: Duration = Duration::from_secs(5);
 /// So often whoever waits for lanes says how far they are.
 const TICK: Duration = Duration::from_millis(100);
 
@@ -261,20 +263,28 @@ impl TakeLane {
     }
 
     /// Until not too many other pieces are missing before this one.
-    fn wait_for_turn(&self, piece: Piece, common: &Common<Chain>) -> Result<()> {
-        let wrong = |wrong: Wrong| self.wire.wrong(wrong);
-        let deadline = Instant::now() + IDLE;
-        let mut chain = lock(&common.state);
-        while !chain.begin(piece).map_err(wrong)? {
-            common.check()?;
-            let left = deadline.saturating_duration_since(Instant::now());
-            if left.is_zero() {
-                return Err(wrong("a piece that others wait for, and that does not come"));
+    fn wait_for_turn(&mut self, piece: Piece, common: &Common<Chain>) -> Result<()> {
+        let (mut moved, mut since) = (common.moved.load(Ordering::Relaxed), Instant::now());
+        loop {
+            let mut chain = lock(&common.state);
+            if chain.begin(piece).map_err(|wrong| self.wire.wrong(wrong))? {
+                return Ok(());
             }
-            let waited = common.changed.wait_timeout(chain, left);
-            chain = waited.unwrap_or_else(PoisonError::into_inner).0;
+            common.check()?;
+            let waited = common.changed.wait_timeout(chain, TURN_STEP);
+            let slept = waited.unwrap_or_else(PoisonError::into_inner).1.timed_out();
+            let now = common.moved.load(Ordering::Relaxed);
+            if now != moved {
+                (moved, since) = (now, Instant::now());
+            } else if since.elapsed() >= IDLE {
+                return Err(self.wire.idle("a piece that others wait for"));
+            }
+            if slept {
+                // The sender waits as long for us to take this one.
+                self.wire.queue(&Frame::Working)?;
+                self.wire.flush()?;
+            }
         }
-        Ok(())
     }
 }
 
@@ -312,8 +322,12 @@ pub(super) fn take(
             });
         }
         let result = (|| {
+            let mut all_came: Option<Instant> = None;
             while (common.is_running() || theirs.is_none()) && common.check().is_ok() {
                 watch.wait(wire, theirs.is_some())?;
+                if !common.is_running() && all_came.get_or_insert_with(Instant::now).elapsed() >= IDLE {
+                    return Err(wire.idle("the end of a file"));
+                }
                 progress(common.moved.load(Ordering::Relaxed));
                 // What comes behind the end is not for now.
                 if theirs.is_none() {

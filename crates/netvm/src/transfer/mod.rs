@@ -86,7 +86,7 @@ pub struct SendOptions {
     pub connect_timeout: Duration,
     /// What carries the bytes of [`Method::OneSided`].
     pub link: LinkChoice,
-    /// Connections that carry the bytes of long files, 1 to 16; `None` chooses. Not for one-sided methods and [`Framing::Simple`].
+    /// Connections that carry the bytes of long files, 1 to 16; `None` is one. Not for one-sided methods and [`Framing::Simple`].
     pub streams: Option<usize>,
 }
 
@@ -178,6 +178,8 @@ const FEATURE_SIMPLE: u64 = 1;
 const FEATURE_ONE_SIDED: u64 = 2;
 /// And: it belongs to another connection.
 const FEATURE_LANE: u64 = 4;
+/// And: more connections may follow.
+const FEATURE_LANES: u64 = 8;
 /// Bytes that are moved in one step.
 const STEP_BYTES: usize = 256 << 10;
 

@@ -21,8 +21,8 @@ use super::pieces;
 use super::sink::{self, Into, Sink, became_shorter};
 use super::wire::Wire;
 use super::{
-    FEATURE_LANE, FEATURE_ONE_SIDED, FEATURE_SIMPLE, Framing, Method, Observer, Progress, ReceiveOptions,
-    Summary, about, extents,
+    FEATURE_LANE, FEATURE_LANES, FEATURE_ONE_SIDED, FEATURE_SIMPLE, Framing, Method, Observer, Progress,
+    ReceiveOptions, Summary, about, extents,
 };
 use crate::error::{Error, Result};
 use crate::link::greeting::{Arrival, Greeted, Greeting, Transport};
@@ -36,6 +36,8 @@ const RESUMED_MAX: usize = 16;
 const RESUMED_BYTES_MIN: u64 = CHUNK_BYTES;
 /// For so long more connections of a sender are waited for.
 const JOIN: Duration = Duration::from_secs(10);
+/// and for what each of them has to say first.
+const JOIN_EACH: Duration = Duration::from_secs(2);
 
 /// Waits for a sender, and receives what it sends into a folder.
 pub struct Receiver {
@@ -83,10 +85,10 @@ impl Receiver {
         let (arrived, features) = self.wait()?;
         let simple = features & FEATURE_SIMPLE != 0;
         let Self { listener, folder, shown, options } = self;
-        // There is one sender; others are told so by the system, or find a node there.
+        // There is one sender; others are told so by the system, or find a node there. Who sends over several connections makes them later.
         let (target, listener) = match features & FEATURE_ONE_SIDED != 0 {
             true => (Some(Target::new(listener, &options.security)?), None),
-            false => (None, Some(listener)),
+            false => (None, (features & FEATURE_LANES != 0).then_some(listener)),
         };
         let wire = Wire::new(arrived, "the sender".to_owned(), !simple)?;
         let begun = Instant::now();
@@ -453,7 +455,8 @@ impl Receiving<'_> {
 
     /// Lets the sender make more connections.
     fn let_join(&mut self, count: usize) -> Result<()> {
-        let Some(listener) = &self.listener else {
+        // It is closed when they have come.
+        let Some(listener) = self.listener.take() else {
             return Err(self.wire.wrong("a message out of turn"));
         };
         let mut token = [0; 16];
@@ -463,7 +466,7 @@ impl Receiving<'_> {
         let (lanes, options, shown) = (&mut self.lanes, self.options, &self.shown);
         let deadline = Instant::now() + JOIN;
         let mut failed = None;
-        arrivals(listener, &options.security, Some(deadline), &mut |arrival| {
+        arrivals(&listener, &options.security, Some(deadline), &mut |arrival| {
             let hello = &arrival.hello;
             if hello.role != Role::Transfer || hello.features & FEATURE_LANE == 0 {
                 arrival.refuse(Refusal::Role);
@@ -614,8 +617,20 @@ fn join(
     shown: &str,
 ) -> Result<Option<TakeLane>> {
     let mut wire = Wire::new(transport, "the sender".to_owned(), true)?;
-    let left = deadline.saturating_duration_since(Instant::now());
-    if !wire.wait(left)? || !matches!(wire.receive(), Ok(Frame::Join { token: theirs }) if theirs == token) {
+    // Others wait behind it.
+    let deadline = deadline.min(Instant::now() + JOIN_EACH);
+    let joined = loop {
+        match wire.receive_now() {
+            Ok(Some(frame)) => break frame,
+            Ok(None) => {}
+            Err(_) => return Ok(None),
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() || !wire.wait(left)? {
+            return Ok(None);
+        }
+    };
+    if !matches!(joined, Frame::Join { token: theirs } if theirs == token) {
         return Ok(None);
     }
     let sink = Sink::new(method, &wire, shown)?;

@@ -21,14 +21,11 @@ use super::onesided::{self, Writing};
 use super::source::{Pouring, Source};
 use super::wire::Wire;
 use super::{
-    FEATURE_LANE, FEATURE_ONE_SIDED, FEATURE_SIMPLE, Framing, Method, Observer, Progress, SendOptions,
-    Summary, about, extents,
+    FEATURE_LANE, FEATURE_LANES, FEATURE_ONE_SIDED, FEATURE_SIMPLE, Framing, Method, Observer, Progress,
+    SendOptions, Summary, about, extents,
 };
 use crate::error::{Error, Result};
 use crate::link::greeting;
-
-/// Most connections that are used unless more are asked for.
-const STREAMS_CHOSEN_MAX: usize = 4;
 
 /// Sends files, and folders with all that is in them, to a [`Receiver`](super::Receiver) at `address`. Each arrives under the last part
 /// of its path.
@@ -68,6 +65,8 @@ pub fn send(
     if options.method == Method::Device {
         crate::device::check_module()?;
     }
+    let streams = options.streams.unwrap_or(1);
+    let features = features | if streams > 1 { FEATURE_LANES } else { 0 };
     let hello = Hello { features, ..Hello::new(Role::Transfer) };
     let connected = greeting::connect(address, &hello, options.connect_timeout, &options.security);
     let (transport, theirs) = connected.map_err(|error| match error {
@@ -92,7 +91,7 @@ pub fn send(
         address,
         remote: None,
         lanes: Vec::new(),
-        streams: if options.method.is_one_sided() { 1 } else { streams(options.streams) },
+        streams,
         options,
         observer,
         pouring: Pouring::new(options.method),
@@ -487,12 +486,6 @@ impl Sender<'_> {
             Some(_) => Err(self.wire.wrong("an answer where there is none")),
         }
     }
-}
-
-/// How many connections a long file is sent over: both ends need CPUs for each, and more than a few help nobody.
-fn streams(wanted: Option<usize>) -> usize {
-    let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    wanted.unwrap_or(cpus.min(STREAMS_CHOSEN_MAX))
 }
 
 /// Opens a file that is still the one that was listed.

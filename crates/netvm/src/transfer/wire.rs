@@ -446,7 +446,8 @@ impl Wire {
         Error::Other(format!("{} gave up: {text}", self.peer))
     }
 
-    fn idle(&self, what: &'static str) -> Error {
+    /// Nothing came for too long.
+    pub fn idle(&self, what: &'static str) -> Error {
         Error::Timeout { lender: self.peer.clone(), what, after_ms: IDLE.as_millis() as u64 }
     }
 

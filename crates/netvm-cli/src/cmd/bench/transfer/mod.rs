@@ -24,7 +24,7 @@ Files of random integers from one folder to another, `netvm send` to `netvm recv
 of 12 MB, 128 MiB, 512 MiB and 1 GiB. In each round every method has a turn at every size. GB/s of the whole transfer, the check of all bytes
 included (--no-check does without), from the sender's first message to the receiver's last; of socat and rsync, which check nothing, from the
 start of the process to its end. The floor is a bare TCP stream that nobody writes anywhere. The rows `transfer-file` are what remains of it
-when bare streams are written into a new file in the same folder, one and as many as there are CPUs, by threads of one process, unchecked.
+when bare streams are written into a new file in the same folder, one and as many as there are CPUs (2 to 4), by threads of one process, unchecked.
 x2 is a file of 16 MiB or more over two connections (`netvm send --streams`); smaller ones always have one.
 
 onesided has two rows: over TCP, and as two processes of one machine do it by themselves. device is one-sided over TCP by the kernel module netvm_mem, as
