@@ -109,6 +109,7 @@ pub fn all() -> Vec<(String, i128)> {
     numbers(&mut all, &node::ENCRYPTIONS);
     numbers(&mut all, &node::RIGHTS);
     numbers(&mut all, &node::LINKS);
+    numbers(&mut all, &pager::FAULT_PATHS);
     numbers(&mut all, &sync::REDUCTIONS);
     numbers(&mut all, &posted::CHANGES);
     numbers(&mut all, &copy::WAYS);

@@ -9,7 +9,7 @@ use netvm::pager::{Access, Erasure, FaultPath, Pager, PagerConfig};
 use crate::call::call;
 use crate::code::{Failure, Result};
 use crate::ffi::{Address, In, Opaque, Options, Out, OutHandle, Own, Ref, Text};
-use crate::node::security;
+use crate::node::{named, security};
 
 /// `netvm_pager`. Its thread serves page faults as long as the process lives.
 pub struct PagerHandle(Arc<Pager>);
@@ -60,6 +60,14 @@ impl Default for PagerOptions {
     }
 }
 
+pub(crate) const FAULT_PATHS: [(&str, u32, FaultPath); 5] = [
+    ("NETVM_FAULTS_AUTO", 0, FaultPath::Auto),
+    ("NETVM_FAULTS_THREAD", 1, FaultPath::Thread),
+    ("NETVM_FAULTS_SAME_CPU", 2, FaultPath::SameCpu),
+    ("NETVM_FAULTS_SPIN", 3, FaultPath::Spin),
+    ("NETVM_FAULTS_IN_THREAD", 4, FaultPath::InThread),
+];
+
 impl PagerOptions {
     fn config(&self) -> Result<PagerConfig> {
         let lenders = self.lenders.array(self.lender_count)?;
@@ -71,8 +79,7 @@ impl PagerOptions {
         if self.encrypt_pages > 1 {
             return Err(Failure::argument("encrypt_pages is 0 or 1"));
         }
-        let fault_path = FaultPath::from_number(self.fault_path)
-            .ok_or_else(|| Failure::argument("fault_path is one of enum netvm_fault_path"))?;
+        let fault_path = named(&FAULT_PATHS, self.fault_path, "fault_path")?;
         let usual = PagerConfig::default();
         let or_usual = |bytes: u64, usual: u64| if bytes == 0 { usual } else { bytes };
         Ok(PagerConfig {

@@ -43,11 +43,10 @@ fn keep(result: io::Result<()>) {
 pub fn end(code: ExitCode) -> ExitCode {
     match LOST.get() {
         None => code,
+        // Who closes a pipe has what it wanted; a server may long have told somebody that it is ready.
+        Some(error) if error.kind() == io::ErrorKind::BrokenPipe => code,
         Some(error) => {
-            // Who closes a pipe has what it wanted, and does not want to hear of it.
-            if error.kind() != io::ErrorKind::BrokenPipe {
-                tell!("netvm: cannot write to standard output: {error}");
-            }
+            tell!("netvm: cannot write to standard output: {error}");
             ExitCode::from(crate::cmd::run::EXIT_NETVM)
         }
     }

@@ -170,7 +170,12 @@ impl Pager {
     /// cannot be reached, [`PagerError::LocalTooSmall`] below [`LOCAL_BYTES_MIN`], [`PagerError::FaultPath`] when faults cannot be served
     /// like that.
     pub fn start(config: PagerConfig) -> Result<Arc<Self>> {
-        let config = PagerConfig { fault_path: config.fault_path.resolved(), ..config };
+        let fault_path = match config.fault_path {
+            // Called from the program's malloc, which threads that measure would wait for.
+            FaultPath::Auto if config.run.is_some() => FaultPath::SameCpu,
+            path => path.resolved(),
+        };
+        let config = PagerConfig { fault_path, ..config };
         if config.local_bytes < LOCAL_BYTES_MIN {
             return Err(
                 PagerError::LocalTooSmall { bytes: config.local_bytes, min_bytes: LOCAL_BYTES_MIN }.into()
