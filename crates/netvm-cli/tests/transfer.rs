@@ -693,7 +693,7 @@ fn connections_that_break_the_protocol_end_the_transfer() {
     ];
     for (what, expected, harm) in all {
         let receiver = Receiver::start(&target, &["--overwrite"]);
-        let mut main = Hostile::connect(&receiver);
+        let mut main = Hostile::connect_as(&receiver, 8);
         main.entry(false, 0o644, BYTES, b"x").words(2, &[1, 0]).words(14, &[1]);
         // The plan, and the token.
         let mut answer = [0; 32 + 24];
@@ -717,7 +717,7 @@ fn connections_that_break_the_protocol_end_the_transfer() {
     // Too many, none that come, and bytes without any.
     for harm in [&[(14u8, 17u64)][..], &[(14, 0)], &[(16, 0)]] {
         let receiver = Receiver::start(&target, &[]);
-        let mut main = Hostile::connect(&receiver);
+        let mut main = Hostile::connect_as(&receiver, 8);
         main.entry(false, 0o644, BYTES, b"x").words(2, &[1, 0]);
         for (kind, word) in harm {
             let words = [*word, 0];
