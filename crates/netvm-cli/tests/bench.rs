@@ -460,8 +460,6 @@ fn evictions_are_compared_on_traces() {
     };
     // A loop defeats LRU, and whatever is likelier is worth keeping.
     assert!(missed("loop-50", Some("LRU")) > 99.0);
-    // The pager gives up what the stream leaves behind.
-    assert!(missed("loop-50", None) < 75.0 && missed("loop-75", None) < 75.0);
     assert!(missed("zipf-25", None) < missed("zipf-25", Some("FIFO")));
     let picture = std::fs::read_to_string(&svg).unwrap();
     assert!(picture.contains("S3-FIFO") && picture.contains("phases"));

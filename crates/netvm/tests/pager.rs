@@ -67,41 +67,6 @@ fn sequential_passes_are_prefetched() {
 }
 
 #[test]
-fn a_loop_over_more_than_the_budget_finds_what_stayed() {
-    let Some(_alone) = alone() else { return };
-    let lent = lend(128 << 20);
-    let pager = start(&lent, 8 << 20, |_| {});
-    let (large, small) = (mapped(&pager, 0, 24 << 20), mapped(&pager, 24 << 20, 5 << 20));
-    let pass = |memory: SharedSlice, round: u64, writes: bool| {
-        let before = pager.stats().remote_reads;
-        for index in (0..memory.len() / 8).step_by(PAGE / 8) {
-            assert_eq!(
-                word(memory, index),
-                if round == 0 { 0 } else { index as u64 ^ round },
-                "word {index}"
-            );
-            if writes {
-                set_word(memory, index, index as u64 ^ (round + 1));
-            }
-        }
-        pager.stats().remote_reads - before
-    };
-    let pages = (large.len() / PAGE) as u64;
-    (0..6).for_each(|round| _ = pass(large, round, true));
-    let written: u64 = (6..10).map(|round| pass(large, round, true)).sum();
-    let read: u64 = (0..4).map(|_| pass(large, 10, false)).sum();
-    let frames = pager.stats().local_frames_peak;
-    println!("{written} and {read} of {} pages fetched", 4 * pages);
-    // Who keeps the newest fetches all of them. A third has room.
-    assert!(written < 4 * (pages - frames / 2) && read < 4 * (pages - frames / 2), "{:?}", pager.stats());
-    // What does have room comes in for good all the same.
-    (0..6).for_each(|round| _ = pass(small, round, true));
-    let last: u64 = (0..2).map(|_| pass(small, 6, false)).sum();
-    assert!(last < (small.len() / PAGE) as u64 / 4, "{last} pages fetched");
-    assert!(frames <= 2048, "{frames} frames");
-}
-
-#[test]
 fn pages_in_constant_use_are_spared() {
     let Some(_alone) = alone() else { return };
     let lent = lend(64 << 20);

@@ -1,7 +1,6 @@
 //! Which pages are local, where the others are, which to fetch next and which to give up: the pager's policies, without
 //! memory, clock or network. `netvm::pager` carries out what they decide.
 
-mod behind;
 mod chain;
 mod copies;
 mod entry;
@@ -15,7 +14,6 @@ mod simulate;
 mod slots;
 mod stream;
 
-pub use behind::Behind;
 pub use chain::FrameChain;
 pub use copies::{COPIES_MAX, Copies, DATA_PARTS_MAX, PARITY_PARTS_MAX, PARTS_MAX, Redundancy, SlabCopy};
 pub use entry::{Entry, FRAME_MAX, PageState, SLOT_MAX};

@@ -1,6 +1,5 @@
 //! How often each way to choose what is evicted would have missed, on a trace of accesses: to compare the pager's with others.
 
-use super::behind::Behind;
 use alloc::collections::{BinaryHeap, VecDeque};
 use alloc::vec;
 use alloc::vec::Vec;
@@ -13,8 +12,7 @@ pub enum Eviction {
     /// The same, and the last sixteenth of the local memory holds what has just been evicted: that comes back without I/O (segmented FIFO:
     /// Turner and Levy, SIGMETRICS 1981).
     FifoVictims,
-    /// The same, and what was needed again soon after its eviction is passed over twice, and what a stream leaves behind goes first where
-    /// that keeps more: the pager's.
+    /// The same, and what was needed again soon after its eviction is passed over twice: the pager's.
     Spared,
     /// First come, but whoever was used since the hand was there last stays: needs accessed bits.
     Clock,
@@ -52,9 +50,6 @@ const VICTIMS_PART: usize = 16;
 const SPARED: u8 = 2;
 /// and that it comes back before one in so many local pages has been evicted is soon.
 const SOON_PART: u64 = 2;
-
-/// Misses of neighbours in a row that make a stream.
-const STREAM_MISSES: u32 = 16;
 
 /// Accesses to pages, in order.
 #[derive(Clone, Debug)]
@@ -119,10 +114,6 @@ impl Trace {
         let mut evicted = vec![0u64; self.pages];
         let (mut mapped, mut victims) = (VecDeque::new(), VecDeque::new());
         let (mut clock, mut misses) = (0u64, 0);
-        let (mut behind, mut last_miss, mut run) = (Behind::new(), u32::MAX, 0);
-        // Pages may leave the queue other than at its front: who is in it, and how many of those are mapped.
-        let mut queued = vec![false; self.pages];
-        let mut mapped_count = 0;
         for &page in &self.accesses {
             let index = page as usize;
             let soon = match places[index] {
@@ -133,50 +124,23 @@ impl Trace {
                 }
                 Place::Away => {
                     misses += 1;
-                    run = if page.wrapping_sub(last_miss) == 1 { run + 1 } else { 0 };
-                    last_miss = page;
-                    let is_stream = spares && run >= STREAM_MISSES;
-                    if is_stream {
-                        behind.left(page - 1..page);
-                    }
-                    let age = clock - evicted[index];
-                    if is_stream && evicted[index] > 0 {
-                        behind.back(age.min(u64::from(u32::MAX)) as u32, 1, frames);
-                    }
-                    evicted[index] > 0 && age < frames as u64 / SOON_PART && !(is_stream && behind.drops())
+                    evicted[index] > 0 && clock - evicted[index] < frames as u64 / SOON_PART
                 }
             };
-            while mapped_count >= mapped_max {
-                let left = behind.take().map(|pages| pages.start);
-                let is_left =
-                    |&page: &u32| places[page as usize] == Place::Mapped && spared[page as usize] == 0;
-                let left = left.filter(is_left);
-                let Some(oldest) = left.or_else(|| mapped.pop_front()) else { break };
+            while mapped.len() >= mapped_max {
+                let Some(oldest) = mapped.pop_front() else { break };
                 let oldest_index = oldest as usize;
-                if left.is_none() {
-                    queued[oldest_index] = false;
-                    if places[oldest_index] != Place::Mapped {
-                        continue;
-                    }
-                    if spared[oldest_index] > 0 {
-                        spared[oldest_index] -= 1;
-                        queued[oldest_index] = true;
-                        mapped.push_back(oldest);
-                        continue;
-                    }
+                if spared[oldest_index] > 0 {
+                    spared[oldest_index] -= 1;
+                    mapped.push_back(oldest);
+                    continue;
                 }
-                mapped_count -= 1;
                 clock += 1;
-                behind.evicted(1);
                 evicted[oldest_index] = clock;
                 places[oldest_index] = Place::Away;
                 if victims_max > 0 {
                     places[oldest_index] = Place::Victim;
-                    match left {
-                        // Its frame is the next to be used.
-                        Some(_) => victims.push_front(oldest),
-                        None => victims.push_back(oldest),
-                    }
+                    victims.push_back(oldest);
                     if victims.len() > victims_max
                         && let Some(gone) = victims.pop_front()
                     {
@@ -185,11 +149,8 @@ impl Trace {
                 }
             }
             places[index] = Place::Mapped;
-            mapped_count += 1;
             spared[index] = if spares && soon { SPARED } else { 0 };
-            if !core::mem::replace(&mut queued[index], true) {
-                mapped.push_back(page);
-            }
+            mapped.push_back(page);
         }
         misses
     }
@@ -430,17 +391,5 @@ mod tests {
         let trace = Trace::new(&round);
         assert_eq!(trace.misses(Eviction::Lru, 64), 5000);
         assert!(trace.misses(Eviction::Optimal, 64) < 1000);
-        // The pager gives up what the stream leaves behind.
-        for pages in [700, 1000, 2000] {
-            let trace = Trace::new(&(0..100_000u32).map(|at| at % pages).collect::<Vec<_>>());
-            let misses = |eviction| trace.misses(eviction, 512);
-            let best = misses(Eviction::Optimal);
-            assert_eq!(misses(Eviction::FifoVictims), 100_000);
-            assert!(
-                misses(Eviction::Spared) < best + (100_000 - best) / 2,
-                "{:?}",
-                Eviction::ALL.map(misses)
-            );
-        }
     }
 }

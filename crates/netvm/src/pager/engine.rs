@@ -16,9 +16,7 @@ use crate::lender::BorrowOptions;
 use crate::runfile::Slot as RunSlot;
 use crate::stats::PagerStats;
 use netvm_core::limits::PAYLOAD_BYTES_MAX;
-use netvm_core::residency::{
-    Behind, Entry, FRAME_MAX, FrameChain, FrameSet, Marks, PageQueue, PageState, Streams,
-};
+use netvm_core::residency::{Entry, FRAME_MAX, FrameChain, FrameSet, Marks, PageQueue, PageState, Streams};
 use netvm_sys::cpu::Hold;
 use netvm_sys::paged::{Bell, PagedArea, Told};
 use netvm_sys::shared::SharedSlice;
@@ -31,8 +29,6 @@ use std::time::{Duration, Instant};
 
 /// Pages that one eviction step handles: enough to share the cost of a system call, few enough not to delay a fault.
 pub(super) const EVICT_PAGES: usize = 32;
-/// Most pages taken out in one step: a window that a stream has left.
-pub(super) const TAKE_PAGES: usize = 64;
 /// How many times a page is spared that was needed again soon after it had been evicted.
 pub(super) const SPARED: u32 = 2;
 /// Frames that get memory at a time while the budget is not used up.
@@ -70,8 +66,6 @@ pub(super) struct Transfer {
     pub(super) loose: bool,
     /// The first page was evicted so short a time ago that it is worth being spared.
     pub(super) again: bool,
-    /// A write of pages that a stream has left: their frames are the next to be used.
-    pub(super) behind: bool,
 }
 
 /// Everything the pager's thread owns.
@@ -86,10 +80,6 @@ pub(super) struct Engine {
     pub(super) cached: FrameChain,
     pub(super) backing: Backing,
     pub(super) streams: Streams,
-    /// What streams have left.
-    pub(super) behind: Behind,
-    /// What is being evicted is of that kind.
-    pub(super) leaving: bool,
     pub(super) budget: Budget,
     pub(super) stats: PagerStats,
     /// Faults that wait for a frame.
@@ -172,8 +162,6 @@ impl Engine {
             cached: FrameChain::new(frames),
             backing,
             streams: Streams::new(config.prefetch_pages_max.min(TRANSFER_PAGES_MAX)),
-            behind: Behind::new(),
-            leaving: false,
             budget: Budget::new(limit as u64, slot),
             stats: PagerStats::default(),
             deferred: Vec::with_capacity(64),

@@ -1,6 +1,6 @@
 //! Eviction: keeping frames ready before they are needed.
 
-use super::engine::{EVICT_PAGES, Engine, TAKE_PAGES, Transfer};
+use super::engine::{EVICT_PAGES, Engine, Transfer};
 use super::error::{PagerError, system};
 use super::tier::{PACK_PAGES, repeated_word};
 use crate::error::Result;
@@ -118,9 +118,6 @@ impl Engine {
     /// Takes up to `want` pages out of the program's address space, oldest first; writes those that changed.
     fn evict(&mut self, want: usize) -> Result<usize> {
         let packing = self.packing && self.tier.choice.step() > 0;
-        if !packing && let Some(taken) = self.evict_behind()? {
-            return Ok(taken);
-        }
         let since = self.tier.time_eviction();
         let mut victims = [0_u32; EVICT_PAGES];
         let (mut count, mut spared) = (0, 0);
@@ -145,51 +142,11 @@ impl Engine {
         victims[..count].sort_unstable();
         let taken = self.take_out(&victims[..count])?;
         self.tier.note_evicted(taken);
-        self.behind.evicted(taken);
         self.tier.note_eviction(since, taken, packing);
         Ok(taken)
     }
 
-    /// Takes out what a stream has left, if there is such a stream.
-    fn evict_behind(&mut self) -> Result<Option<usize>> {
-        while let Some(pages) = self.behind.take() {
-            let mut victims = [0_u32; TAKE_PAGES];
-            let mut count = 0;
-            for page in pages.take(TAKE_PAGES) {
-                let entry = self.table.get(page);
-                // Those that are spared are in constant use.
-                if entry.state() == PageState::Mapped && entry.frame() == 0 && self.pins.get(page) == 0 {
-                    victims[count] = page;
-                    count += 1;
-                }
-            }
-            if count == 0 {
-                continue;
-            }
-            let since = self.tier.time_eviction();
-            self.leaving = true;
-            let taken = self.take_out(&victims[..count]);
-            self.leaving = false;
-            let taken = taken?;
-            // They stay in the queue for now.
-            self.tidy_queue();
-            if taken > 0 {
-                self.tier.note_evicted(taken);
-                self.behind.evicted(taken);
-                self.tier.note_eviction(since, taken, false);
-                return Ok(Some(taken));
-            }
-        }
-        Ok(None)
-    }
-
-    /// A page lies in its frame and on a lender: it may be mapped again, until the frame is needed. What a stream has left is given up
-    /// first, while its frame is in the processor's cache.
-    fn keep(&mut self, frame: u32, page: u32, behind: bool) {
-        if behind { self.cached.push_first(frame, page) } else { self.cached.push(frame, page) }
-    }
-
-    /// Takes mapped pages, at most [`TAKE_PAGES`], out of the program's address space; writes those that changed. Returns how many it
+    /// Takes mapped pages, at most [`EVICT_PAGES`], out of the program's address space; writes those that changed. Returns how many it
     /// took.
     pub(super) fn take_out(&mut self, victims: &[u32]) -> Result<usize> {
         let count = victims.len();
@@ -197,7 +154,7 @@ impl Engine {
         let mut start = 0;
         let mut taken = 0;
         let mut runs = 0;
-        let mut changed = [Taken { page: 0, frame: 0 }; TAKE_PAGES];
+        let mut changed = [Taken { page: 0, frame: 0 }; EVICT_PAGES];
         let mut changes = 0;
         while start < count {
             let mut run = 1;
@@ -283,7 +240,7 @@ impl Engine {
         if clean {
             let entry = entry.with_state(PageState::Cached).with_frame(frame).with_wanted(true);
             self.table.set(page, entry);
-            self.keep(frame, page, self.leaving);
+            self.cached.push(frame, page);
             self.stats.clean_drops += 1;
             return Ok(false);
         }
@@ -306,11 +263,6 @@ impl Engine {
             let contiguous = |other: &Taken, run: usize| {
                 other.page == page + run as u32 && other.frame == frame + run as u32
             };
-            let behind = self.leaving;
-            let transfer = |run: usize| {
-                let pages = run as u32;
-                Transfer { page, frame, pages, write: true, loose: false, again: false, behind }
-            };
             let slot = self.table.get(page).slot();
             let mut run = 1;
             if slot == 0 {
@@ -327,7 +279,10 @@ impl Engine {
                     let entry = self.table.get(taken.page);
                     self.table.set(taken.page, entry.with_slot(first + offset as u32));
                 }
-                self.start(transfer(run), first)?;
+                self.start(
+                    Transfer { page, frame, pages: run as u32, write: true, loose: false, again: false },
+                    first,
+                )?;
             } else {
                 while index + run < changed.len()
                     && contiguous(&changed[index + run], run)
@@ -338,7 +293,10 @@ impl Engine {
                 {
                     run += 1;
                 }
-                self.start(transfer(run), slot)?;
+                self.start(
+                    Transfer { page, frame, pages: run as u32, write: true, loose: false, again: false },
+                    slot,
+                )?;
             }
             index += run;
         }
@@ -361,7 +319,7 @@ impl Engine {
             }
             self.writing_frames -= 1;
             self.table.set(page, entry.with_state(PageState::Cached).with_wanted(true));
-            self.keep(frame, page, transfer.behind);
+            self.cached.push(frame, page);
             if entry.wanted() {
                 self.map_cached(page, 1)?;
             }

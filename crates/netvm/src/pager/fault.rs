@@ -9,8 +9,6 @@ use std::ops::Range;
 
 /// A page is worth being spared that is needed again before one in so many local pages has been evicted.
 const AGAIN_PART: usize = 2;
-/// So many local pages are passed over to find what to read ahead.
-const READ_AHEAD_SKIP: u32 = 1024;
 
 impl Engine {
     /// Serves one fault, or puts it off until there is a frame.
@@ -107,13 +105,6 @@ impl Engine {
 
     /// Free frames: from the free set, by growing within the budget, or from pages that are cached and safe elsewhere.
     pub(super) fn take_frames(&mut self, want: u32) -> Result<Option<(u32, u32)>> {
-        if want > 1
-            && self.behind.drops()
-            && !self.budget.may_grow()
-            && let Some(run) = self.take_left(want)
-        {
-            return Ok(Some(run));
-        }
         if self.free.len() < want as usize {
             let grown = self.grow()?;
             if grown == 0 {
@@ -135,34 +126,15 @@ impl Engine {
         for _ in 0..frames {
             let Some((frame, page)) = self.cached.pop() else { return };
             self.free.put(frame as usize, 1);
-            self.give_up(page);
+            self.table.set(
+                page,
+                self.table
+                    .get(page)
+                    .with_state(PageState::Remote)
+                    .with_frame(self.tier.stamp())
+                    .with_wanted(false),
+            );
         }
-    }
-
-    fn give_up(&mut self, page: u32) {
-        let entry = self.table.get(page).with_state(PageState::Remote).with_wanted(false);
-        self.table.set(page, entry.with_frame(self.tier.stamp()));
-    }
-
-    /// The frames of what a stream has left last, if they are as many neighbours: they are in the processor's cache, and one request
-    /// fills them.
-    fn take_left(&mut self, want: u32) -> Option<(u32, u32)> {
-        let (last, _) = self.cached.peek()?;
-        let (mut first, mut frames) = (last, 0);
-        // They were put there in order, each before the one that came before it.
-        while frames < want
-            && let Some((frame, page)) = self.cached.peek()
-            && frame + frames == last
-        {
-            self.cached.pop();
-            self.give_up(page);
-            (first, frames) = (frame, frames + 1);
-        }
-        if frames < want {
-            self.free.put(first as usize, frames as usize);
-            return None;
-        }
-        Some((first, frames))
     }
 
     /// Maps cached pages from `page` on, up to `pages` of them, as far as their frames are neighbours. Returns how many.
@@ -254,23 +226,14 @@ impl Engine {
         };
         let Some((frame, frames)) = taken else { return Ok(0) };
         let mut again = false;
-        if frames > 1 {
-            // What is left behind a stream that goes round is not in constant use.
-            let age = self.tier.age(self.table.get(page).frame());
-            self.behind.back(age, frames, self.local_frames);
-        }
-        let spares = frames == 1 || !self.behind.drops();
         for index in 0..frames {
             let entry = self.table.get(page + index);
             let age = self.tier.note_back(entry.frame());
-            again |= index == 0 && wanted && spares && (age as usize) < self.local_frames / AGAIN_PART;
+            again |= index == 0 && wanted && (age as usize) < self.local_frames / AGAIN_PART;
             let entry = entry.with_state(PageState::Fetching).with_frame(frame + index);
             self.table.set(page + index, entry.with_wanted(wanted));
         }
-        self.start(
-            Transfer { page, frame, pages: frames, write: false, loose: false, again, behind: false },
-            slot,
-        )?;
+        self.start(Transfer { page, frame, pages: frames, write: false, loose: false, again }, slot)?;
         Ok(frames)
     }
 
@@ -298,11 +261,7 @@ impl Engine {
         if ahead.fetch == 0 {
             return Ok(());
         }
-        let mut start = page.saturating_add(ahead.map);
-        let end = start.saturating_add(READ_AHEAD_SKIP).min(self.page_count());
-        while start < end && self.table.get(start).state() == PageState::Mapped {
-            start += 1;
-        }
+        let start = page.saturating_add(ahead.map);
         // Never at the expense of pages in use: only as far as frames can be had without evicting.
         let room = self.free.len() + self.cached.len();
         let pages = ahead.fetch.min(room as u32 / 2);
@@ -411,23 +370,17 @@ impl Engine {
         // The caller drops these pages' memory.
         self.local_frames -= dropped;
         self.budget.release(dropped as u64);
-        self.tidy_queue();
-        Ok(())
-    }
-
-    /// Pages that left the queue of mapped pages other than at its front are still in it: takes them out when they are most of it.
-    pub(super) fn tidy_queue(&mut self) {
-        if self.mapped.len() <= 2 * self.paged.frames() + 1024 {
-            return;
+        if self.mapped.len() > 2 * self.paged.frames() + 1024 {
+            // Each mapped page is in it once, so more than half of it is stale.
+            let table = &mut self.table;
+            self.mapped.retain(|page| {
+                let entry = table.get(page);
+                let live = entry.state() == PageState::Mapped;
+                table.set(page, entry.with_queued(live));
+                live
+            });
         }
-        // Each mapped page is in it once, so more than half of it is stale.
-        let table = &mut self.table;
-        self.mapped.retain(|page| {
-            let entry = table.get(page);
-            let live = entry.state() == PageState::Mapped;
-            table.set(page, entry.with_queued(live));
-            live
-        });
+        Ok(())
     }
 
     /// Moves pages inside the area.

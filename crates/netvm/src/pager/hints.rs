@@ -28,8 +28,6 @@ pub enum Access {
 const PINNED_QUARTERS: u64 = 3;
 /// Pages that are brought in between two looks at what has come.
 const PIN_STEP: u32 = 256;
-/// A window of a stream that is worth being given up as one.
-const LEFT_PAGES_MIN: u32 = 16;
 /// Looks in a row after which nothing came.
 const PIN_TRIES: u32 = 1000;
 
@@ -78,17 +76,11 @@ impl Engine {
     pub(super) fn ahead(&mut self, page: u32) -> Ahead {
         const RANDOM: u32 = Access::Random as u32;
         const SEQUENTIAL: u32 = Access::Sequential as u32;
-        let table = &self.table;
-        let is_here = |page| table.get(page).state() == PageState::Mapped;
-        let ahead = match self.advice.get(page) {
-            RANDOM => Ahead::ALONE,
-            SEQUENTIAL => self.streams.fault_in_stream(page, is_here),
-            _ => self.streams.fault(page, is_here),
-        };
-        if ahead.left_pages >= LEFT_PAGES_MIN {
-            self.behind.left(ahead.left..ahead.left + ahead.left_pages);
+        match self.advice.get(page) {
+            RANDOM => Ahead { map: 1, fetch: 0 },
+            SEQUENTIAL => self.streams.fault_in_stream(page),
+            _ => self.streams.fault(page),
         }
-        ahead
     }
 
     /// A range is somebody else's from now on.

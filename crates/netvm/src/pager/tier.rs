@@ -94,14 +94,9 @@ impl Tier {
         self.choice.note_evicted(pages);
     }
 
-    /// How many pages were evicted since `stamp`.
-    pub(super) fn age(&self, stamp: u32) -> u32 {
-        self.clock.wrapping_sub(stamp) & FRAME_MAX
-    }
-
     /// A page is brought in that was given up at `stamp`. Returns how many pages were evicted since.
     pub(super) fn note_back(&mut self, stamp: u32) -> u32 {
-        let age = self.age(stamp);
+        let age = self.clock.wrapping_sub(stamp) & FRAME_MAX;
         self.decide_due |= self.choice.note_age(age);
         age
     }
@@ -527,7 +522,6 @@ impl Engine {
                 write: true,
                 loose: true,
                 again: false,
-                behind: false,
             };
             self.start(transfer, slot)?;
         }
