@@ -6,7 +6,6 @@ use common::mapped::{churn, mapped, set_word, word};
 use common::{Lent, alone, lend, lend_in_slabs};
 use netvm::lender::LinkChoice;
 use netvm::pager::{FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig, TierPolicy};
-use netvm_sys::shared::SharedSlice;
 use std::sync::Arc;
 
 const PAGE: usize = 4096;
