@@ -128,7 +128,9 @@ const _: () = assert!(NAME_BYTES_MAX + 64 <= BODY_BYTES_MAX && BODY_BYTES_MAX <=
 const _: () = assert!(ATOMIC_BYTES <= INLINE_BYTES_MAX && INLINE_BYTES_MAX <= u8::MAX as usize);
 const _: () =
     assert!(HEADER_BYTES + COPIED_BYTES_MAX <= BATCH_BYTES_MAX && BATCH_BYTES_MAX <= QUEUE_BYTES_MAX);
-const _: () = assert!(TICKETS_MAX <= NOTIFICATIONS_MAX as usize && SYNC_OBJECTS_MAX <= EXPORTS_MAX);
+const _: () = assert!(SYNC_OBJECTS_MAX <= EXPORTS_MAX);
+// Slots beyond a session's own tickets stand for the objects whose words it has; both are told as numbers of notifications.
+const _: () = assert!(TICKETS_MAX + SYNC_OBJECTS_MAX <= NOTIFICATIONS_MAX as usize);
 const _: () = assert!(GROUP_BYTES_MAX + 64 <= BODY_BYTES_MAX && PARTIES_MAX < 1 << 16);
 const _: () = assert!(PUT_BYTES_MAX as usize + 64 <= BODY_BYTES_MAX);
 const _: () = assert!(CHANNEL_BYTES_MAX / 8 < 1 << 29 && CHANNEL_BYTES_MIN >= 64);

@@ -182,3 +182,53 @@ impl AsFd for EventFd {
         self.fd.as_fd()
     }
 }
+
+/// A descriptor that becomes readable after a time, also when a signal handler sets it.
+#[derive(Debug)]
+pub struct Timer {
+    fd: OwnedFd,
+}
+
+impl Timer {
+    /// A timer that is not set.
+    ///
+    /// # Errors
+    /// EMFILE, ENFILE, ENOMEM.
+    pub fn new() -> io::Result<Self> {
+        // SAFETY: no pointers.
+        let fd =
+            unsafe { libc::timerfd_create(libc::CLOCK_MONOTONIC, libc::TFD_CLOEXEC | libc::TFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a descriptor that the kernel just gave us.
+        Ok(Self { fd: unsafe { OwnedFd::from_raw_fd(fd) } })
+    }
+
+    /// Once, after this time from now on; what was set before is forgotten, and it is not readable any more. Safe in a signal handler.
+    pub fn set(&self, after: Duration) {
+        // Zero would mean never.
+        let after = after.max(Duration::from_nanos(1));
+        let it_value = libc::timespec {
+            tv_sec: after.as_secs().min(1 << 30) as libc::time_t,
+            tv_nsec: after.subsec_nanos() as libc::c_long,
+        };
+        let it_interval = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        let time = libc::itimerspec { it_interval, it_value };
+        // SAFETY: the kernel reads a local. It fails only for times that are none.
+        unsafe { libc::timerfd_settime(self.fd.as_raw_fd(), 0, &time, std::ptr::null_mut()) };
+    }
+
+    /// Makes it unreadable again; true when it was readable.
+    pub fn take(&self) -> bool {
+        let mut count = 0u64;
+        // SAFETY: eight bytes of a local. It fails only with EAGAIN when the time has not passed.
+        unsafe { libc::read(self.fd.as_raw_fd(), (&raw mut count).cast(), 8) == 8 }
+    }
+}
+
+impl AsFd for Timer {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

@@ -16,11 +16,12 @@ use crate::shared::SharedSlice;
 
 /// What mounts for users who may not: it is installed with the rights of root.
 const HELPER: &str = "fusermount3";
+const DEVICE: &str = "/dev/fuse";
 
 /// Requests of the kernel, one for each read, and their answers, one for each write.
 #[derive(Debug)]
 pub struct FuseDevice {
-    /// Not there before the mount where [`HELPER`] opens it.
+    /// Not there before the mount of users other than root: [`HELPER`] may have to open it.
     file: OnceLock<File>,
     /// Until then: /dev/null.
     nothing: File,
@@ -32,17 +33,13 @@ impl FuseDevice {
     /// # Errors
     /// ENOENT and ENODEV without FUSE in the kernel; EACCES.
     pub fn open() -> io::Result<Self> {
-        const DEVICE: &str = "/dev/fuse";
         let nothing = File::open("/dev/null")?;
         // SAFETY: no arguments.
         if unsafe { libc::geteuid() } != 0 {
             std::fs::metadata(DEVICE)?;
             return Ok(Self { file: OnceLock::new(), nothing });
         }
-        let mut options = OpenOptions::new();
-        let file =
-            options.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(DEVICE)?;
-        Ok(Self { file: file.into(), nothing })
+        Ok(Self { file: open_device()?.into(), nothing })
     }
 
     /// Mounts a file system whose root is a regular file, readable and writable by root only, over the file `at`. The kernel's first
@@ -52,38 +49,33 @@ impl FuseDevice {
     /// EPERM without CAP_SYS_ADMIN; ENOTDIR when `at` is a folder; ENODEV.
     pub fn mount_file(&self, at: &Path) -> io::Result<()> {
         let flags = libc::MS_NOSUID | libc::MS_NODEV | libc::MS_NOEXEC | libc::MS_NOATIME;
-        self.mount(at, flags, "rootmode=100600,user_id=0,group_id=0,default_permissions")
+        mount(self.file(), at, flags, "rootmode=100600,user_id=0,group_id=0,default_permissions")
     }
 
     /// Mounts a file system over the folder `at`, for all users, whose permissions the kernel checks. Programs on it may be run, but not
-    /// as another user, and devices on it are none. The kernel's first request is there when this returns. Who is not root has
-    /// fusermount3 do it, for himself only.
+    /// as another user, and devices on it are none. The kernel's first request is there when this returns. Who is not root and has no
+    /// CAP_SYS_ADMIN has fusermount3 do it, for himself only.
     ///
     /// # Errors
     /// EPERM without CAP_SYS_ADMIN; ENOTDIR when `at` is not a folder; ENODEV; what fusermount3 says, or that it is not there.
     pub fn mount_folder(&self, at: &Path, read_only: bool) -> io::Result<()> {
-        if self.file.get().is_none() {
-            let file = mount_by_helper(at, read_only)?;
-            return self.file.set(file).map_err(|_| io::ErrorKind::AlreadyExists.into());
-        }
         let flags = libc::MS_NOSUID | libc::MS_NODEV | if read_only { libc::MS_RDONLY } else { 0 };
-        self.mount(at, flags, "rootmode=40755,user_id=0,group_id=0,default_permissions,allow_other")
-    }
-
-    fn mount(&self, at: &Path, flags: libc::c_ulong, options: &str) -> io::Result<()> {
-        let at = text(at.as_os_str().as_bytes())?;
-        let options = text(format!("fd={},{options}", self.raw_fd()).as_bytes())?;
-        // SAFETY: strings that end with a zero and outlive the call.
-        let result = unsafe {
-            libc::mount(
-                c"netvm".as_ptr(),
-                at.as_ptr(),
-                c"fuse.netvm".as_ptr(),
-                flags,
-                options.as_ptr().cast(),
-            )
+        // SAFETY: no arguments.
+        let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
+        let options =
+            format!("rootmode=40755,user_id={user},group_id={group},default_permissions,allow_other");
+        if let Some(file) = self.file.get() {
+            return mount(file, at, flags, &options);
+        }
+        // By itself if it may: only the kernel knows, which asks for more than a capability.
+        let tried = open_device().and_then(|file| mount(&file, at, flags, &options).map(|()| file));
+        let file = match tried {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::EPERM | libc::EACCES)) => {
+                mount_by_helper(at, read_only)?
+            }
+            tried => tried?,
         };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        self.file.set(file).map_err(|_| io::ErrorKind::AlreadyExists.into())
     }
 
     /// Of nothing, before there is a device.
@@ -129,6 +121,21 @@ impl AsFd for FuseDevice {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file().as_fd()
     }
+}
+
+fn open_device() -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).custom_flags(libc::O_NONBLOCK | libc::O_CLOEXEC).open(DEVICE)
+}
+
+fn mount(device: &File, at: &Path, flags: libc::c_ulong, options: &str) -> io::Result<()> {
+    let at = text(at.as_os_str().as_bytes())?;
+    let options = text(format!("fd={},{options}", device.as_raw_fd()).as_bytes())?;
+    // SAFETY: strings that end with a zero and outlive the call.
+    let result = unsafe {
+        libc::mount(c"netvm".as_ptr(), at.as_ptr(), c"fuse.netvm".as_ptr(), flags, options.as_ptr().cast())
+    };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
 /// Has fusermount3 mount, which sends the descriptor over its standard input.

@@ -4,10 +4,9 @@
 //! for SIGBUS ([`install`]) continues a fault in them at an exit that tells of it, and passes every other one on to whoever
 //! handled it before. A program that sets its own handler for SIGBUS later must pass on what it does not know.
 
+use crate::before::Before;
 use std::io;
-use std::ptr;
 use std::sync::Once;
-use std::sync::atomic::{AtomicPtr, Ordering};
 
 #[cfg(target_arch = "x86_64")]
 std::arch::global_asm!(
@@ -171,8 +170,7 @@ mod native {
     }
 }
 
-/// What handled SIGBUS before.
-static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
+static BEFORE: Before = Before::new();
 
 /// Sees to it that faults in this module's functions are told and do not end the process.
 ///
@@ -184,18 +182,10 @@ pub fn install() -> io::Result<()> {
     #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
     {
         static INSTALLED: Once = Once::new();
+        // It fails for no reason that there could be.
         INSTALLED.call_once(|| {
-            // SAFETY: all zeros is a valid sigaction; `on_sigbus` has the signature that SA_SIGINFO asks for, touches nothing but its
-            // arguments and an atomic, and is never unloaded before the process ends.
-            unsafe {
-                let mut before = Box::new(std::mem::zeroed::<libc::sigaction>());
-                libc::sigaction(libc::SIGBUS, ptr::null(), &mut *before);
-                BEFORE.store(Box::into_raw(before), Ordering::Release);
-                let mut action = std::mem::zeroed::<libc::sigaction>();
-                action.sa_sigaction = on_sigbus as *const () as usize;
-                action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
-                libc::sigaction(libc::SIGBUS, &action, ptr::null_mut());
-            }
+            // SAFETY: `on_sigbus` touches nothing but its arguments and an atomic, and is never unloaded before the process ends.
+            let _ = unsafe { BEFORE.take(libc::SIGBUS, on_sigbus, libc::SA_ONSTACK, false) };
         });
         Ok(())
     }
@@ -215,35 +205,8 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
         *at = end as _;
         return;
     }
-    pass_on(signal, info, std::ptr::from_mut(context).cast());
-}
-
-/// Not ours: as if we were not there.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: null or a leaked box that is written no more.
-    let before = unsafe { BEFORE.load(Ordering::Acquire).as_ref() };
-    match before {
-        Some(before) if before.sa_sigaction != libc::SIG_DFL && before.sa_sigaction != libc::SIG_IGN => {
-            let handler = before.sa_sigaction;
-            // SAFETY: whoever set this handler vouched for its signature with its flags; it gets what the kernel gave us.
-            unsafe {
-                if before.sa_flags & libc::SA_SIGINFO != 0 {
-                    let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
-                        std::mem::transmute(handler);
-                    handler(signal, info, context);
-                } else {
-                    let handler: extern "C" fn(i32) = std::mem::transmute(handler);
-                    handler(signal);
-                }
-            }
-        }
-        // The access is repeated, and ends the process as it should.
-        // SAFETY: signal(2) is async-signal-safe.
-        _ => unsafe {
-            libc::signal(signal, libc::SIG_DFL);
-        },
-    }
+    // SAFETY: the kernel's arguments.
+    unsafe { BEFORE.pass_on(signal, info, std::ptr::from_mut(context).cast()) };
 }
 
 /// Copies `bytes` bytes between ranges that do not overlap; `None` when memory of one of them has gone: some may have been copied.

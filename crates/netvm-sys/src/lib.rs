@@ -2,10 +2,12 @@
 #![warn(missing_docs)]
 
 pub mod allocator;
+mod before;
 pub mod bench_floor;
 pub mod bench_sigbus;
 pub mod cpu;
 pub mod device;
+pub mod direct;
 pub mod epoll;
 pub mod fdpass;
 pub mod filemap;

@@ -313,6 +313,13 @@ impl Stream {
         }
     }
 
+    /// The address that was reached, with numbers only: a name may have several, and who connects by it once more may come to another one.
+    /// None for Unix sockets, and when the peer is gone.
+    pub fn reached(&self) -> Option<String> {
+        let fd = self.tcp.then(|| self.fd.try_clone().ok()).flatten()?;
+        TcpStream::from(fd).peer_addr().ok().map(|address| address.to_string())
+    }
+
     /// A pair of sockets connected to each other.
     ///
     /// # Errors
@@ -392,7 +399,19 @@ impl Stream {
     /// # Errors
     /// `WouldBlock` when it takes nothing; EPIPE, ECONNRESET, ETIMEDOUT; EFAULT when a piece is not mapped.
     pub fn send(&self, pieces: &Outgoing<'_>) -> io::Result<usize> {
-        let (fd, flags) = (self.fd.as_raw_fd(), libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
+        self.send_with(pieces, 0)
+    }
+
+    /// As [`Stream::send`]; more follows at once, so TCP does not send a packet for this alone.
+    ///
+    /// # Errors
+    /// As [`Stream::send`].
+    pub fn send_before_more(&self, pieces: &Outgoing<'_>) -> io::Result<usize> {
+        self.send_with(pieces, libc::MSG_MORE)
+    }
+
+    fn send_with(&self, pieces: &Outgoing<'_>, flag: libc::c_int) -> io::Result<usize> {
+        let (fd, flags) = (self.fd.as_raw_fd(), flag | libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT);
         let total = pieces.total_bytes();
         if total <= GATHERED_BYTES_MAX && !pieces.pieces.shared {
             let mut gathered = [const { MaybeUninit::<u8>::uninit() }; GATHERED_BYTES_MAX];

@@ -653,6 +653,12 @@ impl PagedArea {
         }
     }
 
+    /// Whether the kernel can read the page now, as long as [`PagedArea::open_memory`] was called.
+    pub fn is_readable(&self, address: usize) -> bool {
+        let memory = self.memory.as_ref();
+        memory.is_none_or(|memory| memory.read_at(&mut [0], address as u64).is_ok_and(|bytes| bytes == 1))
+    }
+
     /// Lifts write protection (Copy design) and wakes the writer.
     ///
     /// # Errors

@@ -9,6 +9,7 @@
 //! is not cancelled meanwhile. What it interrupted is an access to the range, never malloc or another function of the C library
 //! with a lock, as those have nothing there: so the server may allocate. It must not touch the range itself.
 
+use crate::before::Before;
 use crate::guarded;
 use crate::thread::{die, uncancelled};
 use std::cell::Cell;
@@ -35,8 +36,7 @@ struct Served {
 
 /// All that are served, the newest first. They are leaked.
 static SERVED: AtomicPtr<Served> = AtomicPtr::new(ptr::null_mut());
-/// What handled SIGBUS before, or null. Leaked, and then only read.
-static BEFORE: AtomicPtr<libc::sigaction> = AtomicPtr::new(ptr::null_mut());
+static BEFORE: Before = Before::new();
 
 thread_local! {
     /// The thread is in a server.
@@ -56,31 +56,8 @@ pub fn serve(range: Range<usize>, server: Box<dyn Server>) -> io::Result<()> {
     let served = Box::into_raw(Box::new(Served { range, server, next }));
     // Release: whoever finds it sees what is in it.
     SERVED.store(served, Ordering::Release);
-    install()
-}
-
-/// Takes the signal, unless it is ours already.
-fn install() -> io::Result<()> {
-    // SAFETY: all zeros is a valid sigaction. `on_sigbus` has the signature that SA_SIGINFO asks for, and is never unloaded: who
-    // serves faults lives as long as the process.
-    unsafe {
-        let mut before = Box::new(std::mem::zeroed::<libc::sigaction>());
-        if libc::sigaction(libc::SIGBUS, ptr::null(), &mut *before) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        if before.sa_sigaction == on_sigbus as *const () as usize {
-            return Ok(());
-        }
-        BEFORE.store(Box::into_raw(before), Ordering::Release);
-        let mut action = std::mem::zeroed::<libc::sigaction>();
-        action.sa_sigaction = on_sigbus as *const () as usize;
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_RESTART;
-        libc::sigfillset(&mut action.sa_mask);
-        if libc::sigaction(libc::SIGBUS, &action, ptr::null_mut()) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-    }
-    Ok(())
+    // SAFETY: who serves faults lives as long as the process; `on_sigbus` says what it does with others.
+    unsafe { BEFORE.take(libc::SIGBUS, on_sigbus, 0, true) }
 }
 
 extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
@@ -93,7 +70,8 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     {
         return;
     }
-    pass_on(signal, info, context);
+    // SAFETY: the kernel's arguments.
+    unsafe { BEFORE.pass_on(signal, info, context) };
 }
 
 fn find(address: usize) -> Option<&'static Served> {
@@ -120,39 +98,6 @@ fn serve_here(served: &'static Served, address: usize) -> bool {
     unsafe { *libc::__errno_location() = errno };
     INSIDE.set(false);
     served
-}
-
-/// Not ours: as if we were not there.
-fn pass_on(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: null or a leaked box that is written no more.
-    let before = unsafe { BEFORE.load(Ordering::Acquire).as_ref() };
-    let handler = before.map_or(libc::SIG_DFL, |before| before.sa_sigaction);
-    // SAFETY: the kernel passes a valid siginfo_t to a handler with SA_SIGINFO.
-    let is_fault = unsafe { (*info).si_code } > 0;
-    match before {
-        Some(before) if handler != libc::SIG_DFL && handler != libc::SIG_IGN => {
-            // SAFETY: whoever set this handler vouched for its signature with its flags; it gets what the kernel gave us.
-            unsafe {
-                if before.sa_flags & libc::SA_SIGINFO != 0 {
-                    let handler: extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void) =
-                        std::mem::transmute(handler);
-                    handler(signal, info, context);
-                } else {
-                    let handler: extern "C" fn(i32) = std::mem::transmute(handler);
-                    handler(signal);
-                }
-            }
-        }
-        _ if handler == libc::SIG_IGN && !is_fault => {}
-        // A fault is repeated, and ends the process as it should; what was sent comes again.
-        // SAFETY: signal(2) and raise(3) are async-signal-safe.
-        _ => unsafe {
-            libc::signal(signal, libc::SIG_DFL);
-            if !is_fault {
-                libc::raise(signal);
-            }
-        },
-    }
 }
 
 #[cfg(test)]

@@ -349,6 +349,13 @@ impl fmt::Display for Error {
                 "the disk of lender {lender} is full: {} MiB of it are lent; make room on it, or add another --lender",
                 used_bytes >> 20
             ),
+            Self::LenderFull { lender, size_bytes, used_bytes, limit: LenderLimit::Memory } => write!(
+                f,
+                "lender {lender} has lent {} of the {} MiB that it lends at most, and what they hold does not shrink enough for more; start it with \
+                 a larger --size, or add another --lender",
+                used_bytes >> 20,
+                size_bytes >> 20
+            ),
             Self::LenderFull { lender, size_bytes, used_bytes, limit: LenderLimit::Size } => write!(
                 f,
                 "lender {lender} is full: {} of its {} MiB are lent; start it with a larger --size, or add another --lender",
@@ -405,8 +412,10 @@ pub enum LenderLimit {
     Size,
     /// It lends more, but not to this borrower: the numbers are the borrower's.
     Quota,
-    /// It lends from a file, and the disk is full.
+    /// It lends from a file, or keeps what does not shrink in one, and the disk is full.
     Disk,
+    /// It packs pages, and those that it has do not shrink enough for more.
+    Memory,
 }
 
 #[cfg(test)]

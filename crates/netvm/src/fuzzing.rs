@@ -5,10 +5,12 @@
 mod control;
 mod frames;
 mod handshake;
+mod words;
 
 pub use control::control;
 pub use frames::frames;
 pub use handshake::handshake;
+pub use words::words;
 
 /// A client of the block view, before its first request; see `docs/design/block.md`.
 ///
@@ -60,10 +62,11 @@ mod tests {
     use netvm_core::sim::Random;
 
     type Target = fn(&[u8]);
-    const TARGETS: [(&str, Target); 4] = [
+    const TARGETS: [(&str, Target); 5] = [
         ("handshake", super::handshake),
         ("frames", super::frames),
         ("control", super::control),
+        ("words", super::words),
         ("nbd", super::nbd),
     ];
 

@@ -187,6 +187,12 @@ impl Region {
         }
     }
 
+    /// The number of the exporting process, if it runs on this host and lets its memory be shared.
+    pub(crate) fn peer_process(&self) -> Option<u32> {
+        let peer = &self.connection.session;
+        peer.neighbour.process_id(peer)
+    }
+
     /// The memory itself, where it is mapped here. Not for an operation that comes after everything posted before (`ordered`) while
     /// some of that is under way over the links: then it goes there too.
     #[inline]

@@ -229,6 +229,40 @@ fn play(role: &str, lender: &str) -> std::process::Output {
     command.output().unwrap()
 }
 
+/// What had SIGBUS before [`chaining_handler`].
+static CHAINED: std::sync::OnceLock<usize> = std::sync::OnceLock::new();
+static CHAINS: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+
+/// As a program must set one that comes after the pager's.
+extern "C" fn chaining_handler(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    if CHAINS.fetch_add(1, Ordering::Relaxed) > 1_000_000 {
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(43) };
+    }
+    type Handler = extern "C" fn(i32, *mut libc::siginfo_t, *mut libc::c_void);
+    // SAFETY: it was set with SA_SIGINFO.
+    let before = unsafe { std::mem::transmute::<usize, Handler>(*CHAINED.get().unwrap()) };
+    before(signal, info, context);
+}
+
+/// A file that is mapped in the place of far memory, and cut off: its bus errors are no faults of ours.
+fn beyond_a_file_at(address: usize) {
+    let name = std::env::temp_dir().join(format!("netvm-cut-off-{}", std::process::id()));
+    let file = std::fs::File::options().create_new(true).read(true).write(true).open(&name).unwrap();
+    std::fs::remove_file(&name).unwrap();
+    file.set_len(PAGE as u64).unwrap();
+    let flags = libc::MAP_SHARED | libc::MAP_FIXED;
+    // SAFETY: the range is far memory that nobody refers to; to read beyond the file is what is tested.
+    unsafe {
+        let fd = std::os::fd::AsRawFd::as_raw_fd(&file);
+        let at = libc::mmap(address as *mut libc::c_void, PAGE, READ_WRITE, flags, fd, 0);
+        assert_eq!(at as usize, address);
+        assert_eq!(at.cast::<u8>().read_volatile(), 0);
+        file.set_len(0).unwrap();
+        at.cast::<u8>().read_volatile();
+    }
+}
+
 extern "C" fn own_handler(_: i32) {
     // SAFETY: ends the process.
     unsafe { libc::_exit(42) };
@@ -240,7 +274,10 @@ extern "C" fn own_handler(_: i32) {
 fn role() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let (role, lender) = role.split_once(' ').unwrap();
-    if role == "handler" {
+    // Whoever repeats an access for ever ends, too.
+    // SAFETY: the signal's default ends the process.
+    unsafe { libc::alarm(100) };
+    if role.starts_with("handler") {
         // SAFETY: the handler only ends the process.
         unsafe { libc::signal(libc::SIGBUS, own_handler as *const () as usize) };
     }
@@ -260,6 +297,30 @@ fn role() {
                 assert_ne!(at, libc::MAP_FAILED);
                 at.cast::<u8>().add(all - 1).read_volatile();
             }
+        }
+        // There, or never mapped.
+        "cut-off" | "cut-off-outside" | "handler-cut-off" => {
+            churn(memory, 3, 3000);
+            set_word(memory, 512, 1);
+            let outside = if role == "cut-off-outside" { 1 << 30 } else { PAGE };
+            beyond_a_file_at(pager.area().start + outside);
+        }
+        // A program's handler that came after the first of two pagers.
+        "chained" => {
+            // SAFETY: the handler only calls the one before, in the same circumstances.
+            unsafe {
+                let mut action = std::mem::zeroed::<libc::sigaction>();
+                libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut action);
+                CHAINED.set(action.sa_sigaction).unwrap();
+                action.sa_sigaction = chaining_handler as *const () as usize;
+                libc::sigaction(libc::SIGBUS, &action, std::ptr::null_mut());
+            }
+            let second = start(&[lender], LOCAL_BYTES_MIN, |_| {});
+            for pager in [&pager, &second] {
+                churn(mapped(pager, 1 << 30, 2 * LOCAL_BYTES_MIN as usize), 3, 3000);
+            }
+            assert!(CHAINS.load(Ordering::Relaxed) > 1000);
+            beyond_a_file_at(pager.area().start + PAGE);
         }
         "fork" => {
             let end = AtomicBool::new(false);
@@ -310,6 +371,29 @@ fn other_bus_errors_go_where_they_went_before() {
     let ended = play("handler", lent.address());
     assert_eq!(ended.status.code(), Some(42), "{ended:?}");
     let ended = play("no-handler", lent.address());
+    assert_eq!(ended.status.signal(), Some(libc::SIGBUS), "{ended:?}");
+}
+
+/// Bus errors of far addresses that the pager can do nothing about are not repeated for ever.
+#[test]
+fn bus_errors_of_what_has_taken_the_place_of_far_memory_end_the_process() {
+    use std::os::unix::process::ExitStatusExt;
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    for role in ["cut-off", "cut-off-outside"] {
+        let ended = play(role, lent.address());
+        assert_eq!(ended.status.signal(), Some(libc::SIGBUS), "{role}: {ended:?}");
+    }
+    let ended = play("handler-cut-off", lent.address());
+    assert_eq!(ended.status.code(), Some(42), "{ended:?}");
+}
+
+#[test]
+fn a_second_pager_comes_after_a_handler_that_passes_on() {
+    use std::os::unix::process::ExitStatusExt;
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let ended = play("chained", lent.address());
     assert_eq!(ended.status.signal(), Some(libc::SIGBUS), "{ended:?}");
 }
 

@@ -80,7 +80,11 @@ pub struct Endpoint {
     send: SendWindow,
     receive: ReceiveWindow,
     rails: Vec<Rail>,
-    next_rail: usize,
+    /// Whose turn it is to take what is long, and how much it has got.
+    turn_rail: usize,
+    turn_bytes: usize,
+    /// Small frames do not share a rail.
+    spreads: bool,
     events: VecDeque<Event>,
     /// Fenced writes of ours that must not be sent yet, and the flush that will tell when.
     held: VecDeque<(Header, Payload)>,
@@ -125,7 +129,9 @@ impl Endpoint {
             send: SendWindow::new(u64::from(window)),
             receive: ReceiveWindow::new(),
             rails: (0..rails.max(1)).map(|_| rail()).collect(),
-            next_rail: 0,
+            turn_rail: 0,
+            turn_bytes: post::TURN_BYTES,
+            spreads: false,
             events: VecDeque::with_capacity(64),
             held: VecDeque::new(),
             probe: None,

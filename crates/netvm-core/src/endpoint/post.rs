@@ -2,8 +2,11 @@
 
 use super::*;
 use crate::atomic::Atomic;
-use crate::limits::{BODY_BYTES_MAX, COPIED_BYTES_MAX, QUEUE_BYTES_MAX};
+use crate::limits::{BATCH_BYTES_MAX, BODY_BYTES_MAX, COPIED_BYTES_MAX, QUEUE_BYTES_MAX};
 use crate::wire::{NO_SLOT, QUIET};
+
+/// A rail's turn ends when it has got so much.
+pub(super) const TURN_BYTES: usize = 256 << 10;
 
 impl Endpoint {
     /// Reads `bytes` at `offset` of `handle`; the driver keeps the buffer under the slot until the read completes.
@@ -41,7 +44,7 @@ impl Endpoint {
         if bytes > PAYLOAD_BYTES_MAX {
             return Err(PostError::TooLong);
         }
-        let rail = self.admit(options.fence, 1)?;
+        let rail = self.admit(options.fence, 1, bytes as usize)?;
         let slot = self.ops.take(OpKind::Write, token, bytes, rail.unwrap_or(0)).ok_or(PostError::Full)?;
         let header = Header {
             handle,
@@ -68,7 +71,7 @@ impl Endpoint {
         if bytes.len() > COPIED_BYTES_MAX {
             return Err(PostError::TooLong);
         }
-        let rail = self.admit(options.fence, 0)?;
+        let rail = self.admit(options.fence, 0, bytes.len())?;
         if self.rails[rail.unwrap_or(0)].queued_bytes > QUEUE_BYTES_MAX {
             return Err(PostError::Full);
         }
@@ -85,11 +88,11 @@ impl Endpoint {
     }
 
     /// Whether a write may be posted that needs so many slots; the rail it takes, none when it must be held back.
-    fn admit(&mut self, fence: bool, slots: usize) -> Result<Option<usize>, PostError> {
+    fn admit(&mut self, fence: bool, slots: usize, bytes: usize) -> Result<Option<usize>, PostError> {
         if self.closed {
             return Err(PostError::Closed);
         }
-        let rail = if fence { self.fenced_rail() } else { Some(self.choose_rail()) };
+        let rail = if fence { self.fenced_rail(bytes) } else { Some(self.choose_rail(bytes)) };
         let probe = usize::from(rail.is_none() && self.probe.is_none());
         if self.ops.free() < slots + probe || !self.send.has_room() {
             return Err(PostError::Full);
@@ -98,11 +101,15 @@ impl Endpoint {
     }
 
     /// The rail on which a fenced write comes after all earlier ones by itself.
-    fn fenced_rail(&mut self) -> Option<usize> {
+    fn fenced_rail(&mut self, bytes: usize) -> Option<usize> {
         if !self.held.is_empty() {
             return None;
         }
-        if self.send.applied() == self.send.next() { Some(self.choose_rail()) } else { self.only_busy_rail() }
+        if self.send.applied() == self.send.next() {
+            Some(self.choose_rail(bytes))
+        } else {
+            self.only_busy_rail()
+        }
     }
 
     /// Numbers a write and queues it, or holds it back.
@@ -129,7 +136,7 @@ impl Endpoint {
     pub(super) fn release_held(&mut self) {
         while let Some((header, payload)) = self.held.pop_front() {
             let rail = if self.send.applied() >= header.sequence {
-                Some(self.choose_rail())
+                Some(self.choose_rail(payload.bytes()))
             } else {
                 self.only_busy_rail()
             };
@@ -172,7 +179,7 @@ impl Endpoint {
         if self.probe.is_some() {
             return;
         }
-        let rail = self.choose_rail();
+        let rail = self.choose_rail(0);
         // `admit` has left a slot, and the answer to one probe frees it for the next.
         let Some(slot) = self.ops.take(OpKind::Probe, 0, 0, rail) else { return };
         self.probe = Some(slot);
@@ -321,7 +328,8 @@ impl Endpoint {
         if matches!(kind, OpKind::Call | OpKind::Import) && self.ops.calls() >= CALLS_MAX {
             return Err(PostError::Full);
         }
-        let rail = self.choose_rail();
+        // A read's answer comes back on its rail.
+        let rail = self.choose_rail(payload.bytes().max(header.bytes as usize));
         let slot = self.ops.take(kind, token, header.bytes, rail).ok_or(PostError::Full)?;
         let header = Header {
             sequence: self.send.next(),
@@ -334,14 +342,28 @@ impl Endpoint {
         Ok(slot)
     }
 
-    /// The rail with the least to send; rails that are equal take turns.
-    pub(super) fn choose_rail(&mut self) -> usize {
+    /// From now on small frames take turns over all rails, too: for tests of order.
+    #[doc(hidden)]
+    pub fn spread(&mut self) {
+        self.spreads = true;
+    }
+
+    /// The rail for a frame that moves so many bytes. Small ones share the first while it keeps up: a send for each rail, and a look at each
+    /// by the peer, would cost more than several rails bring. Others fill the rail whose turn it is; then it is that of the one with the
+    /// least to send. Who changed rails more often would have each send and receive less at a time.
+    fn choose_rail(&mut self, bytes: usize) -> usize {
         let count = self.rails.len();
-        if count == 1 {
+        let is_small = bytes <= COPIED_BYTES_MAX && !self.spreads;
+        if count == 1 || is_small && self.rails[0].queued_bytes <= BATCH_BYTES_MAX {
             return 0;
         }
-        self.next_rail = (self.next_rail + 1) % count;
-        let turns = (0..count).map(|step| (self.next_rail + step) % count);
-        turns.min_by_key(|&rail| self.rails[rail].queued_bytes).unwrap_or(0)
+        let is_over = self.turn_bytes >= TURN_BYTES || self.spreads;
+        if is_over || self.rails[self.turn_rail].queued_bytes > QUEUE_BYTES_MAX {
+            let turns = (1..=count).map(|step| (self.turn_rail + step) % count);
+            self.turn_rail = turns.min_by_key(|&rail| self.rails[rail].queued_bytes).unwrap_or(0);
+            self.turn_bytes = 0;
+        }
+        self.turn_bytes += bytes;
+        self.turn_rail
     }
 }

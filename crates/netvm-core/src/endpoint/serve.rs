@@ -290,7 +290,8 @@ impl Endpoint {
         {
             return true;
         }
-        exports.presence(handle, offset, bytes) == Presence::Away
+        let access = if header.kind == Kind::Read { Access::Read } else { Access::Write };
+        exports.presence(handle, offset, bytes, access) == Presence::Away
     }
 
     /// The bytes of a write whose memory is not there have been collected.

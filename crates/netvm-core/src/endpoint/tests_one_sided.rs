@@ -317,6 +317,7 @@ fn waiting_notifications_are_bounded_and_odd_flags_end_the_session() {
 #[test]
 fn fenced_writes_without_end_are_backpressure() {
     let mut side = Side::new(2);
+    side.endpoint.spread();
     let fenced = WriteOptions { fence: true, notify: None };
     let mut posted = 0;
     // Nothing is ever sent: two plain writes occupy both rails, then all must be held.
@@ -336,6 +337,37 @@ fn fenced_writes_without_end_are_backpressure() {
     let lost = |event: Event| matches!(event, Event::Completed { result: Err(OpError::Lost), .. });
     assert_eq!(ended.filter(|event| lost(event.clone())).count(), OPS_MAX - 1);
     assert_eq!(side.endpoint.pending(), 0);
+}
+
+#[test]
+fn small_frames_share_a_rail_and_long_ones_take_turns() {
+    let mut side = Side::new(4);
+    let endpoint = &mut side.endpoint;
+    let queued = |endpoint: &Endpoint| [0, 1, 2, 3].map(|rail| endpoint.queued_bytes(rail));
+    endpoint.post_read(0, 0, 0, 16 << 10).unwrap();
+    endpoint.post_flush(1).unwrap();
+    while endpoint.queued_bytes(0) <= BATCH_BYTES_MAX {
+        assert_eq!(queued(endpoint)[1..], [0; 3]);
+        endpoint.post_write_copied(0, 0, &[1; 1000], WriteOptions::default()).unwrap();
+    }
+    // It is backed up.
+    for _ in 0..9 {
+        endpoint.post_write_copied(0, 0, &[1; 1000], WriteOptions::default()).unwrap();
+    }
+    let full = endpoint.queued_bytes(0);
+    assert_eq!(queued(endpoint), [full, 9 * 1048, 0, 0]);
+    // The rail on which a read is asked for is the one on which its answer comes.
+    let mut reads = [0; 4];
+    for token in 2..62 {
+        let before = queued(endpoint);
+        endpoint.post_read(token, 0, 0, 64 << 10).unwrap();
+        let after = queued(endpoint);
+        (0..4).for_each(|rail| reads[rail] += u32::from(after[rail] > before[rail]));
+    }
+    assert!(reads[0] == 0 && reads[2..].iter().all(|reads| (24..=36).contains(reads)), "{reads:?}");
+    endpoint.sent(0, full);
+    let at = endpoint.post_write_with(40, 0, 0, 8, WriteOptions::default());
+    assert!(at.is_ok() && endpoint.queued_bytes(0) == HEADER_BYTES + 8, "it keeps up again");
 }
 
 #[test]

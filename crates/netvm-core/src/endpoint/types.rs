@@ -30,8 +30,8 @@ pub trait Exports {
     fn atomic(&mut self, _handle: u32, _offset: u64, _atomic: &Atomic) -> Result<u64, Status> {
         Err(Status::Unsupported)
     }
-    /// Whether memory that was checked can be touched without waiting for it.
-    fn presence(&mut self, _handle: u32, _offset: u64, _bytes: u32) -> Presence {
+    /// Whether memory that was checked can be touched in that way as it is: without waiting for it, and, for a write, part by part.
+    fn presence(&mut self, _handle: u32, _offset: u64, _bytes: u32, _access: Access) -> Presence {
         Presence::Here
     }
     /// A number for a byte that was checked, the same for the same byte through all handles: its address.
@@ -59,7 +59,7 @@ pub trait Exports {
 pub enum Presence {
     /// It is.
     Here,
-    /// It is paged out, or not yet there.
+    /// It is paged out, not yet there, or can only be written as a whole.
     Away,
 }
 

@@ -46,6 +46,15 @@ impl SlotMap {
         self.places.iter_mut().for_each(|place| place.full = false);
     }
 
+    /// When what was chosen last has been moved, or could not be: whether there is another slab that is to change places. Nothing cools.
+    pub fn wish_again(&mut self) -> bool {
+        if !core::mem::take(&mut self.wish_over) || self.is_mending() {
+            return false;
+        }
+        self.wish = self.choose();
+        self.wish.is_some()
+    }
+
     fn choose(&self) -> Option<Wish> {
         let class = |lender: u32| self.places[lender as usize].class;
         let slabs = || {
@@ -145,6 +154,10 @@ mod tests {
                 self.map.heat(slot, heat);
             }
             self.map.weigh();
+            self.do_all();
+        }
+
+        fn do_all(&mut self) {
             while let Some(step) = self.map.next_step() {
                 self.map.step_posted();
                 let end = match step {
@@ -178,6 +191,31 @@ mod tests {
         assert_eq!(sorted, 128);
         (0..20).for_each(|_| world.second(&[0, 10, 5, 100]));
         assert_eq!(world.map.sorted(), sorted);
+    }
+
+    #[test]
+    fn all_that_should_change_places_does_at_once_when_it_is_asked_for_again() {
+        let mut world = World::new(3, 8);
+        assert_eq!(world.places(), [0, 0, 0, 1, 1, 1, 1, 1]);
+        let heats = [0, 3, 200, 90, 2, 100, 1, 30];
+        world.second(&heats);
+        let mut times = 0;
+        while world.map.wish_again() {
+            world.do_all();
+            times += 1;
+            assert!(times < 20, "no end to it");
+        }
+        assert_eq!(world.places(), [1, 1, 0, 0, 1, 0, 1, 1]);
+        assert_eq!(world.map.sorted(), 4 * 64);
+        // Nothing is over that was not begun.
+        assert!(!world.map.wish_again());
+        (0..20).for_each(|_| {
+            world.second(&heats);
+            while world.map.wish_again() {
+                world.do_all();
+            }
+        });
+        assert_eq!(world.map.sorted(), 4 * 64);
     }
 
     #[test]

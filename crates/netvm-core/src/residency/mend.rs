@@ -255,6 +255,11 @@ impl SlotMap {
             slab.copies.push(copy);
             let left = growing.leaving.and_then(|lender| slab.copies.remove(lender));
             self.mender.growing = None;
+            if let Some(lender) = growing.leaving.filter(|_| growing.wished) {
+                // There is room for another one now.
+                self.places[lender as usize].full = false;
+                self.wish_over = true;
+            }
             // What was posted to it before comes before its return.
             left.into_iter().for_each(|copy| self.give_back(copy));
             return None;
@@ -301,6 +306,7 @@ impl SlotMap {
             }
             (Step::Borrow { lender }, end) => {
                 self.places[lender as usize].full |= end == StepEnd::Full;
+                self.wish_over |= growing.is_some_and(|growing| growing.wished);
                 self.mender.growing = None;
             }
             (Step::Read { .. }, StepEnd::Done) => {
@@ -354,7 +360,7 @@ impl SlotMap {
             self.stop_mending(growing.slab);
         }
         self.mender = Mender::default();
-        self.wish = None;
+        (self.wish, self.wish_over) = (None, false);
         // It is asked itself.
         self.places.iter_mut().for_each(|place| (place.recalled, place.stuck) = (0, Stuck::No));
     }

@@ -81,6 +81,8 @@ pub struct SlotMap {
     pub(super) redundancy: Redundancy,
     pub(super) mender: Mender,
     pub(super) wish: Option<Wish>,
+    /// What was wished for has happened, or cannot.
+    pub(super) wish_over: bool,
     /// Slabs to give back to their lenders.
     pub(super) returns: Vec<SlabCopy>,
     current: usize,
@@ -101,6 +103,7 @@ impl SlotMap {
             redundancy,
             mender,
             wish: None,
+            wish_over: false,
             returns,
             current: 0,
             live_count: 0,

@@ -1,5 +1,5 @@
-//! Where an evicted page goes, packed into local memory or to a lender, and the accounts of the packed ones: policies without memory,
-//! clock or network. `netvm::pager` carries out what they decide. See docs/design/tiers.md.
+//! Where an evicted page goes, packed into local memory or to a lender, and the accounts of the packed ones, here and at lenders that pack:
+//! policies without memory, clock or network. `netvm::pager` and `netvm::lender` carry out what they decide. See docs/design/tiers.md.
 
 mod buckets;
 mod choice;
@@ -8,6 +8,10 @@ mod choice_tests;
 mod pool;
 #[cfg(test)]
 mod pool_tests;
+mod shelf;
+#[cfg(test)]
+mod shelf_tests;
 
 pub use choice::{Average, Choice, Costs, Policy, STEPS, STEPS_MAX};
 pub use pool::{CHUNK_BYTES, FRAME_CHUNKS, PackedPool, Piece, PieceId};
+pub use shelf::{FACTOR_MAX, Plan, Shelf, Spot};

@@ -79,6 +79,11 @@ impl PackedPool {
         }
     }
 
+    /// Makes room for the books of so many pieces, which are not moved before there are more.
+    pub fn reserve(&mut self, pieces: usize) {
+        self.pieces.reserve_exact(pieces.saturating_sub(self.pieces.len()));
+    }
+
     /// Frames that it has.
     pub fn frames(&self) -> usize {
         self.frames

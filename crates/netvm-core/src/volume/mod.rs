@@ -411,6 +411,23 @@ impl Volume {
         Ok(())
     }
 
+    /// Where a read of these bytes would find all of them at once: lender, slab, and offset there, for each copy. None when they are absent in
+    /// part, lie in two extents, or wait for something.
+    pub fn sources(&self, offset: u64, bytes: u64) -> impl Iterator<Item = (u32, u32, u64)> + '_ {
+        let inside = bytes > 0 && offset.checked_add(bytes).is_some_and(|end| end <= self.size_bytes);
+        let (extent, within) = (offset / self.extent_bytes, offset % self.extent_bytes);
+        let piece = Piece { op: 0, kind: Kind::Read, extent: extent as u32, offset, bytes, at: 0 };
+        let is_whole = inside && bytes <= self.extent_bytes - within && !self.must_wait(&piece) && {
+            let end = (offset + bytes).div_ceil(BLOCK_BYTES);
+            self.presence.run(offset / BLOCK_BYTES, end) == (end, true)
+        };
+        let extent = is_whole.then(|| &self.extents[extent as usize]);
+        let copies = extent.into_iter().flat_map(Extent::full);
+        // What is queued there was begun before.
+        let copies = copies.filter(|copy| self.lenders[copy.lender as usize].queue.is_empty());
+        copies.map(move |copy| (copy.lender, copy.slab, within))
+    }
+
     /// Begins an operation that ends when all writes that ended before it have been applied. It fails when something that was
     /// written is lost.
     pub fn flush(&mut self, token: u64) {

@@ -26,6 +26,8 @@ struct World {
     chunk: Vec<u8>,
     random: Random,
     failures: u32,
+    /// Reads that a copy could have answered at once.
+    found: u32,
 }
 
 struct Running {
@@ -63,6 +65,7 @@ impl World {
             chunk: vec![0; CHUNK_BYTES as usize],
             random,
             failures: 0,
+            found: 0,
         }
     }
 
@@ -93,6 +96,14 @@ impl World {
             Kind::Discard => self.model[range.clone()].fill(0),
         }
         let expected = self.model[range].to_vec();
+        if kind == Kind::Read {
+            for (lender, slab, at) in self.volume.sources(offset, bytes) {
+                let held =
+                    &self.lenders[lender as usize].memory[slab as usize][at as usize..][..bytes as usize];
+                assert!(held == expected, "{bytes} bytes at {offset} are not what lender {lender} has");
+                self.found += 1;
+            }
+        }
         let token = self.ops.iter().position(Option::is_none).unwrap_or(self.ops.len());
         self.ops.resize_with(self.ops.len().max(token + 1), || None);
         self.ops[token] = Some(Running { kind, offset, buffer, expected });
@@ -252,6 +263,7 @@ fn what_is_written_is_read_whatever_one_lender_does() {
         }
         world.settle();
         assert!(world.read_all(), "seed {seed}");
+        assert!(world.found > 20, "seed {seed}: {} reads found a copy at once", world.found);
         assert_eq!(world.failures, 0);
         let alive = lenders - losses;
         let degraded = if alive >= 2 { 0 } else { world.volume.extents() as u64 };

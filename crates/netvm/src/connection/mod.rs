@@ -6,6 +6,8 @@ mod polling;
 mod posted;
 mod pulse;
 mod ride;
+#[cfg(test)]
+mod tests;
 mod waiting;
 
 use std::collections::HashMap;
@@ -94,6 +96,9 @@ pub(crate) struct PeerSession {
     pace_us: AtomicU32,
     /// Polls since something was last received.
     quiet: AtomicU32,
+    /// How often who waited went to sleep.
+    #[cfg(test)]
+    sleeps: AtomicU32,
 }
 
 /// While those who wait or poll watch the links, the node's thread comes by so often, to see whether they still do.
@@ -220,6 +225,8 @@ impl PeerSession {
             changed: Condvar::new(),
             pace_us: AtomicU32::new(0),
             quiet: AtomicU32::new(0),
+            #[cfg(test)]
+            sleeps: AtomicU32::new(0),
             neighbour: Neighbour::default(),
             beside: Beside::default(),
         })
@@ -333,11 +340,21 @@ impl PeerSession {
 
     /// Sends and receives what goes without waiting; true when something was received.
     fn progress(&self, state: &mut State) -> bool {
+        self.progress_over(state, true)
+    }
+
+    /// As [`PeerSession::progress`], for who looks again, or sleeps where all rails can wake him: rails on which nothing has come for long
+    /// are not looked at each time.
+    fn glance(&self, state: &mut State) -> bool {
+        self.progress_over(state, false)
+    }
+
+    fn progress_over(&self, state: &mut State, all_rails: bool) -> bool {
         if state.broken.is_some() {
             return false;
         }
         self.post_signals(state);
-        self.exchange(state).unwrap_or_else(|failure| {
+        self.exchange(state, all_rails).unwrap_or_else(|failure| {
             self.fail(state, &failure);
             true
         })
@@ -369,12 +386,16 @@ impl PeerSession {
         }
     }
 
-    fn exchange(&self, state: &mut State) -> Result<bool, Failure> {
+    fn exchange(&self, state: &mut State, all_rails: bool) -> Result<bool, Failure> {
         let before = state.session.received_bytes();
+        let skips = state.session.skips_quiet() && !all_rails;
         for rail in 0..state.session.endpoint.rails() {
             let State { session, imports, inbox, sharing, .. } = &mut *state;
             let mut view = View::new(&self.shared, self.session, imports, inbox, sharing);
             session.send(rail, &mut view)?;
+            if skips && session.is_quiet_on(rail) {
+                continue;
+            }
             for _ in 0..ROUNDS_MAX {
                 if !session.receive(rail, &mut view)? {
                     break;
@@ -486,12 +507,18 @@ impl PeerSession {
                 if let Some(error) = &state.broken {
                     return Some(Err(error.clone()));
                 }
-                match post(state, token) {
+                let mut posted = post(state, token);
+                if matches!(posted, Err(PostError::Full)) {
+                    peer.glance(state);
+                    // It may have made room, and of that nobody would wake us.
+                    posted = match &state.broken {
+                        Some(error) => return Some(Err(error.clone())),
+                        None => post(state, token),
+                    };
+                }
+                match posted {
                     Ok(_) => Some(Ok(())),
-                    Err(PostError::Full) => {
-                        peer.progress(state);
-                        state.broken.clone().map(Err)
-                    }
+                    Err(PostError::Full) => None,
                     Err(error) => Some(Err(Error::Other(error.to_string()))),
                 }
             });
@@ -581,7 +608,7 @@ impl PeerSession {
             None => state.broken.clone().map(Err),
         };
         let mut state = self.lock();
-        self.progress(&mut state);
+        self.glance(&mut state);
         let limit = limit.unwrap_or(FOREVER).min(FOREVER);
         self.wait_for(state, limit, TIMEOUT, |state| &mut state.look_for_turn, &mut ready).1.transpose()
     }
@@ -650,7 +677,7 @@ impl PeerSession {
             state.broken.clone().map(Err)
         };
         let mut state = self.lock();
-        self.progress(&mut state);
+        self.glance(&mut state);
         let limit = limit.unwrap_or(FOREVER).min(FOREVER);
         self.wait_for(state, limit, TIMEOUT, |state| &mut state.look_for_turn, &mut ready).1.transpose()
     }

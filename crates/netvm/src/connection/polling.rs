@@ -90,7 +90,7 @@ impl PeerSession {
         if state.broken.is_none() && !state.led {
             self.begin_lease(&mut state);
             state.visits += 1;
-            let received = self.progress(&mut state);
+            let received = self.glance(&mut state);
             let quiet = if received { 0 } else { self.quiet.load(Ordering::Relaxed).saturating_add(1) };
             self.quiet.store(quiet, Ordering::Relaxed);
         }
@@ -109,11 +109,12 @@ impl PeerSession {
         }
     }
 
-    /// The node's thread: something is ready.
-    pub(crate) fn serve(&self) {
+    /// The node's thread: something is ready, told by the number of the rail.
+    pub(crate) fn serve(&self, id: u64) {
         let mut state = self.lock();
         if !state.led && !state.leased {
-            self.progress(&mut state);
+            state.session.stir(id.wrapping_sub(self.id) as usize);
+            self.glance(&mut state);
             self.arm(&mut state);
         }
     }
@@ -131,7 +132,7 @@ impl PeerSession {
             rails.map(|rail| state.session.traffic(rail).1).sum::<u64>()
         };
         let before = sent(&state);
-        let received = self.progress(&mut state);
+        let received = self.glance(&mut state);
         let found = received || state.broken.is_none() && sent(&state) != before;
         state.finds += u32::from(found);
         if state.finds == FINDS_MIN && !state.unwatched && state.broken.is_none() {

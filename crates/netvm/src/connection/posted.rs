@@ -122,7 +122,7 @@ impl PeerSession {
             let (pending, full) = (state.session.endpoint.pending(), !state.session.endpoint.has_slots());
             if takes_slot && full && pending >= FULL_MIN && state.broken.is_none() {
                 // Whoever waited for each slot would post, and the peer answer, one at a time.
-                self.progress(&mut state);
+                self.glance(&mut state);
                 let mut ready = |_: &Self, state: &mut State| {
                     let enough = state.session.endpoint.pending() <= pending / 2;
                     (enough || state.broken.is_some()).then_some(Ok(()))
@@ -142,7 +142,7 @@ impl PeerSession {
                     self.publish(&mut state);
                     return Ok(state);
                 }
-                Err(PostError::Full) if attempt == 0 => drop(self.progress(&mut state)),
+                Err(PostError::Full) if attempt == 0 => drop(self.glance(&mut state)),
                 Err(PostError::Full) => break,
                 Err(error) => return Err(Error::Other(error.to_string())),
             }
@@ -182,14 +182,14 @@ impl PeerSession {
     /// Waits until `ended`, for as long as a peer may take to answer; then the session is over.
     pub(crate) fn wait_posted(&self, what: &'static str, mut ended: impl FnMut() -> bool) -> Result<()> {
         let mut state = self.lock();
-        self.progress(&mut state);
+        self.glance(&mut state);
         self.wait_until(state, what, TIMEOUT, |_, _| ended().then_some(Ok(()))).1
     }
 
     /// As [`PeerSession::wait_posted`], for at most `limit`; the session goes on.
     pub(crate) fn wait_posted_for(&self, limit: Duration, mut ended: impl FnMut() -> bool) -> Result<()> {
         let mut state = self.lock();
-        self.progress(&mut state);
+        self.glance(&mut state);
         let mut ready = |_: &Self, _: &mut State| ended().then_some(Ok(()));
         self.wait_for(state, limit, TIMEOUT, |state| &mut state.look, &mut ready).1.unwrap_or(Ok(()))
     }

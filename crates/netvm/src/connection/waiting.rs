@@ -40,7 +40,7 @@ impl PeerSession {
     ) -> Result<(MutexGuard<'a, State>, Answer)> {
         // Of several that are waited for the first may have brought the ends of all.
         if !state.ended.contains_key(&token) {
-            self.progress(&mut state);
+            self.glance(&mut state);
         }
         let (state, result) =
             self.wait_until(state, what, TIMEOUT, |peer, state| match state.ended.remove(&token) {
@@ -146,7 +146,7 @@ impl PeerSession {
                     drop(state);
                     std::hint::spin_loop();
                     state = self.lock();
-                    self.progress(&mut state);
+                    self.glance(&mut state);
                     continue;
                 }
                 look_until = None;
@@ -165,13 +165,18 @@ impl PeerSession {
             drop(state);
             // Should the session end meanwhile, its descriptors may be closed or others': a spurious wake-up at worst.
             // Nobody tells when there is room for what is to be received.
+            #[cfg(test)]
+            self.sleeps.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
             let pause = if stalled { PATIENCE } else { Duration::from_millis(100) };
             let waited = netvm_sys::thread::poll(&mut fds[..rails], Some(left.min(pause)));
             state = self.lock();
             if let Err(error) = waited {
                 break Some(Err(Error::system("wait for a peer", &error)));
             }
-            self.progress(&mut state);
+            for (rail, _) in fds[..rails].iter().enumerate().filter(|(_, fd)| fd.revents != 0) {
+                state.session.stir(rail);
+            }
+            self.glance(&mut state);
         };
         if leads {
             state.led = false;

@@ -66,7 +66,7 @@ fn home(mut input: Input<'_>) {
             _ => {
                 // A sound request with small numbers.
                 let mut body = [0; 20];
-                (body[0], body[1]) = (1 + input.byte() % 14, input.byte() % 4);
+                (body[0], body[1]) = (1 + input.byte() % 15, input.byte() % 4);
                 for index in [2, 4, 12, 16] {
                     body[index] = input.byte() % 8;
                 }

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use netvm_core::endpoint::{Answer, Event, OpError, PostError};
 use netvm_core::limits::{OPS_MAX, PIECES_MAX};
 use netvm_core::wire::{BodyReader, BodyWriter, Hello, Role, Status};
+use netvm_sys::memfd::Memfd;
 use netvm_sys::shared::SharedSlice;
 
 use super::nearby::{self, Nearby};
@@ -309,6 +310,18 @@ impl Borrower {
         let slot = self.session.endpoint.post_read(token, slab, offset, bytes)?;
         self.posted(slot, locals);
         Ok(())
+    }
+
+    /// The file of a lender on this host, and where in it these bytes are, if they can be read there now. After the next call of this borrower
+    /// they may be elsewhere.
+    pub(crate) fn file_of(&mut self, slab: u32, offset: u64, bytes: u64) -> Option<(&Memfd, u64)> {
+        if self.broken.is_some() {
+            return None;
+        }
+        let applied = self.session.endpoint.applied_writes();
+        let nearby = self.nearby.as_mut()?;
+        let at = nearby.place(applied, slab, offset, bytes)?;
+        Some((&nearby.file, at))
     }
 
     /// Writes all of `locals`, in order, to neighbouring bytes from `offset` of `slab` on: at most 256 pieces and 1 MiB.

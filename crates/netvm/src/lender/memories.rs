@@ -1,5 +1,6 @@
 //! The lent memory: one range of addresses, of a common file and of the files of leases on this host (docs/design/nearby.md).
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -9,16 +10,23 @@ use netvm_sys::mapping::Mapping;
 use netvm_sys::memfd::Memfd;
 use netvm_sys::shared::SharedSlice;
 
+use super::packing::{self, Packing};
 use super::protocol::Class;
-use crate::error::{Error, Result};
+use super::server::Compress;
+use crate::error::{Error, LenderLimit, Result};
+
+/// What lent memory is counted in.
+const PAGE_BYTES: u64 = 4096;
 
 pub(super) struct Memories {
     pub(super) slabs: Slabs,
     common: Memfd,
     /// It is on a disk: room is taken slab by slab, and nobody else is given a file.
     pub(super) on_disk: bool,
-    /// There was no room for the last slab that was asked for.
-    pub(super) disk_full: bool,
+    /// Why there was no slab when one was last asked for.
+    pub(super) limit: LenderLimit,
+    /// What is lent is packed into the common file, not mapped from it.
+    packing: Option<RefCell<Packing>>,
     /// All slabs, each from the file it is in, at its place in there.
     mapping: Mapping,
     hugepages: bool,
@@ -31,7 +39,11 @@ pub(super) struct Memories {
 impl Memories {
     /// What it lends.
     pub(super) fn class(&self) -> Class {
-        if self.on_disk { Class::File } else { Class::Remote }
+        match self.on_disk {
+            true => Class::File,
+            false if self.packing.is_some() => Class::Packed,
+            false => Class::Remote,
+        }
     }
 
     /// Reserves `count` slabs of `slab_bytes` each, in memory or on the file system of `folder`.
@@ -56,7 +68,8 @@ impl Memories {
             slabs: Slabs::new(count, slab_bytes),
             common,
             on_disk: folder.is_some(),
-            disk_full: false,
+            limit: LenderLimit::Size,
+            packing: None,
             mapping,
             hugepages,
             files: BTreeMap::new(),
@@ -64,7 +77,50 @@ impl Memories {
         })
     }
 
+    /// Slabs of `slab_bytes` each, as many as `compress` says, packed into `size_bytes` of memory.
+    pub(super) fn packed(size_bytes: u64, slab_bytes: u64, compress: &Compress) -> Result<Self> {
+        let plan = packing::plan(size_bytes, slab_bytes, compress)?;
+        let count = u64::from(plan.pages) * PAGE_BYTES / slab_bytes;
+        // One mapping of all frames, which is not cut into slabs.
+        let mut memories = Self::new(plan.frames, PAGE_BYTES, false, None)?;
+        let frames = memories.mapping.shared();
+        let packing = Packing::new(plan, slab_bytes, frames, compress.overflow.as_deref())?;
+        memories.slabs = Slabs::new(u32::try_from(count).unwrap_or(u32::MAX), slab_bytes);
+        memories.packing = Some(RefCell::new(packing));
+        Ok(memories)
+    }
+
+    /// What packs, if anything does: then no slab is anywhere as a whole.
+    pub(super) fn packing(&self) -> Option<&RefCell<Packing>> {
+        self.packing.as_ref()
+    }
+
+    fn lent_pages(&self) -> u64 {
+        self.slabs.used_bytes() / PAGE_BYTES
+    }
+
+    /// Bytes to ask back, since what is lent does not shrink enough.
+    pub(super) fn missing_bytes(&self) -> u64 {
+        self.packing.as_ref().map_or(0, |packing| packing.borrow_mut().missing_bytes(self.lent_pages()))
+    }
+
+    /// Most memory that is used if that is less than what is lent, and what it has no room for.
+    pub(super) fn packed_bytes(&self) -> (u64, u64) {
+        let spilled = |packing: &RefCell<Packing>| (self.common.len(), packing.borrow().spilled_bytes());
+        self.packing.as_ref().map_or((0, 0), spilled)
+    }
+
+    /// To be called now and then.
+    pub(super) fn tick(&mut self) {
+        if let Some(packing) = &self.packing {
+            packing.borrow_mut().tick(&self.common, self.lent_pages());
+        }
+    }
+
     pub(super) fn slab(&self, slab: u32, offset: u64, bytes: u32) -> Option<SharedSlice> {
+        if self.packing.is_some() {
+            return None;
+        }
         let start = u64::from(slab).checked_mul(self.slabs.slab_bytes())?.checked_add(offset)?;
         self.mapping.shared().sub(usize::try_from(start).ok()?, bytes as usize)
     }
@@ -91,12 +147,22 @@ impl Memories {
 
     /// Takes a free slab, which reads as zeros.
     pub(super) fn borrow(&mut self, lease: LeaseId) -> Result<u32, SlabError> {
-        let slab = self.slabs.borrow(lease)?;
+        let borrowed = self.slabs.borrow(lease);
+        self.limit = LenderLimit::Size;
+        let slab = borrowed?;
+        if let Some(packing) = &self.packing {
+            if let Err(limit) = packing.borrow_mut().admit(self.lent_pages()) {
+                self.limit = limit;
+                self.slabs.give_back(lease, slab)?;
+                return Err(SlabError::Full);
+            }
+            return Ok(slab);
+        }
         if self.on_disk {
             // Now, while it can be refused: a write that finds no room would be lost.
             let (start, bytes) = (u64::from(slab) * self.slabs.slab_bytes(), self.slabs.slab_bytes());
-            self.disk_full = self.common.provide(start, bytes).is_err();
-            if self.disk_full {
+            if self.common.provide(start, bytes).is_err() {
+                self.limit = LenderLimit::Disk;
                 let _ = self.common.punch_hole(start, bytes);
                 self.slabs.give_back(lease, slab)?;
                 return Err(SlabError::Full);
@@ -151,6 +217,9 @@ impl Memories {
 
     /// Makes a part of a slab read as zeros and gives its memory back.
     pub(super) fn discard(&self, slab: u32, offset: u64, bytes: u64) {
+        if let Some(packing) = &self.packing {
+            return packing.borrow_mut().discard(slab, offset, bytes, &self.common);
+        }
         let file = self.owners.get(&slab).map_or(&self.common, |file| file);
         let start = u64::from(slab) * self.slabs.slab_bytes() + offset;
         let is_held = bytes < self.slabs.slab_bytes();

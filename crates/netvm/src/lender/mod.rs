@@ -5,6 +5,7 @@ mod comeback;
 mod memories;
 mod nearby;
 mod options;
+mod packing;
 mod patience;
 mod pressure;
 mod protocol;
@@ -20,7 +21,7 @@ pub(crate) use patience::{Debt, Ear, HEARD, Patience, SILENCE};
 pub use protocol::{BorrowerStatus, Class, LenderStatus, Recall};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use server::fuzzing::{fuzz, fuzz_status};
-pub use server::{Lender, LenderConfig, StopFlag};
+pub use server::{Compress, Lender, LenderConfig, StopFlag};
 
 /// What the kernel module calls a lender for: ATTACH and BORROW.
 #[cfg(test)]

@@ -43,6 +43,12 @@ impl Nearby {
             && self.file.read_at(u64::from(slab) * self.slab_bytes + offset, locals).is_ok()
     }
 
+    /// Where in the file the bytes are, when nothing keeps them from being read there now.
+    pub(super) fn place(&mut self, applied: u64, slab: u32, offset: u64, bytes: u64) -> Option<u64> {
+        let is_direct = self.direct.read(applied, slab, offset, bytes) == Way::Direct;
+        is_direct.then(|| u64::from(slab) * self.slab_bytes + offset)
+    }
+
     /// Writes what can be written directly; false when the session has to do it (again).
     #[inline]
     pub(super) fn write(

@@ -36,7 +36,7 @@ pub(super) const CANNOT: u32 = 12;
 /// By the lender: is anybody there?
 pub(super) const PING: u32 = 13;
 
-/// Answer: what it lends, 0 memory, 1 a file. Lenders that do not know this call lend memory.
+/// Answer: what it lends, 0 memory, 1 a file, 2 memory in which pages are packed. Lenders that do not know this call lend memory.
 pub(super) const KIND: u32 = 14;
 
 /// How dear the memory of a lender is, by where it is: pages go to the cheapest that has room.
@@ -47,6 +47,8 @@ pub enum Class {
     /// Memory that the lender is asked for.
     #[default]
     Remote,
+    /// The same, where pages are packed.
+    Packed,
     /// A file on the lender's disk.
     File,
 }
@@ -57,6 +59,7 @@ impl Class {
         match self {
             Self::Nearby | Self::Remote => 0,
             Self::File => 1,
+            Self::Packed => 2,
         }
     }
 
@@ -64,6 +67,7 @@ impl Class {
     pub(super) fn from_kind(kind: u32) -> Self {
         match kind {
             0 => Self::Remote,
+            2 => Self::Packed,
             _ => Self::File,
         }
     }
@@ -73,6 +77,7 @@ impl Class {
         match self {
             Self::Nearby => "nearby",
             Self::Remote => "memory",
+            Self::Packed => "packed",
             Self::File => "file",
         }
     }
@@ -135,6 +140,7 @@ impl BorrowAnswer {
         let limit = match body.u32()? {
             0 => LenderLimit::Size,
             2 => LenderLimit::Disk,
+            3 => LenderLimit::Memory,
             _ => LenderLimit::Quota,
         };
         let slab = (had == 1).then_some(slab);
@@ -190,6 +196,10 @@ pub struct LenderStatus {
     pub quota_bytes: u64,
     /// What it lends.
     pub class: Class,
+    /// Most memory that it uses for it, when that is less than it lends; 0: as much as it lends.
+    pub memory_bytes: u64,
+    /// Bytes of pages that this memory has no room for, and that are in a file.
+    pub spilled_bytes: u64,
     /// Who borrows (the first 200 when there are more).
     pub borrowers: Vec<BorrowerStatus>,
     /// What protects the connection that asked; not on the wire.
@@ -213,7 +223,7 @@ impl LenderStatus {
             body.u32(u32::from(borrower.nearby)).u64(borrower.recalled_bytes);
             body.u32(u32::from(borrower.cannot));
         }
-        body.u32(self.class.kind());
+        body.u32(self.class.kind()).u64(self.memory_bytes).u64(self.spilled_bytes);
         body.0
     }
 
@@ -233,6 +243,8 @@ impl LenderStatus {
             stuck: body.u32()? != 0,
             quota_bytes: body.u64()?,
             class: Class::Remote,
+            memory_bytes: 0,
+            spilled_bytes: 0,
             borrowers: Vec::new(),
             protection: Protection::None,
         };
@@ -249,6 +261,7 @@ impl LenderStatus {
         }
         // Lenders that do not say so lend memory.
         status.class = body.u32().map_or(Class::Remote, Class::from_kind);
+        (status.memory_bytes, status.spilled_bytes) = (body.u64().unwrap_or(0), body.u64().unwrap_or(0));
         Some(status)
     }
 }
@@ -268,18 +281,19 @@ mod tests {
             recalled_bytes: 10,
             cannot: true,
         };
-        let class = Class::File;
-        let mut status =
-            LenderStatus { size_bytes: 1, ops_per_s: 3, stuck: true, class, ..LenderStatus::default() };
+        let class = Class::Packed;
+        let (memory_bytes, spilled_bytes) = (4, 5);
+        let all = LenderStatus { size_bytes: 1, ops_per_s: 3, stuck: true, ..LenderStatus::default() };
+        let mut status = LenderStatus { class, memory_bytes, spilled_bytes, ..all };
         status.borrowers = vec![borrower; 300];
         let body = status.encode();
         assert!(body.len() <= netvm_core::limits::BODY_BYTES_MAX);
         status.borrowers.truncate(BORROWERS_MAX);
         assert_eq!(LenderStatus::decode(&body), Some(status));
         // Of a lender that does not say what it lends.
-        let old = LenderStatus::decode(&body[..body.len() - 4]);
+        let old = LenderStatus::decode(&body[..body.len() - 20]);
         assert_eq!(old.map(|status| status.class), Some(Class::Remote));
-        for len in 0..body.len() - 4 {
+        for len in 0..body.len() - 20 {
             assert!(LenderStatus::decode(&body[..len]).is_none(), "{len} bytes");
         }
     }

@@ -15,7 +15,8 @@ impl Lender {
     pub(super) fn look_after_memory(&mut self, now: Instant) {
         let config = &self.config;
         let limits = Limits { reserve_bytes: config.reserve_bytes, stall: config.stall };
-        if limits == Limits::default() || self.draining {
+        let is_packed = self.memories.packing().is_some();
+        if limits == Limits::default() && !is_packed || self.draining {
             return;
         }
         let reading = Reading {
@@ -23,7 +24,8 @@ impl Lender {
                 .filter(|_| limits.reserve_bytes > 0),
             stall: pressure::stall(&config.pressure_file).filter(|_| limits.stall > 0),
         };
-        let missing = limits.missing(reading, self.memories.slabs.used_bytes());
+        let (used_bytes, packed) = (self.memories.slabs.used_bytes(), self.memories.missing_bytes());
+        let missing = limits.missing(reading, used_bytes).max(packed);
         let held: Vec<(u64, u64)> = (0..self.peers.len())
             .filter_map(|index| Some((index as u64, self.held(index)?)))
             .filter(|&(_, bytes)| bytes > 0)
@@ -32,14 +34,16 @@ impl Lender {
         let now_ms = now.saturating_duration_since(self.started).as_millis() as u64;
         let asks = self.recalls.look(now_ms, missing, &held);
         if missing > 0 && !was_missing {
-            self.say(format_args!(
-                "this machine is short of {} MiB: asking borrowers for them",
-                missing >> 20
-            ));
+            let why = if packed == missing {
+                "what is lent does not shrink enough"
+            } else {
+                "this machine is short of memory"
+            };
+            self.say(format_args!("{why}: asking borrowers for {} MiB", missing.div_ceil(1 << 20)));
         }
         if self.recalls.is_stuck() && !was_stuck {
             self.say(format_args!(
-                "nobody else can take what {} borrowers have here: serving on, though this machine is short of memory",
+                "nobody else can take what {} borrowers have here: serving on, though memory is short",
                 held.len()
             ));
         }
@@ -47,7 +51,7 @@ impl Lender {
             self.ask(borrower as usize, Recall { bytes, leaving: false });
         }
         if missing == 0 && was_missing {
-            self.say(format_args!("this machine has memory enough again"));
+            self.say(format_args!("there is memory enough again"));
         }
     }
 

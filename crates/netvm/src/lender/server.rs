@@ -27,7 +27,7 @@ use crate::link::spin::Spin;
 use crate::security::{Protection, Security};
 use crate::shm::LinkChoice;
 use crate::shm::meeting::{Invitation, Invited};
-use view::{Returns, View};
+use view::{Returns, View, do_jobs};
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
@@ -56,6 +56,8 @@ pub struct LenderConfig {
     pub slab_bytes: u64,
     /// Lend from a file without a name in this folder, not from memory.
     pub folder: Option<PathBuf>,
+    /// Keep pages packed: then `size_bytes` is the memory that it may use, not what it lends.
+    pub compress: Option<Compress>,
     /// Ask the kernel for huge pages.
     pub hugepages: bool,
     /// End when the last borrower has gone and `parent_fd` has reached its end.
@@ -87,6 +89,16 @@ pub struct LenderConfig {
     pub security: Security,
 }
 
+/// How to lend more memory than there is.
+#[derive(Clone, Debug)]
+pub struct Compress {
+    /// Most bytes to lend, at most 16 times the memory; how many it really lends follows from how much they shrink.
+    pub lend_bytes: u64,
+    /// Where a file is kept for what does not shrink, without a name, and with room for everything that is lent. Without one no more is lent than has
+    /// room as it is.
+    pub overflow: Option<PathBuf>,
+}
+
 impl Default for LenderConfig {
     fn default() -> Self {
         Self {
@@ -94,6 +106,7 @@ impl Default for LenderConfig {
             size_bytes: 1 << 30,
             slab_bytes: 16 << 20,
             folder: None,
+            compress: None,
             hugepages: false,
             private: false,
             parent_fd: None,
@@ -224,14 +237,20 @@ impl Lender {
                 "a slab of {slab_bytes} bytes cannot be lent; choose a multiple of 4096 up to 1 GiB"
             )));
         }
-        let count = config.size_bytes / slab_bytes;
+        let lend_bytes = config.compress.as_ref().map_or(config.size_bytes, |compress| compress.lend_bytes);
+        let count = lend_bytes / slab_bytes;
         if count == 0 || count > SLABS_MAX {
             return Err(Error::Other(format!(
-                "cannot lend {} bytes in slabs of {slab_bytes} bytes: that makes {count} slabs, and 1 to {SLABS_MAX} are possible",
-                config.size_bytes
+                "cannot lend {lend_bytes} bytes in slabs of {slab_bytes} bytes: that makes {count} slabs, and 1 to {SLABS_MAX} are possible"
             )));
         }
-        let memories = Memories::new(count as u32, slab_bytes, config.hugepages, config.folder.as_deref())?;
+        let memories = match &config.compress {
+            None => Memories::new(count as u32, slab_bytes, config.hugepages, config.folder.as_deref())?,
+            Some(_) if config.folder.is_some() || config.hugepages => {
+                return Err(Error::Other("packed pages are lent from memory, in pages of 4 KiB".to_owned()));
+            }
+            Some(compress) => Memories::packed(config.size_bytes, slab_bytes, compress)?,
+        };
         let epoll = Epoll::new().map_err(|error| Error::system("make an epoll set", &error))?;
         let mut listeners = Vec::new();
         for text in &config.listen {
@@ -372,6 +391,7 @@ impl Lender {
             self.memories.close(ticket.lease);
         }
         self.forgive(now);
+        self.memories.tick();
         self.look_after_memory(now);
         self.look_after_borrowers(now);
         let (since, before, _) = self.rate;
@@ -505,6 +525,7 @@ impl Lender {
             for _ in 0..ROUNDS_MAX {
                 let (session, mut view) = served.parts(&self.memories);
                 let more = session.receive(0, &mut view)?;
+                do_jobs(session, &mut view)?;
                 while let Some(event) = served.session.event() {
                     match event {
                         Event::Called { request, method, body } => {
@@ -524,7 +545,13 @@ impl Lender {
             }
         }
         let (session, mut view) = served.parts(&self.memories);
-        let sent = session.send(0, &mut view);
+        let sent = loop {
+            // Reads that waited until others were sent may have to be done first.
+            match session.send(0, &mut view) {
+                Ok(()) if do_jobs(session, &mut view)? => {}
+                sent => break sent,
+            }
+        };
         self.take_back(served);
         sent?;
         let waits_for_room = served.session.has_output();
@@ -584,7 +611,7 @@ impl Lender {
         let lease = served.lease.ok_or(Status::BadRequest)?;
         if method == protocol::BORROW {
             let held = self.memories.slabs.lease_bytes(lease);
-            let (quota, was_full) = (self.config.quota_bytes, self.memories.disk_full);
+            let (quota, before) = (self.config.quota_bytes, self.memories.limit);
             let beyond = quota > 0 && held + self.memories.slabs.slab_bytes() > quota;
             let slab = if beyond { None } else { self.memories.borrow(lease).ok() };
             let slabs = &self.memories.slabs;
@@ -592,11 +619,20 @@ impl Lender {
                 if beyond { (quota, held) } else { (slabs.size_bytes(), slabs.used_bytes()) };
             let limit = match beyond {
                 true => LenderLimit::Quota,
-                false if self.memories.disk_full => LenderLimit::Disk,
-                false => LenderLimit::Size,
+                false => self.memories.limit,
             };
-            if limit == LenderLimit::Disk && !was_full {
-                self.say(format_args!("the disk is full: there is no room for another slab"));
+            match limit {
+                _ if limit == before => {}
+                LenderLimit::Disk => {
+                    self.say(format_args!("the disk is full: there is no room for another slab"));
+                }
+                LenderLimit::Memory => {
+                    let used = used_bytes >> 20;
+                    self.say(format_args!(
+                        "the {used} MiB that are lent do not shrink enough for another slab"
+                    ));
+                }
+                LenderLimit::Size | LenderLimit::Quota => {}
             }
             return Ok(BorrowAnswer { slab, size_bytes, used_bytes, limit }.encode());
         }
@@ -638,7 +674,8 @@ impl Lender {
             protocol::MEET => {
                 let invitation = Invitation::decode(body).ok_or(Status::BadRequest)?;
                 let wants_socket = LinkChoice::from_environment() == LinkChoice::Socket;
-                if wants_socket || self.memories.on_disk || self.memories.has_file(lease) {
+                let has_none = self.memories.on_disk || self.memories.packing().is_some();
+                if wants_socket || has_none || self.memories.has_file(lease) {
                     return Err(Status::Unsupported);
                 }
                 // It is on another host, or has given up.
@@ -726,6 +763,8 @@ impl Lender {
             quota_bytes: self.config.quota_bytes,
             borrowers: self.peers.iter().enumerate().filter_map(borrower).collect(),
             class: self.memories.class(),
+            memory_bytes: self.memories.packed_bytes().0,
+            spilled_bytes: self.memories.packed_bytes().1,
             protection: Protection::None,
         }
     }

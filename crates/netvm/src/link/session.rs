@@ -19,6 +19,10 @@ const BUFFER_BYTES: usize = 64 << 10;
 const DIRECT_BYTES_MIN: usize = 12 << 10;
 /// Replies of so few bytes in all are received in one piece and copied: a list of places costs the kernel more, with each look in vain too.
 const LONE_BYTES_MAX: u32 = 4 << 10;
+/// A rail on which so many looks in a row found nothing is quiet, and looked at with one look in [`QUIET_EVERY`] only: while others are
+/// busy, a look in vain costs a tenth of a message.
+const QUIET_LOOKS: u32 = 64;
+const QUIET_EVERY: u32 = 8;
 /// Bytes offered to one send or receive; more would only be looked at again.
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
@@ -103,6 +107,8 @@ struct Rail<L> {
     direct: bool,
     received_bytes: u64,
     sent_bytes: u64,
+    /// Looks since something came.
+    misses: u32,
 }
 
 /// What one receive was laid out for.
@@ -120,6 +126,8 @@ struct Plan {
 pub(crate) struct Session<L> {
     pub(crate) endpoint: Endpoint,
     rails: Vec<Rail<L>>,
+    /// Looks so far.
+    looks: u32,
     locals: Vec<Vec<SharedSlice>>,
     /// With so many bytes in jobs nothing is received.
     pub(crate) bounce_max: usize,
@@ -135,9 +143,10 @@ impl<L: Link> Session<L> {
             direct: false,
             received_bytes: 0,
             sent_bytes: 0,
+            misses: 0,
         };
         let (rails, bounce_max) = (links.into_iter().map(rail).collect(), BOUNCE_BYTES_MAX);
-        Self { endpoint, rails, locals: Vec::new(), bounce_max }
+        Self { endpoint, rails, looks: 0, locals: Vec::new(), bounce_max }
     }
 
     pub(crate) fn link(&self, rail: usize) -> &L {
@@ -269,6 +278,28 @@ impl<L: Link> Session<L> {
         Ok((out.total_bytes(), self.rails[rail].link.post(&out)))
     }
 
+    /// Begins a look at the rails; whether those that are quiet are left out.
+    pub(crate) fn skips_quiet(&mut self) -> bool {
+        self.looks = self.looks.wrapping_add(1);
+        !self.looks.is_multiple_of(QUIET_EVERY) && !self.rails.iter().all(Self::is_quiet)
+    }
+
+    fn is_quiet(rail: &Rail<L>) -> bool {
+        rail.misses >= QUIET_LOOKS
+    }
+
+    /// Something has come on this rail, or there is room.
+    pub(crate) fn stir(&mut self, rail: usize) {
+        if let Some(rail) = self.rails.get_mut(rail) {
+            rail.misses = 0;
+        }
+    }
+
+    /// Whether nothing has come on this rail for long.
+    pub(crate) fn is_quiet_on(&self, rail: usize) -> bool {
+        Self::is_quiet(&self.rails[rail])
+    }
+
     /// Receives what is there, at most once, and what the link has in store; true when there may be more.
     pub(crate) fn receive(&mut self, rail: usize, memory: &mut impl Memory) -> Result<bool, Failure> {
         loop {
@@ -276,6 +307,8 @@ impl<L: Link> Session<L> {
                 return Ok(false);
             }
             let (plan, offered, received) = self.receive_once(rail, memory);
+            self.rails[rail].misses =
+                if received.is_ok() { 0 } else { self.rails[rail].misses.saturating_add(1) };
             let received = match received {
                 Ok(0) => return Err(Failure::Ended),
                 Ok(received) => received,
@@ -301,7 +334,7 @@ impl<L: Link> Session<L> {
         else {
             return false;
         };
-        match memory.presence(handle, offset + u64::from(at), bytes) {
+        match memory.presence(handle, offset + u64::from(at), bytes, Access::Write) {
             Presence::Away => self.endpoint.divert(rail),
             Presence::Here => self.endpoint.fault(rail),
         }

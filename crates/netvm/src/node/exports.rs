@@ -204,7 +204,7 @@ impl netvm_core::endpoint::Exports for View<'_> {
         execute(memory.ok_or(Status::NoHandle)?, offset, atomic)
     }
 
-    fn presence(&mut self, handle: u32, offset: u64, bytes: u32) -> Presence {
+    fn presence(&mut self, handle: u32, offset: u64, bytes: u32, _: Access) -> Presence {
         let exports = lock(&self.shared.exports);
         let Ok(id) = self.imports.check(&exports.table, handle, offset, bytes, Access::Read) else {
             return Presence::Here;

@@ -102,7 +102,7 @@ impl Server {
                     LISTENER_ID.. => self.accept((id - LISTENER_ID) as usize),
                     _ => {
                         if let Some(peer) = self.shared.peer(id) {
-                            peer.serve();
+                            peer.serve(id);
                             served = true;
                             self.heat(peer);
                         }

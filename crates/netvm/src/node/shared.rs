@@ -475,9 +475,15 @@ fn connect_session(
     hello.session = incarnation.to_bytes();
     let mut links: Vec<Box<dyn Link>> = Vec::new();
     let mut limits = (OPS_MAX as u32, WINDOW as u32);
+    // Of a name with several addresses all rails take the one that the first has reached.
+    let mut reached = None;
     for rail in 0..rails {
         (hello.rail, hello.rails) = (rail as u8, rails as u8);
+        let address = reached.as_deref().unwrap_or(address);
         let (transport, theirs) = greeting::connect(address, &hello, CONNECT_TIMEOUT, &shared.security)?;
+        if rail == 0 {
+            reached = transport.stream().reached();
+        }
         limits = (limits.0.min(theirs.ops_max), limits.1.min(theirs.window));
         // Looking for signs of life does it.
         let untimed = transport.stream().without_user_timeout();

@@ -74,6 +74,7 @@ pub(super) struct Backing {
     ended: Vec<u32>,
     mending: Mending,
     paused: bool,
+    fixed_order: bool,
     timeout: Duration,
     next_thaw: Instant,
     next_ask: Instant,
@@ -121,7 +122,8 @@ impl Backing {
         }
         for lender in 0..sides.len() {
             if let Some(borrower) = &sides[lender].borrower {
-                slots.set_class(lender, borrower.class() as u8);
+                let class = if config.fixed_order { lender as u8 } else { borrower.class() as u8 };
+                slots.set_class(lender, class);
             }
         }
         Ok(Self {
@@ -138,6 +140,7 @@ impl Backing {
             ended: Vec::with_capacity(64),
             mending: Mending::new(erasure)?,
             paused: false,
+            fixed_order: config.fixed_order,
             timeout,
             next_thaw: now,
             next_ask: now,
@@ -579,7 +582,7 @@ impl Backing {
             self.stats.lenders_back += 1;
             self.slots.lender_back(lender);
             let class = self.sides[lender].borrower.as_ref().map_or(Class::Remote, Borrower::class);
-            self.slots.set_class(lender, class as u8);
+            self.slots.set_class(lender, if self.fixed_order { lender as u8 } else { class as u8 });
         }
         if let Some(since) = self.poor_since
             && self.slots.poor() == 0

@@ -173,7 +173,7 @@ impl Engine {
         Ok(())
     }
 
-    fn is_mapped(&self, address: usize) -> bool {
+    pub(super) fn is_mapped(&self, address: usize) -> bool {
         self.ranges.range(..=address).next_back().is_some_and(|(&start, &bytes)| address < start + bytes)
     }
 
@@ -476,6 +476,6 @@ impl Engine {
 }
 
 /// The range was unmapped while the fault was on its way: the thread will see that by itself.
-fn gone(error: std::io::Error) -> std::io::Result<()> {
+pub(super) fn gone(error: std::io::Error) -> std::io::Result<()> {
     if error.raw_os_error() == Some(libc::ENOENT) { Ok(()) } else { Err(error) }
 }

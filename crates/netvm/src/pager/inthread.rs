@@ -7,17 +7,19 @@ use super::Pager;
 use super::calls::Call;
 use super::engine::{Engine, STARVED, TICK};
 use super::error::{PagerError, system};
+use super::fault::gone;
 use super::look::Awaited;
 use crate::error::Result;
 use crate::stats::PagerStats;
 use netvm_core::combine::{Combine, Post, Withdrawn};
 use netvm_core::residency::PageState;
-use netvm_sys::epoll::EventFd;
+use netvm_sys::epoll::{EventFd, Timer};
 use netvm_sys::sigbus::{self, Server};
 use netvm_sys::thread::{Gate, die, futex_wait, futex_wake, readable, without_signals};
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
@@ -27,8 +29,12 @@ const SPINS: u32 = 20;
 const YIELDS: u32 = 100;
 /// It looks again after so long all the same.
 const NAP: Duration = Duration::from_millis(1);
-/// How often the pager's thread looks after what threads have left behind.
+/// So long after the last thread has left work behind the pager's thread looks after it.
 const LEFT_OVER: Duration = Duration::from_millis(1);
+/// Faults of a thread at one place, one after the other, after which it is looked whether the page can be read at all.
+const REPEATED: u32 = 3;
+/// Looks at such a page: the program may drop it at any time.
+const LOOKS: u32 = 3;
 /// Eviction steps of the pager's thread between which others may have the turn.
 const STEPS_MAX: u32 = 4;
 
@@ -39,10 +45,11 @@ pub(super) struct InThread {
     engine: Mutex<Box<Engine>>,
     /// Wakes a holder that sleeps until answers come.
     posted: EventFd,
-    /// Wakes the pager's thread,
-    left_over: EventFd,
-    /// which sleeps until there is something to do.
-    idle: AtomicBool,
+    /// Wakes the pager's thread, unless the next thread that leaves work behind sets it anew before.
+    left_over: Timer,
+    /// When it was set last, in nanoseconds since `began`.
+    set_ns: AtomicU64,
+    began: Instant,
     /// A child of a fork has no far memory.
     process: u32,
 }
@@ -55,13 +62,13 @@ struct Waiting {
 
 impl InThread {
     pub(super) fn new(engine: Box<Engine>) -> Result<Self> {
-        let event = || EventFd::new().map_err(|e| system("eventfd", e));
         Ok(Self {
             combine: Combine::new(),
             engine: Mutex::new(engine),
-            posted: event()?,
-            left_over: event()?,
-            idle: AtomicBool::new(false),
+            posted: EventFd::new().map_err(|e| system("eventfd", e))?,
+            left_over: Timer::new().map_err(|e| system("timerfd_create", e))?,
+            set_ns: AtomicU64::new(0),
+            began: Instant::now(),
             process: std::process::id(),
         })
     }
@@ -76,13 +83,29 @@ impl InThread {
         self.engine.try_lock().unwrap_or_else(|_| die("two threads have the turn of the pager"))
     }
 
-    fn leave(&self, mut engine: MutexGuard<'_, Box<Engine>>) {
+    fn leave(&self, engine: MutexGuard<'_, Box<Engine>>) {
+        if self.release(engine) {
+            self.watch();
+        }
+    }
+
+    /// Gives the turn back. True: work is left over.
+    fn release(&self, mut engine: MutexGuard<'_, Box<Engine>>) -> bool {
         self.settle(&mut engine);
-        let left = engine.in_flight() > 0;
+        let left = engine.is_under_way();
         drop(engine);
         self.combine.give_back(futex_wake);
-        if left && self.idle.load(Ordering::Relaxed) && self.idle.swap(false, Ordering::Relaxed) {
-            self.left_over.signal();
+        left
+    }
+
+    /// The pager's thread looks after what is left over, if nobody else does before: a clock that whoever leaves sets back. So it does not wake
+    /// while threads fault all the time, and does soon after the last has.
+    fn watch(&self) {
+        let now_ns = self.began.elapsed().as_nanos() as u64;
+        // A system call for each fault would be too many. It goes off in half of its time at the earliest.
+        if now_ns.wrapping_sub(self.set_ns.load(Ordering::Relaxed)) >= LEFT_OVER.as_nanos() as u64 / 2 {
+            self.set_ns.store(now_ns, Ordering::Relaxed);
+            self.left_over.set(LEFT_OVER);
         }
     }
 
@@ -106,6 +129,15 @@ impl InThread {
 
     /// Works on the engine as soon as nobody else does. Signals are blocked.
     fn with<R>(&self, run: impl FnOnce(&mut Engine) -> R) -> R {
+        let (result, left) = self.with_turn(run);
+        if left {
+            self.watch();
+        }
+        result
+    }
+
+    /// The same; true when work is left over, of which nobody knows yet.
+    fn with_turn<R>(&self, run: impl FnOnce(&mut Engine) -> R) -> (R, bool) {
         let mut waiting = Waiting::default();
         while !self.combine.try_take() {
             self.wait(&mut waiting, None);
@@ -114,8 +146,7 @@ impl InThread {
         let Ok(result) = catch_unwind(AssertUnwindSafe(|| run(&mut engine))) else {
             die("a call about far memory could not be carried out, for a mistake in netvm");
         };
-        self.leave(engine);
-        result
+        (result, self.release(engine))
     }
 
     /// A thread of the program: has `call` carried out.
@@ -125,7 +156,12 @@ impl InThread {
             return Err(system("use far memory in a child of a fork, which has none", error));
         }
         without_signals(|| {
-            netvm_sys::thread::uncancelled(|| self.with(|engine| engine.carry_out(call, pager)))
+            netvm_sys::thread::uncancelled(|| {
+                self.with(|engine| {
+                    engine.carry_out(call, pager)?;
+                    engine.backing.push()
+                })
+            })
         })
     }
 
@@ -153,37 +189,46 @@ impl InThread {
         let mut links = Vec::new();
         let (mut served, mut ticked) = (0, Instant::now());
         loop {
-            let timeout = self.with(|engine| {
-                if let Err(error) = engine.tidy(self, pager, &mut ticked) {
-                    engine.end(&error);
-                }
-                links.clear();
+            links.clear();
+            links.push(readable(&self.left_over));
+            let (next, left) = self.with_turn(|engine| {
+                let more = match engine.tidy(self, pager, &mut ticked) {
+                    Ok(more) => more,
+                    Err(error) => engine.end(&error),
+                };
                 let busy = std::mem::replace(&mut served, engine.stats.faults) != engine.stats.faults;
+                if more {
+                    return Next { busy, timeout: Some(Duration::ZERO) };
+                }
                 if engine.is_starved() {
-                    return Some(STARVED);
+                    return Next { busy, timeout: Some(STARVED) };
                 }
-                if engine.in_flight() > 0 || engine.backing.pending() > 0 || !engine.deferred.is_empty() {
-                    return Some(LEFT_OVER);
+                if !busy {
+                    // Nobody else hears the lenders now.
+                    engine.backing.poll_fds(&mut links);
                 }
-                if busy || engine.budget.is_shared() || engine.backing.is_poor() {
-                    return Some(TICK);
-                }
-                // Nobody else hears the lenders now.
-                engine.backing.poll_fds(&mut links);
-                // Whoever has the turn from here on and leaves something behind says so.
-                self.idle.store(true, Ordering::Relaxed);
-                engine.backing.patience_when_idle()
+                let often =
+                    busy || engine.is_under_way() || engine.budget.is_shared() || engine.backing.is_poor();
+                Next { busy, timeout: if often { Some(TICK) } else { engine.backing.patience_when_idle() } }
             });
-            links.insert(0, readable(&self.left_over));
+            // The links tell of it, or whoever faults next takes it up.
+            if left && next.busy {
+                self.watch();
+            }
             // Only EFAULT, EINVAL and ENOMEM are left: then it looks more often.
-            if netvm_sys::thread::poll(&mut links, timeout).is_err() {
+            if netvm_sys::thread::poll(&mut links, next.timeout).is_err() {
                 std::thread::sleep(LEFT_OVER);
             }
-            links.clear();
-            self.idle.store(false, Ordering::Relaxed);
             self.left_over.take();
         }
     }
+}
+
+/// What the pager's thread does after a look.
+struct Next {
+    /// Threads have faulted since the last one.
+    busy: bool,
+    timeout: Option<Duration>,
 }
 
 /// Registered with the handler; the list of those is never freed.
@@ -196,9 +241,24 @@ impl Server for Faults {
         if all.process != std::process::id() {
             return false;
         }
-        all.serve(address & !(PAGE_BYTES - 1));
+        let address = address & !(PAGE_BYTES - 1);
+        let times = LAST.with(|last| {
+            let (before, times) = last.get();
+            let times = if before == address { times.saturating_add(1) } else { 0 };
+            last.set((address, times));
+            times
+        });
+        if times >= REPEATED && all.with(|engine| engine.is_broken(address)) {
+            return false;
+        }
+        all.serve(address);
         true
     }
+}
+
+thread_local! {
+    /// Where this thread faulted last, and how often it had there before without a fault elsewhere.
+    static LAST: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
 }
 
 impl InThread {
@@ -247,6 +307,23 @@ impl Engine {
             PageState::Mapped => true,
             PageState::Fetching | PageState::Writing => false,
             _ => self.deferred.is_empty() || !self.deferred.iter().any(|fault| fault.address == address),
+        }
+    }
+
+    /// Transfers or faults wait for something.
+    fn is_under_way(&self) -> bool {
+        self.in_flight() > 0 || self.backing.pending() > 0 || !self.deferred.is_empty()
+    }
+
+    /// Whether a page that should be there cannot be read: what is there is not ours, or broken. Nobody evicts it meanwhile.
+    fn is_broken(&mut self, address: usize) -> bool {
+        match self.table.get(self.page_of(address)).state() {
+            PageState::Mapped => (0..LOOKS).all(|_| {
+                let there = self.paged.install_zero_if_missing(address).or_else(gone);
+                there.is_err() || !self.paged.is_readable(address)
+            }),
+            PageState::Untouched if !self.is_mapped(address) => !self.paged.is_readable(address),
+            _ => false,
         }
     }
 
@@ -313,8 +390,8 @@ impl Engine {
         self.backing.keep_looking()
     }
 
-    /// What was left over: answers that nobody waits for, eviction, signs of life.
-    fn tidy(&mut self, all: &InThread, pager: &Pager, ticked: &mut Instant) -> Result<()> {
+    /// What was left over: answers that nobody waits for, eviction, signs of life. True: there is more.
+    fn tidy(&mut self, all: &InThread, pager: &Pager, ticked: &mut Instant) -> Result<bool> {
         all.combine.take_posts(|other| self.fault(Fault { address: other as usize, ..Fault::default() }))?;
         self.backing.push()?;
         self.progress()?;
@@ -327,6 +404,8 @@ impl Engine {
         }
         self.make_spare()?;
         self.backing.push()?;
+        // What has been sent ends without anything having to arrive.
+        while self.writing_frames > 0 && self.progress()? {}
         self.backing.keep_looking()?;
         if ticked.elapsed() >= TICK {
             *ticked = Instant::now();
@@ -334,7 +413,7 @@ impl Engine {
             self.tick()?;
             self.publish(pager);
         }
-        Ok(())
+        Ok(steps == STEPS_MAX || self.backing.has_ended())
     }
 }
 
@@ -349,3 +428,6 @@ pub(super) fn refused(config: &super::PagerConfig) -> Option<PagerError> {
     };
     Some(PagerError::FaultPath { why })
 }
+
+#[cfg(test)]
+mod tests;

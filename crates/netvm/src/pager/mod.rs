@@ -98,6 +98,8 @@ pub struct PagerConfig {
     pub design: Option<FrameDesign>,
     /// Where evicted pages go.
     pub tier: TierPolicy,
+    /// Pages go to the first of `lenders` that has room, and stay there: for comparison with places that are chosen by class and heat.
+    pub fixed_order: bool,
     /// Bring pages in by what the process did before, in this run and in the one that left this file: see docs/design/learn.md. `None`: do not.
     pub learn: Option<PathBuf>,
     /// Longest prefetch window in pages, 0 for none, at most 256.
@@ -131,6 +133,7 @@ impl Default for PagerConfig {
             fault_path: FaultPath::default(),
             design: None,
             tier: TierPolicy::Auto,
+            fixed_order: false,
             learn: None,
             prefetch_pages_max: 64,
             spin_us: 0,

@@ -57,6 +57,17 @@ impl Neighbour {
         lock(&self.choice).or_environment()
     }
 
+    /// The number of the peer's process, if it is one of this host that meets us.
+    pub(crate) fn process_id(&self, peer: &PeerSession) -> Option<u32> {
+        let mut meeting = lock(&self.meeting);
+        match meeting.of(peer) {
+            Ok(host) => {
+                host.channel.peer_id().ok().and_then(|id| u32::try_from(id).ok()).filter(|&id| id > 0)
+            }
+            Err(_) => None,
+        }
+    }
+
     /// Maps the segment that was imported under `handle`, of `len` bytes and so many notification numbers; or, if that is enough by
     /// `choice`, finds out how it is copied without.
     ///
@@ -73,17 +84,7 @@ impl Neighbour {
     ) -> Result<Mapped, String> {
         // One share at a time: their descriptors come in order.
         let mut meeting = lock(&self.meeting);
-        if let Meeting::Untried = *meeting {
-            *meeting = match meet(peer) {
-                Ok(channel) => Meeting::Met(Host::new(channel)),
-                Err(reason) => Meeting::Failed(reason),
-            };
-        }
-        let host = match &mut *meeting {
-            Meeting::Met(host) => host,
-            Meeting::Failed(reason) => return Err(reason.clone()),
-            Meeting::Untried => return Err(String::new()),
-        };
+        let host = meeting.of(peer)?;
         let apart = choice == LinkChoice::Auto && !matches!(host.process, Some(Err(_)));
         let request = Request::Share { handle, light: membarrier::register(), apart };
         let answer = peer.call(SHM_METHOD, &request.encode()).map_err(|error| match error {
@@ -105,6 +106,23 @@ impl Neighbour {
         let place = Place::decode(place);
         host.open(&share, fds, place, len, rights, numbers)
             .map_err(|error| format!("cannot reach it: {error}"))
+    }
+}
+
+impl Meeting {
+    /// Meets the peer if that has not been tried.
+    fn of(&mut self, peer: &PeerSession) -> Result<&mut Host, String> {
+        if let Self::Untried = self {
+            *self = match meet(peer) {
+                Ok(channel) => Self::Met(Host::new(channel)),
+                Err(reason) => Self::Failed(reason),
+            };
+        }
+        match self {
+            Self::Met(host) => Ok(host),
+            Self::Failed(reason) => Err(reason.clone()),
+            Self::Untried => Err(String::new()),
+        }
     }
 }
 

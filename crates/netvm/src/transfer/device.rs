@@ -5,11 +5,10 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 
 use netvm_core::key::RemoteKey;
-use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
 
 use super::STEP_BYTES;
-use super::onesided::{AHEAD_MAX, NAME};
+use super::onesided::{NAME, shorter};
 use crate::device::{self, AttachOptions, BoundDevice};
 use crate::error::{Error, Result};
 use crate::security::Security;
@@ -23,10 +22,7 @@ pub(super) struct Outgoing {
     target: Option<File>,
     /// Goes with this, or with the process.
     device: BoundDevice,
-    mapping: Mapping,
     buffer: Vec<u8>,
-    /// Pieces that the receiver has been told of and has not made ready.
-    announced: VecDeque<(u64, u64)>,
     /// End and bytes of pieces that were written, and how many of them the receiver is known to have.
     written: VecDeque<(u64, u64)>,
     flushed: usize,
@@ -34,14 +30,7 @@ pub(super) struct Outgoing {
 
 impl Outgoing {
     /// Begins to write into the file that has this key.
-    pub fn open(
-        address: &str,
-        security: &Security,
-        key: &RemoteKey,
-        file: &File,
-        bytes: u64,
-    ) -> Result<Self> {
-        let mapping = Mapping::of_file(file, false).map_err(|error| Error::system("map a file", &error))?;
+    pub fn open(address: &str, security: &Security, key: &RemoteKey, bytes: u64) -> Result<Self> {
         let device = device::attach_bound(&AttachOptions {
             address: address.to_owned(),
             source: device::Source::Segment { name: NAME.to_owned(), key: *key },
@@ -49,15 +38,8 @@ impl Outgoing {
             board_key: None,
             security: security.clone(),
         })?;
-        let mut outgoing = Self {
-            target: None,
-            device,
-            mapping,
-            buffer: vec![0; STEP_BYTES],
-            announced: VecDeque::new(),
-            written: VecDeque::new(),
-            flushed: 0,
-        };
+        let mut outgoing =
+            Self { target: None, device, buffer: vec![0; STEP_BYTES], written: VecDeque::new(), flushed: 0 };
         let attached = outgoing.device.attached();
         if attached.bytes != bytes {
             return Err(Error::Other("the receiver's file has another length".to_owned()));
@@ -68,34 +50,13 @@ impl Outgoing {
         Ok(outgoing)
     }
 
-    /// Whether another piece may be announced.
-    pub fn has_room(&self) -> bool {
-        self.announced.len() + self.written.len() < AHEAD_MAX
+    /// Pieces that are not confirmed.
+    pub fn under_way(&self) -> usize {
+        self.written.len()
     }
 
-    /// The receiver is told of a piece.
-    pub fn announce(&mut self, offset: u64, bytes: u64) {
-        self.announced.push_back((offset, bytes));
-    }
-
-    /// Whether the receiver is to make something ready.
-    pub fn waits_for_receiver(&self) -> bool {
-        !self.announced.is_empty()
-    }
-
-    /// Whether something is not confirmed.
-    pub fn is_writing(&self) -> bool {
-        !self.written.is_empty()
-    }
-
-    /// The first announced piece is ready: it is written, and returned with its offset.
-    pub fn ready(&mut self, end: u64) -> Result<(u64, SharedSlice)> {
-        let (offset, bytes) =
-            self.announced.pop_front().filter(|(offset, bytes)| offset + bytes == end).ok_or_else(|| {
-                Error::Other("the receiver has made ready what nobody announced".to_owned())
-            })?;
-        let shorter = || Error::Other("the file became shorter".to_owned());
-        let piece = self.mapping.shared().sub(offset as usize, bytes as usize).ok_or_else(shorter)?;
+    /// Writes a piece to its place.
+    pub fn write(&mut self, offset: u64, piece: SharedSlice) -> Result<()> {
         let target = self.target.as_ref().ok_or_else(shorter)?;
         let mut at = 0;
         while at < piece.len() {
@@ -106,8 +67,9 @@ impl Outgoing {
                 .map_err(|error| Error::system("write to the receiver's file", &error))?;
             at += step.len();
         }
-        self.written.push_back((end, bytes));
-        Ok((offset, piece))
+        let bytes = piece.len() as u64;
+        self.written.push_back((offset + bytes, bytes));
+        Ok(())
     }
 
     /// The end and the bytes of a piece that the receiver has, in order. With `wait`, or when there are some, all that were written are

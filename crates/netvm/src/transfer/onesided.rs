@@ -123,106 +123,61 @@ impl Source {
     }
 
     /// Begins to write into the file that has this key.
-    pub fn open(&self, key: &RemoteKey, file: &File, bytes: u64) -> Result<Outgoing> {
+    pub fn open(&self, key: &RemoteKey, file: &File, bytes: u64) -> Result<Writing> {
         let region = self.peer.import(NAME, key)?;
         if region.len() != bytes {
             return Err(Error::Other("the receiver's file has another length".to_owned()));
         }
-        let mapping = Mapping::of_file(file, false).map_err(|error| Error::system("map a file", &error))?;
-        Ok(Outgoing {
-            region,
-            mapping,
-            counter: Counter::new(),
-            announced: VecDeque::new(),
-            written: VecDeque::new(),
-        })
+        let way = Outgoing { region, counter: Counter::new(), written: VecDeque::new() };
+        Writing::new(file, Way::Node(Box::new(way)))
     }
 }
 
-/// A file that is written into another, by this process or by the kernel module.
-pub(super) enum Writing {
+/// A file that is written into another: the pieces that the receiver has been told of, and then those that are under way.
+pub(super) struct Writing {
+    /// Before the memory that it reads.
+    way: Way,
+    mapping: Mapping,
+    /// Offset and bytes of pieces that the receiver has been told of and has not made ready.
+    announced: VecDeque<(u64, u64)>,
+}
+
+/// Who carries what is ready: this process's node, or the kernel module.
+pub(super) enum Way {
     Node(Box<Outgoing>),
     Device(super::device::Outgoing),
 }
 
-/// The same of each.
-macro_rules! each {
-    ($writing:expr, $way:ident => $what:expr) => {
-        match $writing {
-            Writing::Node($way) => $what,
-            Writing::Device($way) => $what,
-        }
-    };
-}
-
 impl Writing {
+    /// Nothing of `file` has been announced.
+    pub fn new(file: &File, way: Way) -> Result<Self> {
+        let mapping = Mapping::of_file(file, false).map_err(|error| Error::system("map a file", &error))?;
+        Ok(Self { way, mapping, announced: VecDeque::new() })
+    }
+
     /// What carries the bytes.
     pub fn link(&self) -> &'static str {
-        match self {
-            Self::Node(way) => way.link(),
-            Self::Device(_) => "device",
+        match &self.way {
+            Way::Node(way) => way.region.link(),
+            Way::Device(_) => "device",
+        }
+    }
+
+    fn under_way(&self) -> usize {
+        match &self.way {
+            Way::Node(way) => way.written.len(),
+            Way::Device(way) => way.under_way(),
         }
     }
 
     /// Whether another piece may be announced.
     pub fn has_room(&self) -> bool {
-        each!(self, way => way.has_room())
+        self.announced.len() + self.under_way() < AHEAD_MAX
     }
 
     /// The receiver is told of a piece.
     pub fn announce(&mut self, offset: u64, bytes: u64) {
         debug_assert!(self.has_room() && (1..=CHUNK_BYTES).contains(&bytes));
-        each!(self, way => way.announce(offset, bytes));
-    }
-
-    /// Whether the receiver is to make something ready.
-    pub fn waits_for_receiver(&self) -> bool {
-        each!(self, way => way.waits_for_receiver())
-    }
-
-    /// Whether something is being written.
-    pub fn is_writing(&self) -> bool {
-        each!(self, way => way.is_writing())
-    }
-
-    /// The first announced piece is ready: it is written, and returned with its offset.
-    ///
-    /// # Errors
-    /// Also when it is another piece than the receiver says.
-    pub fn ready(&mut self, end: u64) -> Result<(u64, SharedSlice)> {
-        each!(self, way => way.ready(end))
-    }
-
-    /// The end and the bytes of a piece that has been written, in order; with `wait`, it is waited for.
-    pub fn wrote(&mut self, wait: bool) -> Result<Option<(u64, u64)>> {
-        each!(self, way => way.wrote(wait))
-    }
-}
-
-/// A file that is written into another.
-pub(super) struct Outgoing {
-    region: Region,
-    mapping: Mapping,
-    counter: Counter,
-    /// Pieces that the receiver has been told of and has not made ready.
-    announced: VecDeque<(u64, u64)>,
-    /// Ends of pieces that are under way, and what tells that they are there.
-    written: VecDeque<(u64, u64, Op)>,
-}
-
-impl Outgoing {
-    /// What carries the bytes.
-    pub fn link(&self) -> &'static str {
-        self.region.link()
-    }
-
-    /// Whether another piece may be announced.
-    pub fn has_room(&self) -> bool {
-        self.announced.len() + self.written.len() < AHEAD_MAX
-    }
-
-    /// The receiver is told of a piece.
-    pub fn announce(&mut self, offset: u64, bytes: u64) {
         self.announced.push_back((offset, bytes));
     }
 
@@ -231,9 +186,9 @@ impl Outgoing {
         !self.announced.is_empty()
     }
 
-    /// Whether something is being written.
+    /// Whether something is not confirmed.
     pub fn is_writing(&self) -> bool {
-        !self.written.is_empty()
+        self.under_way() > 0
     }
 
     /// The first announced piece is ready: it is written, and returned with its offset.
@@ -245,23 +200,52 @@ impl Outgoing {
             self.announced.pop_front().filter(|(offset, bytes)| offset + bytes == end).ok_or_else(|| {
                 Error::Other("the receiver has made ready what nobody announced".to_owned())
             })?;
-        let piece = self.mapping.shared().sub(offset as usize, bytes as usize);
-        let piece = piece.ok_or_else(|| Error::Other("the file became shorter".to_owned()))?;
+        let piece = self.mapping.shared().sub(offset as usize, bytes as usize).ok_or_else(shorter)?;
+        match &mut self.way {
+            Way::Node(way) => way.write(offset, piece)?,
+            Way::Device(way) => way.write(offset, piece)?,
+        }
+        Ok((offset, piece))
+    }
+
+    /// The end and the bytes of a piece that the receiver has, in order; with `wait`, it is waited for.
+    pub fn wrote(&mut self, wait: bool) -> Result<Option<(u64, u64)>> {
+        match &mut self.way {
+            Way::Node(way) => way.wrote(wait),
+            Way::Device(way) => way.wrote(wait),
+        }
+    }
+}
+
+/// The file of the sender is not as long any more as it was.
+pub(super) fn shorter() -> Error {
+    Error::Other("the file became shorter".to_owned())
+}
+
+/// A file that this process's node writes into.
+pub(super) struct Outgoing {
+    region: Region,
+    counter: Counter,
+    /// End and bytes of pieces that are under way, and what tells that they are there.
+    written: VecDeque<(u64, u64, Op)>,
+}
+
+impl Outgoing {
+    fn write(&mut self, offset: u64, piece: SharedSlice) -> Result<()> {
         let mut at = 0;
         while at < piece.len() {
             let step = WRITE_BYTES.min(piece.len() - at);
-            let part =
-                piece.sub(at, step).ok_or_else(|| Error::Other("the file became shorter".to_owned()))?;
+            let part = piece.sub(at, step).ok_or_else(shorter)?;
             let post = self.region.post().counted(&self.counter);
             post.write(offset + at as u64, &[part], WriteOptions::default())?;
             at += step;
         }
-        self.written.push_back((end, bytes, self.region.post().flush()?));
-        Ok((offset, piece))
+        let bytes = piece.len() as u64;
+        self.written.push_back((offset + bytes, bytes, self.region.post().flush()?));
+        Ok(())
     }
 
-    /// The end and the bytes of a piece that has been written, in order; with `wait`, it is waited for.
-    pub fn wrote(&mut self, wait: bool) -> Result<Option<(u64, u64)>> {
+    fn wrote(&mut self, wait: bool) -> Result<Option<(u64, u64)>> {
         let Some((end, bytes, flush)) = self.written.front() else { return Ok(None) };
         match flush.test() {
             Some(result) => result?,

@@ -17,7 +17,7 @@ use super::frames::{
     is_part_name, printable,
 };
 use super::lanes::{self, SendLane};
-use super::onesided::{self, Writing};
+use super::onesided::{self, Way, Writing};
 use super::source::{Pouring, Source};
 use super::wire::Wire;
 use super::{
@@ -78,6 +78,7 @@ pub fn send(
     if theirs.role != Role::Transfer {
         return Err(Error::NotNetvm { lender: address.to_owned() });
     }
+    let reached = transport.stream().reached();
     let mut wire = Wire::new(transport, address.to_owned(), !simple)?;
     if options.method == Method::Sendfile && !wire.is_plain() {
         let error = "the kernel cannot encrypt what it moves by itself; use the method copy or mmap";
@@ -88,7 +89,7 @@ pub fn send(
         summary: Summary { left_out: gathered.left_out, protection: wire.protection(), ..Summary::default() },
         progress: Progress { total_bytes: gathered.bytes(), ..Progress::default() },
         wire: &mut wire,
-        address,
+        address: reached.as_deref().unwrap_or(address),
         remote: None,
         lanes: Vec::new(),
         streams,
@@ -396,8 +397,8 @@ impl Sender<'_> {
     fn write_into(&mut self, key: &RemoteKey, file: &File, bytes: u64) -> Result<Writing> {
         let security = &self.options.security;
         if self.options.method == Method::Device {
-            let opened = device::Outgoing::open(self.address, security, key, file, bytes);
-            return opened.map(Writing::Device);
+            let opened = device::Outgoing::open(self.address, security, key, bytes)?;
+            return Writing::new(file, Way::Device(opened));
         }
         let source = match self.remote.take() {
             Some(source) => source,
@@ -405,7 +406,7 @@ impl Sender<'_> {
         };
         let opened = source.open(key, file, bytes);
         self.remote = Some(source);
-        opened.map(|opened| Writing::Node(Box::new(opened)))
+        opened
     }
 
     /// Sends bytes that the receiver has been told of.

@@ -9,6 +9,7 @@ use netvm_core::limits::SLABS_MAX;
 use netvm_core::volume::{self as core, CHUNK_BYTES, Done, Gone, Kind, Transfer, What, Zeros};
 use netvm_sys::epoll::{Epoll, Interest};
 use netvm_sys::mapping::Mapping;
+use netvm_sys::memfd::Memfd;
 use netvm_sys::shared::SharedSlice;
 
 use crate::error::{Error, Result};
@@ -341,6 +342,16 @@ impl Volume {
     /// [`Error::Other`] when they lie outside of the volume.
     pub fn read(&mut self, token: u64, offset: u64, local: SharedSlice) -> Result<()> {
         self.begin(token, Kind::Read, offset, local.len() as u64, Some(local))
+    }
+
+    /// The file of a lender on this host, and where in it these bytes are, if all of them can be read there now. After the next call of this
+    /// volume they may be elsewhere.
+    pub(crate) fn file_of(&mut self, offset: u64, bytes: u64) -> Option<(&Memfd, u64)> {
+        let mut sources = self.core.sources(offset, bytes);
+        let near =
+            |lender: u32| self.sides[lender as usize].borrower.as_ref().is_some_and(Borrower::is_nearby);
+        let (lender, slab, at) = sources.find(|&(lender, ..)| near(lender))?;
+        self.sides[lender as usize].borrower.as_mut()?.file_of(slab, at, bytes)
     }
 
     /// Begins to write the bytes of `local`, which must not change until this has ended, to `offset`.

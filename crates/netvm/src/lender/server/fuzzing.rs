@@ -1,5 +1,7 @@
 //! The calls of two borrowers, or of whoever pretends to be one.
 
+use netvm_core::endpoint::Paging;
+
 use super::*;
 use crate::link::Stream;
 
@@ -22,12 +24,14 @@ fn served(role: Role) -> Option<Served> {
     })
 }
 
-/// `| who and method 1 | length 1 | body |` and so on. A body of method 1 may name a ticket by a number.
+/// `| who and method 1 | length 1 | body |` and so on. A body of method 1 may name a ticket by a number. For input of odd length the lender packs.
 pub(crate) fn fuzz(mut data: &[u8]) {
+    let packed = data.len() % 2 == 1;
     let config = LenderConfig {
         listen: Vec::new(),
         size_bytes: 4 * 4096,
         slab_bytes: 4096,
+        compress: packed.then_some(Compress { lend_bytes: 4 * 4096, overflow: None }),
         ..LenderConfig::default()
     };
     let Ok(mut lender) = Lender::bind(config) else { return };
@@ -57,7 +61,14 @@ pub(crate) fn fuzz(mut data: &[u8]) {
         for slab in 0..6 {
             let mut view = View { memories, lease: *lease, returns, ops };
             let allowed = view.check(slab, 0, 4096, Access::Write).is_ok();
-            assert_eq!(allowed, view.memory(slab, 0, 4096).is_some());
+            if packed {
+                assert!(
+                    !allowed || view.write(slab, 0, &[first | 1; 4096], &Paging::default()) == Some(Ok(()))
+                );
+                assert!(!allowed || view.snapshot(slab, 9, 70) == Some(Ok(vec![first | 1; 70])));
+            } else {
+                assert_eq!(allowed, view.memory(slab, 0, 4096).is_some());
+            }
             assert!(view.check(slab, 1, 4096, Access::Write).is_err());
         }
     }

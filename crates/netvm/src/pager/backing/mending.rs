@@ -195,11 +195,14 @@ impl Backing {
         if self.paused {
             return;
         }
-        if self.sides.len() > 1 && self.slots.is_mixed() {
+        if self.sides.len() > 1 && self.slots.is_mixed() && !self.fixed_order {
             let now = Instant::now();
             if now >= self.next_weigh {
                 self.next_weigh = now + WEIGH_INTERVAL;
                 self.slots.weigh();
+            } else if now + WEIGH_INTERVAL / 2 < self.next_weigh {
+                // Half of the time is the program's.
+                self.slots.wish_again();
             }
         }
         let mut unposted = self.mending.unposted.take();

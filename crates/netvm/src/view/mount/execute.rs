@@ -2,11 +2,11 @@
 
 use netvm_core::files::{Attributes, Files, Kind, Make, Number, Owner, Part, Refused, Rename};
 
-use super::errno;
 use super::proto::{self, Answer, Ask, HEAD_BYTES, Header, Keeping, Opened};
 use super::segment::Job;
 use super::server::{MountServer, now};
-use super::session::{DATA_BYTES_MAX, Running, What};
+use super::session::{DATA_BYTES_MAX, Running, Session, What};
+use super::{MountNotice, errno};
 
 /// Most bytes of entries in one answer.
 const ENTRIES_BYTES_MAX: u32 = 64 << 10;
@@ -146,7 +146,13 @@ impl MountServer {
                 self.entry(session, unique, file)?
             }
             Ask::Open { .. } => {
-                self.files.attributes(node)?;
+                if let Kind::Segment(segment) = self.files.attributes(node)?.kind
+                    && self.sessions.get(&session).is_some_and(Session::is_local)
+                    && self.segments.is_exporter(segment, header.thread)
+                {
+                    self.notices.push(MountNotice::OfItself { thread: header.thread });
+                    return Ok(Answer::error(unique, libc::EDEADLK));
+                }
                 Answer::done(unique).open(self.opens(session, node))
             }
             Ask::OpenFolder => {

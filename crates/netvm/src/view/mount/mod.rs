@@ -35,6 +35,11 @@ pub enum MountNotice {
     Volume(Event),
     /// A segment did not do what was asked of it.
     Segment(Error),
+    /// A process wanted to open the file of memory that it exports itself: mapped, it could wait for itself for ever.
+    OfItself {
+        /// Its thread that did.
+        thread: u32,
+    },
     /// A mount has joined.
     Joined {
         /// Where it is.

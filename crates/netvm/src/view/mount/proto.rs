@@ -29,13 +29,15 @@ pub(super) struct Header {
     pub(super) node: u64,
     pub(super) uid: u32,
     pub(super) gid: u32,
+    /// The thread that asks, as this process's name space numbers it.
+    pub(super) thread: u32,
 }
 
 impl Header {
     pub(super) fn parse(head: &[u8; HEAD_BYTES]) -> Self {
         let mut words = Words(head);
         let (length, opcode, unique, node) = (words.u32(), words.u32(), words.u64(), words.u64());
-        let (uid, gid) = (words.u32(), words.u32());
+        let (uid, gid, thread) = (words.u32(), words.u32(), words.u32());
         // All of it is there.
         let number = |word: Option<u32>| word.unwrap_or(0);
         Self {
@@ -45,6 +47,7 @@ impl Header {
             node: node.unwrap_or(0),
             uid: number(uid),
             gid: number(gid),
+            thread: number(thread),
         }
     }
 

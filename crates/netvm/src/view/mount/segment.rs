@@ -21,6 +21,8 @@ pub(super) enum Job {
 pub(super) struct Segments {
     jobs: Vec<Sender<Job>>,
     writable: Vec<bool>,
+    /// Whose memory it is, if that is a process of this host that has to answer for it.
+    exporters: Vec<Option<u32>>,
     answered: Receiver<(u64, Result<()>)>,
     answer: Sender<(u64, Result<()>)>,
     pub(super) event: Arc<EventFd>,
@@ -35,6 +37,7 @@ impl Segments {
         Ok(Self {
             jobs: Vec::new(),
             writable: Vec::new(),
+            exporters: Vec::new(),
             answered,
             answer,
             event: Arc::new(event),
@@ -46,6 +49,8 @@ impl Segments {
     pub(super) fn add(&mut self, node: Arc<Node>, region: Region, writable: bool) -> Result<u32> {
         let (sender, jobs) = channel();
         let (answer, event) = (self.answer.clone(), self.event.clone());
+        // What is mapped here is there without its process.
+        let exporter = if region.link() == "shm" { None } else { region.peer_process() };
         let thread = std::thread::Builder::new().name("netvm-segment".to_owned());
         thread
             .spawn(move || {
@@ -65,11 +70,21 @@ impl Segments {
         self.jobs.push(sender);
         self.nodes.push(node);
         self.writable.push(writable);
+        self.exporters.push(exporter);
         Ok(self.jobs.len() as u32 - 1)
     }
 
     pub(super) fn is_writable(&self, segment: u32) -> bool {
         self.writable.get(segment as usize).is_some_and(|&writable| writable)
+    }
+
+    /// Whether a thread belongs to the process that has to answer for a segment: it could wait for itself.
+    pub(super) fn is_exporter(&self, segment: u32, thread: u32) -> bool {
+        self.exporters.get(segment as usize).copied().flatten().is_some_and(|exporter| {
+            let status = std::fs::read_to_string(format!("/proc/{thread}/status")).unwrap_or_default();
+            let process = status.lines().find_map(|line| line.strip_prefix("Tgid:"));
+            process.is_some_and(|process| process.trim().parse() == Ok(exporter))
+        })
     }
 
     /// False when its thread has gone.

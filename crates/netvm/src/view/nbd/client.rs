@@ -5,6 +5,8 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
+use netvm_sys::memfd::Memfd;
+
 use super::buffers::{Buffer, Buffers};
 use super::negotiation::{Export, Negotiation, Step};
 use super::proto::{Head, PAYLOAD_MAX, REQUEST_BYTES, Request, command};
@@ -287,6 +289,49 @@ impl Client {
         self.answers.push_back(Answer { head, data });
         self.requests -= 1;
         self.served += 1;
+    }
+
+    /// Whether the kernel can send bytes of a file to it: nothing has to be sent before, and nothing sealed.
+    pub(super) fn takes_files(&self) -> bool {
+        self.link.is_none() && self.plain.is_some() && !self.wants_write()
+    }
+
+    /// Answers with bytes of a file, which the kernel sends from where they are. What the socket does not take now is read into `buffer`, and
+    /// sent like others. Only for one that [`Client::takes_files`].
+    ///
+    /// # Errors
+    /// The connection has ended; or the rest could not be read, and half an answer has been sent.
+    pub(super) fn answer_from(
+        &mut self,
+        head: Head,
+        (file, at): (&Memfd, u64),
+        (buffer, bytes): (Buffer, usize),
+        buffers: &mut Buffers,
+    ) -> io::Result<()> {
+        let all = buffer.part(bytes);
+        self.answer(head, Some((buffer, bytes)));
+        let Some(stream) = &self.plain else { return Err(io::ErrorKind::NotConnected.into()) };
+        let length = head.bytes().len();
+        let mut pieces = Outgoing::new();
+        pieces.bytes(head.bytes());
+        let mut sent = match stream.send_before_more(&pieces) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
+            other => other?,
+        };
+        let mut from = at;
+        while (length..length + bytes).contains(&sent) {
+            match rustix::fs::sendfile(stream, file, Some(&mut from), length + bytes - sent) {
+                // The socket is full, or this file cannot be sent so: reading it tells.
+                Ok(0) | Err(_) => break,
+                Ok(count) => sent += count,
+            }
+        }
+        let done = sent.saturating_sub(length);
+        if let Some(rest) = all.sub(done, bytes - done).filter(|rest| !rest.is_empty()) {
+            file.read_at(at + done as u64, &[rest])?;
+        }
+        self.pass(sent, buffers);
+        Ok(())
     }
 
     /// Answers with bytes that are no buffer's.

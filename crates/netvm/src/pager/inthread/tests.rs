@@ -1,0 +1,94 @@
+//! When the pager's thread looks after what threads that fault have left behind: soon, and never while others do it.
+
+use super::*;
+use crate::lender::{Lender, LenderConfig, LinkChoice, StopFlag};
+use crate::pager::{FaultPath, LOCAL_BYTES_MIN, PagerConfig, TierPolicy};
+use netvm_sys::shared::SharedSlice;
+
+const BYTES: usize = 4 * LOCAL_BYTES_MIN as usize;
+
+fn start() -> Option<Arc<Pager>> {
+    if let Err(error) = netvm_sys::uffd::probe() {
+        eprintln!("what_is_left_over: skipped (userfaultfd: {error})");
+        return None;
+    }
+    let config = LenderConfig { size_bytes: 64 << 20, slab_bytes: 1 << 20, ..LenderConfig::default() };
+    let mut lender = Lender::bind(config).unwrap();
+    let lenders = vec![lender.addresses().remove(0)];
+    let stop = StopFlag::new().unwrap();
+    std::thread::spawn(move || lender.run(&stop).unwrap());
+    let pager = Pager::start(PagerConfig {
+        local_bytes: LOCAL_BYTES_MIN,
+        lenders,
+        area_bytes: 1 << 30,
+        link: LinkChoice::Socket,
+        fault_path: FaultPath::InThread,
+        tier: TierPolicy::Lender,
+        ..PagerConfig::default()
+    });
+    Some(pager.unwrap())
+}
+
+/// Reads a word of each of `pages`.
+fn touch(memory: SharedSlice, pages: std::ops::Range<usize>) {
+    for page in pages {
+        let mut word = [0; 8];
+        memory.read_into(page % (BYTES / PAGE_BYTES) * PAGE_BYTES, &mut word).unwrap();
+        assert_eq!(usize::from_le_bytes(word), page % (BYTES / PAGE_BYTES) + 1);
+    }
+}
+
+/// How often the pager's thread has slept.
+fn sleeps() -> u64 {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().map(|thread| thread.unwrap().path());
+    let is_ours =
+        |path: &std::path::PathBuf| std::fs::read_to_string(path.join("comm")).unwrap() == "netvm-pager\n";
+    let status = |path: std::path::PathBuf| std::fs::read_to_string(path.join("status")).unwrap();
+    let of = |status: String| {
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        line.unwrap().trim().parse::<u64>().unwrap()
+    };
+    threads.filter(is_ours).map(|path| of(status(path))).sum()
+}
+
+#[test]
+fn what_is_left_over_is_looked_after_soon_and_not_while_others_do() {
+    let Some(pager) = start() else { return };
+    let address = pager.area().start;
+    pager.map(address, BYTES, libc::PROT_READ | libc::PROT_WRITE).unwrap();
+    let memory = pager.memory(address, BYTES).unwrap();
+    for page in 0..BYTES / PAGE_BYTES {
+        memory.write_from(page * PAGE_BYTES, &(page + 1).to_le_bytes()).unwrap();
+    }
+    let shared = pager.in_thread.clone().unwrap();
+    // Looks without setting the clock.
+    let is_under_way = || without_signals(|| shared.with_turn(|_| ()).1);
+
+    // A thread faults, asks for something ahead, and then nobody does anything.
+    let (mut begun, mut forgotten) = (0, 0);
+    for round in 0..40 {
+        let page = round * 331 % (BYTES / PAGE_BYTES - 64);
+        touch(memory, page..page + 1);
+        pager.will_need(address + (page + 8) * PAGE_BYTES, 32 * PAGE_BYTES);
+        if is_under_way() {
+            begun += 1;
+            std::thread::sleep(10 * LEFT_OVER);
+            forgotten += u32::from(is_under_way());
+        }
+    }
+    assert!(begun >= 5, "only {begun} rounds left something behind");
+    assert!(forgotten * 2 < begun, "{forgotten} of {begun} were still under way after 10 ms");
+
+    // One thread faults all the time, and always leaves something behind.
+    let mut least = u64::MAX;
+    let mut page = 0;
+    for _ in 0..5 {
+        let (before, start) = (sleeps(), Instant::now());
+        while start.elapsed() < 100 * LEFT_OVER {
+            touch(memory, page..page + 200);
+            page += 200;
+        }
+        least = least.min((sleeps() - before) * 100 / start.elapsed().as_millis() as u64);
+    }
+    assert!(least < 50, "{least} looks in 100 ms");
+}
