@@ -177,6 +177,8 @@ fn pager(error: &PagerError) -> Code {
         PagerError::LocalTooSmall { .. }
         | PagerError::NoLender
         | PagerError::Replicas { .. }
+        | PagerError::Erasure { .. }
+        | PagerError::ReplicasOfParts
         | PagerError::FaultPath { .. }
         | PagerError::BudgetRange { .. } => Code::Argument,
         PagerError::PinnedTooMuch { .. } => Code::Full,

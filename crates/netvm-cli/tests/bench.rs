@@ -449,6 +449,51 @@ fn bench_apps_compares_with_ram() {
 }
 
 #[test]
+fn bench_tiers_compares_with_given_orders() {
+    let svg = std::env::temp_dir().join(format!("netvm-bench-tiers-{}.svg", std::process::id()));
+    let Some(rows) = bench(&["tiers", "--quick", "--json", "--svg", svg.to_str().unwrap()]) else { return };
+    let find = |peer: Option<&str>, case: &str| {
+        let found = rows.iter().find(|row| row["case"] == case && row["peer"].as_str() == peer);
+        found.unwrap_or_else(|| panic!("no row for {peer:?} {case} in {rows:?}"))
+    };
+    let chosen = find(None, "phases");
+    let orders = ["near-slow-file", "packed-near-slow-file", "near-file-slow", "packed-near-file-slow"];
+    let best = orders
+        .map(|order| number(find(Some(order), "phases"), "median"))
+        .into_iter()
+        .fold(f64::MAX, f64::min);
+    assert!((number(chosen, "floor") - best).abs() < 1e-9 && number(chosen, "ratio") > 0.0, "{chosen}");
+    let packed = |case| find(Some("packed-lender"), case);
+    assert!(number(packed("lent-to-used"), "median") > 1.3, "{rows:?}");
+    for case in ["random-read", "random-rmw", "seq-read", "seq-write"] {
+        let floor = number(find(Some("plain-lender"), case), "median");
+        assert!(number(packed(case), "ratio") > 0.0 && number(packed(case), "floor") == floor, "{rows:?}");
+    }
+    assert!(std::fs::read_to_string(&svg).unwrap().contains("near-slow-file"));
+    std::fs::remove_file(svg).unwrap();
+}
+
+#[test]
+fn bench_failure_has_programs_outlive_lenders() {
+    let svg = std::env::temp_dir().join(format!("netvm-bench-failure-{}.svg", std::process::id()));
+    let arguments = ["failure", "--quick", "--json", "--redundancy", "one", "--redundancy", "2+1", "--svg"];
+    let Some(rows) = bench(&[&arguments[..], &[svg.to_str().unwrap()]].concat()) else { return };
+    let find = |case: &str| rows.iter().find(|row| row["case"] == case);
+    for (case, unit) in [("one", "s"), ("2+1", "s"), ("2+1-kill", "s"), ("2+1-stop", "s")] {
+        let row = find(case).unwrap_or_else(|| panic!("no {case} in {rows:?}"));
+        assert!(row["unit"] == unit && number(row, "ratio") > 0.0 && number(row, "floor") > 0.0, "{row}");
+    }
+    let stall = |case: &str| number(find(case).unwrap(), "median");
+    assert!(stall("2+1-kill-stall") > 0.0 && stall("2+1-stop-stall") > 0.0, "{rows:?}");
+    // There may be no network to be cut; and the program may end before all is repaired.
+    assert!(find("2+1-cut").is_some() && find("2+1-kill-repair").is_some(), "{rows:?}");
+    assert!(find("one-kill").is_none());
+    let picture = std::fs::read_to_string(&svg).unwrap();
+    assert!(picture.contains("2+1-stop-stall") && picture.contains("Longest wait"), "{picture}");
+    std::fs::remove_file(svg).unwrap();
+}
+
+#[test]
 fn evictions_are_compared_on_traces() {
     let svg = std::env::temp_dir().join(format!("netvm-bench-eviction-{}.svg", std::process::id()));
     let rows = rows_of(&["eviction", "--quick", "--json", "--plot", svg.to_str().unwrap()]);

@@ -1,6 +1,10 @@
 //! `netvm mount`: real programs on lent memory as files.
 
 mod common;
+#[path = "mount/segments.rs"]
+mod segments;
+#[path = "mount/users.rs"]
+mod users;
 
 use common::{Folder, Guard, Lender, Random, finish, has, netvm, signal, until, wait};
 use netvm::node::{Node, Rights};
@@ -626,156 +630,6 @@ fn full_busy_and_forbidden() {
     assert_eq!(fs::read_to_string(mount.path("all")).unwrap(), "public");
     drop(open);
     mount.end();
-}
-
-#[test]
-fn segments_of_a_running_node() {
-    if !can_mount("segments_of_a_running_node", &["/usr/bin/python3"]) {
-        return;
-    }
-    let folder = Folder::new("mount-segments");
-    let node = Node::new().unwrap();
-    let address = node.listen("127.0.0.1:0").unwrap();
-    let memory = Node::private_memory(300_000).unwrap();
-    let data = bytes(5, memory.shared().len());
-    memory.shared().write_from(0, &data).unwrap();
-    let size = data.len() as u64;
-    let key = |name: &str, rights| {
-        let path = folder.path(&format!("{name}.key"));
-        fs::write(&path, node.export(name, memory.clone(), rights).unwrap().to_text()).unwrap();
-        path.display().to_string()
-    };
-    let (full, half) = (key("full", Rights::ReadWrite), key("half", Rights::Read));
-    let segments = [
-        format!("a,name=full,at={address},key={full}"),
-        format!("b,name=half,at={address},key={half}"),
-        format!("c,name=full,at={address},key={full},read-only"),
-    ];
-    let mount = Mount::start(
-        &folder,
-        "mount",
-        1,
-        &["--segment", &segments[0], "--segment", &segments[1], "--segment", &segments[2]],
-    );
-    let modes: Vec<u32> =
-        ["a", "b", "c"].map(|name| fs::metadata(mount.path(name)).unwrap().mode() & 0o777).into();
-    assert_eq!(modes, [0o644, 0o444, 0o444]);
-    for name in ["a", "b", "c"] {
-        assert!(fs::read(mount.path(name)).unwrap() == data, "{name}");
-    }
-    let file = File::options().read(true).write(true).open(mount.path("a")).unwrap();
-    file.write_all_at(b"written", 5000).unwrap();
-    file.sync_all().unwrap();
-    let mut seen = [0; 7];
-    memory.shared().read_into(5000, &mut seen).unwrap();
-    assert_eq!(&seen, b"written");
-    // The other way round, with the file open.
-    memory.shared().write_from(70_000, b"changed").unwrap();
-    file.read_exact_at(&mut seen, 70_000).unwrap();
-    assert_eq!(&seen, b"changed");
-    // Its size is fixed, and its rights hold, for root too.
-    fails_with(file.set_len(10), 1);
-    fails_with(file.write_all_at(b"x", size), ENOSPC);
-    fails_with(fs::remove_file(mount.path("a")), 1);
-    for name in ["b", "c"] {
-        let file = File::options().write(true).open(mount.path(name)).unwrap();
-        fails_with(file.write_all_at(b"x", 0), EROFS);
-    }
-    // Without lent memory nothing else can be there.
-    fs::write(mount.path("empty"), "").unwrap();
-    fails_with(
-        File::create(mount.path("empty"))
-            .unwrap()
-            .write_all(b"x")
-            .and_then(|()| File::open(mount.path("empty"))?.sync_all()),
-        ENOSPC,
-    );
-    // By another process: one that maps what it exports itself would wait for itself.
-    const SCRIPT: &str = "
-import mmap, sys
-with open(sys.argv[1], 'r+b') as f:
-    try: m = mmap.mmap(f.fileno(), 0)
-    except OSError as error: sys.exit('mmap: %d' % error.errno)
-    m[9000:9010] = b'by mapping'
-    m.flush()
-    print(m[5000:5007].decode())
-";
-    let done = finish(Command::new("/usr/bin/python3").args(["-c", SCRIPT]).arg(mount.path("a")));
-    if done.status.success() {
-        assert_eq!(done.out(), "written\n");
-        let mut seen = [0; 10];
-        memory.shared().read_into(9000, &mut seen).unwrap();
-        assert_eq!(&seen, b"by mapping");
-    } else {
-        // Kernels before 6.6 cannot map them to be shared.
-        assert_eq!(done.err.trim(), "mmap: 19");
-    }
-    drop(node);
-    fails_with(file.read_exact_at(&mut seen, 0), EIO);
-    common::until("the loss is told", || mount.log().contains("a segment failed"));
-    drop(file);
-    mount.end();
-}
-
-/// Nobody on most systems; it owns nothing here but what the test gives it.
-const USER: u32 = 65534;
-
-#[test]
-fn users_mount_for_themselves() {
-    const NAME: &str = "users_mount_for_themselves";
-    if !can_mount(NAME, &["/usr/bin/setpriv"]) {
-        return;
-    }
-    let folder = Folder::new("mount-user");
-    let free = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let lender = Lender::at(&free.to_string(), "64M");
-    let at = folder.path("mount");
-    fs::create_dir(&at).unwrap();
-    std::os::unix::fs::chown(&at, Some(USER), Some(USER)).unwrap();
-    let as_user = |program: &std::ffi::OsStr| {
-        let mut command = Command::new("setpriv");
-        command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--"]).arg(program);
-        command
-    };
-    let mount = |command: &mut Command| {
-        command.arg("mount").arg(&at).args(["--size", "16M", "--lender", &lender.address]);
-    };
-    // Without the program that may, a sentence says which one.
-    let setpriv = finish(Command::new("sh").args(["-c", "command -v setpriv"])).must_succeed();
-    let mut alone = Command::new(setpriv.out().trim());
-    alone.args(["--reuid", "65534", "--regid", "65534", "--clear-groups", "--"]).arg(netvm().get_program());
-    mount(alone.env("PATH", "/nowhere"));
-    let done = finish(&mut alone);
-    assert!(!done.status.success() && done.err.contains("install fuse3"), "{done:?}");
-    if !has(NAME, &["/usr/bin/fusermount3"]) {
-        return;
-    }
-    if fs::metadata("/dev/fuse").unwrap().mode() & 0o006 != 0o006 {
-        let _ = writeln!(std::io::stderr(), "{NAME}: skipped (only root may open /dev/fuse)");
-        return;
-    }
-    let mut command = as_user(netvm().get_program());
-    mount(command.stdout(Stdio::piped()).stderr(Stdio::piped()));
-    let mut child = command.spawn().unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    let mut process = Guard(child);
-    assert!(line.contains("mounted 16M"), "{line} {:?}", {
-        let mut said = String::new();
-        process.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        said
-    });
-    let script =
-        "set -e; cd \"$1\"; head -c 3000000 /dev/urandom > a; cp a b; sync; cmp a b; stat -c %u a; rm a";
-    let mut command = as_user("sh".as_ref());
-    let done = finish(command.args(["-c", script, "sh"]).arg(&at)).must_succeed();
-    assert_eq!(done.out().trim(), "65534");
-    // Not even root sees it.
-    fails_with(fs::read_dir(&at).map(drop), 13);
-    signal(process.0.id(), "TERM");
-    let status = wait(&mut process.0, Duration::from_secs(20));
-    assert!(status.is_some_and(|status| status.success()), "{status:?}");
-    assert!(!is_mounted(&at));
 }
 
 #[test]

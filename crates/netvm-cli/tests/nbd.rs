@@ -22,6 +22,8 @@ struct Device {
     process: Guard,
     folder: Folder,
     errors: PathBuf,
+    /// What it said when it began to listen.
+    listening: String,
 }
 
 impl Device {
@@ -36,10 +38,13 @@ impl Device {
         command.args(more).stdout(Stdio::piped()).stderr(std::fs::File::create(&errors).unwrap());
         let mut child = command.spawn().unwrap();
         // It says where it listens when it does.
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.contains("serving"), "{line}{}", std::fs::read_to_string(&errors).unwrap());
-        Self { process: Guard(child), folder, errors }
+        let mut listening = String::new();
+        let mut said = BufReader::new(child.stdout.as_mut().unwrap());
+        for _ in 0..1 + more.iter().filter(|&&word| word == "--listen").count() {
+            said.read_line(&mut listening).unwrap();
+        }
+        assert!(listening.contains("serving"), "{listening}{}", std::fs::read_to_string(&errors).unwrap());
+        Self { process: Guard(child), folder, errors, listening }
     }
 
     fn uri(&self) -> String {
@@ -63,12 +68,16 @@ fn lender(size: &str) -> (Folder, Lender) {
     (folder, lender)
 }
 
+fn random_bytes(bytes: usize) -> Vec<u8> {
+    let mut content = vec![0; bytes];
+    std::fs::File::open("/dev/urandom").unwrap().read_exact(&mut content).unwrap();
+    content
+}
+
 /// Random bytes in a file.
 fn random_file(folder: &Folder, bytes: usize) -> PathBuf {
     let path = folder.path("random");
-    let mut content = vec![0; bytes];
-    std::fs::File::open("/dev/urandom").unwrap().read_exact(&mut content).unwrap();
-    std::fs::write(&path, content).unwrap();
+    std::fs::write(&path, random_bytes(bytes)).unwrap();
     path
 }
 
@@ -211,6 +220,116 @@ for round in range(300):
 print("good")
 "#;
     assert_eq!(python(&device.uri(), &script.replace("URI", &device.uri())).trim(), "good");
+}
+
+#[test]
+fn long_reads_and_whatever_changes_between_them() {
+    if !has("long_reads_and_whatever_changes_between_them", &[NBDSH]) {
+        return;
+    }
+    let script = r#"
+import random
+model = bytearray(24 << 20)
+for round in range(400):
+    bytes = random.choice([4096, 40_000, 131_072, 1 << 20, 3_000_000])
+    offset = random.randrange(len(model) - bytes)
+    what = random.random()
+    if what < 0.5:
+        assert h.pread(bytes, offset) == model[offset:offset + bytes], (round, bytes, offset)
+    elif what < 0.9:
+        model[offset:offset + bytes] = random.randbytes(bytes)
+        h.pwrite(model[offset:offset + bytes], offset)
+    else:
+        model[offset:offset + bytes] = b"\0" * bytes
+        h.trim(bytes, offset)
+assert h.pread(len(model), 0) == model
+print("good")
+"#;
+    let (_folder, lender) = lender("64M");
+    let device = Device::start("24M", &[&lender], &["--listen", "127.0.0.1:0"]);
+    assert_eq!(python(&device.uri(), script).trim(), "good");
+    // Over TCP, too; and of a lender that is asked for everything.
+    let tcp = device.listening.split_whitespace().find(|word| word.starts_with("127.0.0.1:")).unwrap();
+    let trimmed = format!("h.trim(24 << 20, 0)\n{script}");
+    assert_eq!(python(&format!("nbd://{tcp}"), &trimmed).trim(), "good");
+}
+
+#[test]
+fn long_answers_to_a_client_that_is_in_no_hurry() {
+    let (_folder, lender) = lender("64M");
+    let device = Device::start("16M", &[&lender], &[]);
+    let mut stream = device.raw();
+    stream.read_exact(&mut [0; 18]).unwrap();
+    stream.write_all(&3u32.to_be_bytes()).unwrap();
+    stream.write_all(b"IHAVEOPT\0\0\0\x07\0\0\0\x06\0\0\0\0\0\0").unwrap();
+    stream.read_exact(&mut [0; 20 + 12 + 20]).unwrap();
+    let request = |command: u16, cookie: u64, offset: u64, bytes: u32| {
+        let magic = 0x2560_9513u32.to_be_bytes();
+        let (cookie, offset) = (cookie.to_be_bytes(), offset.to_be_bytes());
+        [&magic[..], &[0; 2], &command.to_be_bytes(), &cookie, &offset, &bytes.to_be_bytes()].concat()
+    };
+    let mut answer = [0; 16];
+    let contents: Vec<u8> = random_bytes(8 << 20);
+    stream.write_all(&[&request(1, 1, 0, 8 << 20)[..], &contents].concat()).unwrap();
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(answer[4..8], [0; 4]);
+    // All are asked for before anything is read, and then in small pieces: the socket has room for a part of one answer.
+    let reads: Vec<(u64, u32)> = (0..40).map(|n| (n * 177_777, 65_536 + 20_001 * n as u32)).collect();
+    for (cookie, &(offset, bytes)) in reads.iter().enumerate() {
+        stream.write_all(&request(0, cookie as u64, offset, bytes)).unwrap();
+    }
+    let mut left = reads.len();
+    while left > 0 {
+        stream.read_exact(&mut answer).unwrap();
+        assert_eq!(answer[..8], [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0]);
+        let (offset, bytes) = reads[u64::from_be_bytes(answer[8..].try_into().unwrap()) as usize];
+        let mut got = vec![0; bytes as usize];
+        for piece in got.chunks_mut(10_007) {
+            stream.read_exact(piece).unwrap();
+        }
+        assert!(got == contents[offset as usize..][..bytes as usize], "{bytes} bytes at {offset}");
+        left -= 1;
+    }
+}
+
+#[test]
+fn long_reads_while_what_they_read_moves_to_another_lender() {
+    if !has("long_reads_while_what_they_read_moves_to_another_lender", &[NBDCOPY, NBDSH]) {
+        return;
+    }
+    let folder = Folder::new("nbd-moves");
+    let [leaves, stays] =
+        ["leaves", "stays"].map(|name| Lender::start_with(&folder.path(name), "96M", &["--slab", "1M"]));
+    let device = Device::start("64M", &[&leaves, &stays], &[]);
+    let file = random_file(&device.folder, 64 << 20);
+    finish(Command::new(NBDCOPY).arg(&file).arg(device.uri())).must_succeed();
+    let script = r#"
+import os, random, signal, threading, time
+data = open("FILE", "rb").read()
+gone = lambda: "holds nothing any more" in open("SAID").read()
+over, bad, counts = time.time() + 60, [], [0] * 3
+def read(n):
+    o = nbd.NBD()
+    o.connect_uri("URI")
+    while not bad and time.time() < over and (counts[n] < 100 or not gone()):
+        bytes = random.choice([32_768, 131_072, 1 << 20, 4 << 20])
+        offset = random.randrange(len(data) - bytes)
+        if o.pread(bytes, offset) != data[offset:offset + bytes]:
+            bad.append((bytes, offset))
+        counts[n] += 1
+threads = [threading.Thread(target=read, args=(n,)) for n in range(3)]
+for thread in threads:
+    thread.start()
+time.sleep(0.3)
+os.kill(PID, signal.SIGTERM)
+for thread in threads:
+    thread.join()
+print("good" if gone() and not bad else (bad, counts))
+"#;
+    let pid = leaves.process.0.id().to_string();
+    let script = script.replace("FILE", file.to_str().unwrap()).replace("URI", &device.uri());
+    let script = script.replace("SAID", device.errors.to_str().unwrap()).replace("PID", &pid);
+    assert_eq!(python(&device.uri(), &script).trim(), "good", "{}", device.said());
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! `netvm send` and `netvm recv`: two real processes, and senders that mean harm.
 
 mod common;
+#[path = "transfer/names.rs"]
+mod names;
 
 use common::{Done, Folder, Guard, Random, finish, netvm, signal, until, wait};
 use netvm_core::wire::{Hello, Role};
@@ -366,7 +368,8 @@ fn a_cut_transfer_goes_on_where_it_ended() {
         assert!(!received.status.success() && received.err.contains("was cut"), "{received:?}");
         assert!(!target.join("big").exists(), "it was too fast to be cut");
         let came = part().unwrap().len();
-        assert!((40 << 20..BYTES).contains(&came), "{came}");
+        // Blocks may be allocated somewhat ahead of the length.
+        assert!((32 << 20..BYTES).contains(&came), "{came}");
         let (sent, received) = transfer(&target, &[&file], &how, &["--method", receives]);
         let moved = sent["moved_bytes"].as_u64().unwrap();
         assert!(moved <= BYTES - came + (4 << 20), "sent again: {moved} of {BYTES}, {came} were there");

@@ -16,6 +16,7 @@ mod malloc;
 mod maps;
 mod range;
 mod refuse;
+mod rings;
 mod run;
 mod small;
 mod space;

@@ -2,6 +2,7 @@
 
 use crate::common::{Running, installed, root, source, succeeded};
 use netvm::lender::{Lender, LenderConfig, StopFlag};
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::Command;
 
@@ -130,6 +131,67 @@ fn lend() -> String {
 #[test]
 fn far_memory_is_exported() {
     program("far", &[&lend()]);
+}
+
+/// A lender in a process of its own, which can be killed.
+struct Apart {
+    process: Running,
+    address: String,
+}
+
+impl Apart {
+    fn new() -> Self {
+        let me = std::env::current_exe().unwrap();
+        let mut command = Command::new(me);
+        command.args(["--exact", "--ignored", "--nocapture", "programs::lends_until_it_is_killed"]);
+        let mut process = Running::start(command.env(LENDS, "1"));
+        // The test harness says something first, perhaps on the same line.
+        let mut out = BufReader::new(process.0.stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("lends at ") {
+            line.clear();
+            assert!(out.read_line(&mut line).unwrap() > 0, "no lender");
+        }
+        let address = line.trim().rsplit(' ').next().unwrap().to_owned();
+        Self { process, address }
+    }
+}
+
+const LENDS: &str = "NETVM_TEST_LENDS";
+
+/// For [`Apart`].
+#[test]
+#[ignore = "goes on until it is killed"]
+fn lends_until_it_is_killed() {
+    assert!(std::env::var_os(LENDS).is_some(), "it would never end");
+    println!("lends at {}", lend());
+    loop {
+        std::thread::park();
+    }
+}
+
+#[test]
+fn far_memory_in_parts_outlives_a_lender() {
+    let path = source().join("tests/c/parts.c");
+    for (variant, flags) in variants() {
+        let Some(program) = installed().build(&path, &format!("parts-{variant}"), &flags) else { return };
+        for (victim, link) in ["auto", "socket"].into_iter().enumerate() {
+            let mut lenders: Vec<Apart> = (0..3).map(|_| Apart::new()).collect();
+            let mut command = installed().command(&program);
+            command.args(lenders.iter().map(|lender| &lender.address)).env("NETVM_LINK", link);
+            let mut running = Running::start(&mut command);
+            let (line, mut out) = running.line();
+            if let Some(reason) = line.strip_prefix("skipped ") {
+                return println!("skipped (parts: {})", reason.trim());
+            }
+            assert_eq!(line, "filled\n");
+            lenders[victim].process.0.kill().unwrap();
+            let mut rest = String::new();
+            out.read_to_string(&mut rest).unwrap();
+            succeeded(&format!("parts, {variant}, {link}"), &running.finish());
+            assert_eq!(rest, "ok\n");
+        }
+    }
 }
 
 #[test]

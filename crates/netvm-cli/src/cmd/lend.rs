@@ -5,7 +5,7 @@ use super::secret::SecurityArgs;
 use crate::machine::{HUGE_ADVISE, lent_hugepages, meminfo};
 use crate::size::Size;
 use clap::Args;
-use netvm::lender::{Lender, LenderConfig};
+use netvm::lender::{Compress, Lender, LenderConfig};
 use netvm::security::{Encryption, Secret, Security};
 use netvm_sys::signal::{SIGINT, SIGTERM, Signals};
 use std::io::Write;
@@ -30,10 +30,11 @@ Examples:
                                                     and everything on the way is encrypted
   netvm lend --size 32G --reserve 4G --quota 8G      asks for memory back when less than 4G are available; 8G for each borrower
   netvm lend --size 256G --file /var/tmp            a file, for borrowers whose other lenders are full
+  netvm lend --size 32G --compress --overflow /var/tmp   up to 128G, packed into 32G, as long as it shrinks so much
   netvm lend --size 32G --listen 10.0.0.5:7070 --insecure
                                                     for everybody who reaches that address")]
 pub struct LendArgs {
-    /// Most memory to lend, e.g. 8G; of the file with --file
+    /// Most memory to lend, e.g. 8G; of the file with --file; with --compress, most memory to use
     #[arg(long)]
     size: Size,
     /// Address to listen at: HOST:PORT or unix:/path; may be given several times
@@ -47,6 +48,16 @@ pub struct LendArgs {
     /// Lend from a file in this folder, not from memory: it has no name there, and is gone with the lender
     #[arg(long, value_name = "FOLDER", conflicts_with_all = ["hugepages", "reserve", "pressure"])]
     file: Option<PathBuf>,
+    /// Keep pages compressed: what does not shrink stays as it is. Pages that borrowers encrypt do not shrink
+    #[arg(long, conflicts_with_all = ["hugepages", "file"])]
+    compress: bool,
+    /// With --compress: keep a file without a name in this folder, with room for all that is lent and finds none in memory if it does not shrink.
+    /// Without one no more is lent than fits as it is
+    #[arg(long, value_name = "FOLDER", requires = "compress")]
+    overflow: Option<PathBuf>,
+    /// With --overflow: lend at most so much, up to 16 times --size, as far as it shrinks [default: 4 times --size]
+    #[arg(long, value_name = "SIZE", requires = "overflow")]
+    lend_up_to: Option<Size>,
     /// Use huge pages where the kernel has them
     #[arg(long)]
     hugepages: bool,
@@ -101,6 +112,7 @@ pub fn run(args: LendArgs) -> Outcome {
         None => check_size(args.size)?,
         Some(folder) => check_room(folder, args.size)?,
     }
+    let compress = compress(&args)?;
     if let Some(quota) = args.quota.filter(|quota| quota.0 < args.slab.0) {
         return Err(format!(
             "a quota of {quota} is less than one slab of {}; give more, or a smaller --slab",
@@ -146,6 +158,7 @@ pub fn run(args: LendArgs) -> Outcome {
         size_bytes: args.size.0,
         slab_bytes: args.slab.0,
         folder: args.file,
+        compress: compress.clone(),
         hugepages: args.hugepages,
         private: args.private,
         parent_fd: None,
@@ -161,16 +174,38 @@ pub fn run(args: LendArgs) -> Outcome {
         leave_timeout: args.leave_timeout.map(Duration::from_secs),
         security,
     })?;
+    let size = match compress {
+        Some(Compress { lend_bytes, overflow: Some(_) }) => {
+            format!("up to {}, packed into {},", Size(lend_bytes), args.size)
+        }
+        Some(_) => format!("{}, packed,", args.size),
+        None => args.size.to_string(),
+    };
     let mut out = std::io::stdout();
     for address in lender.addresses() {
         // Whoever started us may have gone; that is no reason not to serve.
-        let _ =
-            writeln!(out, "netvm: lending {} in slabs of {} at {address}{protection}", args.size, args.slab);
+        let _ = writeln!(out, "netvm: lending {size} in slabs of {} at {address}{protection}", args.slab);
     }
     let _ = out.flush();
     let stop = super::stop_on(signals)?;
     lender.run(&stop)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// How to pack, if it is wanted.
+fn compress(args: &LendArgs) -> Result<Option<Compress>, String> {
+    if !args.compress {
+        return Ok(None);
+    }
+    let Some(folder) = &args.overflow else {
+        return Ok(Some(Compress { lend_bytes: args.size.0, overflow: None }));
+    };
+    let lend_bytes = args.lend_up_to.map_or(args.size.0.saturating_mul(4), |size| size.0);
+    if lend_bytes < args.size.0 {
+        return Err(format!("--lend-up-to {} is less than --size {}", Size(lend_bytes), args.size));
+    }
+    check_room(folder, Size(lend_bytes - args.size.0))?;
+    Ok(Some(Compress { lend_bytes, overflow: Some(folder.clone()) }))
 }
 
 /// The secret that the starting process writes to our standard input: neither arguments nor files show it.

@@ -7,6 +7,7 @@ use clap::Args;
 use netvm::Error;
 use netvm::lender::{BorrowOptions, StopFlag};
 use netvm::node::{ConnectOptions, LinkChoice, Node};
+use netvm::region::{Peer, Region};
 use netvm::view::mount::{JoinOptions, Joined, MountConfig, MountNotice, MountServer};
 use netvm::volume::{Volume, VolumeOptions};
 use netvm_core::key::RemoteKey;
@@ -222,9 +223,8 @@ fn serve(
     for segment in &args.segment {
         let key = read_key(&segment.key)?;
         let node = Arc::new(Node::with_security(security.clone())?);
-        // Not by its memory map, which its owner may hold while it waits for this mount.
-        let options = ConnectOptions { link: LinkChoice::Socket, ..ConnectOptions::default() };
-        let region = node.connect_with(&segment.address, &options)?.import(&segment.name, &key)?;
+        let peer = node.connect_with(&segment.address, &ConnectOptions::default())?;
+        let region = import(&peer, &segment.name, &key)?;
         server.add_segment(&segment.file, node, region, segment.read_only)?;
     }
     server.mount().map_err(may_not)?;
@@ -241,6 +241,19 @@ fn serve(
     widen(folder);
     server.run(stop, |notice| tell(&notice))?;
     Ok(())
+}
+
+/// Mapped if it can be; else over the connection. Not by copies from the exporter's memory: they want its memory map, which it may hold
+/// while it waits for this mount.
+fn import(peer: &Peer, name: &str, key: &RemoteKey) -> Result<Region, Error> {
+    if LinkChoice::from_environment() != LinkChoice::Socket {
+        peer.choose(LinkChoice::Shm);
+        if let Ok(region) = peer.import(name, key) {
+            return Ok(region);
+        }
+    }
+    peer.choose(LinkChoice::Socket);
+    peer.import(name, key)
 }
 
 fn join(
@@ -326,6 +339,9 @@ fn sentence(notice: &MountNotice) -> Option<String> {
     Some(match notice {
         MountNotice::Volume(event) => volume::sentence(event),
         MountNotice::Segment(error) => format!("a segment failed (EIO): {error}"),
+        MountNotice::OfItself { thread } => format!(
+            "thread {thread} may not open a file that is memory of its own process (EDEADLK): it could wait for itself"
+        ),
         MountNotice::Joined { peer, read_only } => {
             format!("{peer} has joined{}", if *read_only { ", to read" } else { "" })
         }

@@ -54,6 +54,7 @@ pub fn run(args: &StatusArgs) -> Outcome {
                 "uptime_s": status.uptime.as_secs(), "draining": status.draining, "borrowers": borrowers,
                 "missing_bytes": status.missing_bytes, "stuck": status.stuck, "quota_bytes": status.quota_bytes,
                 "connection": status.protection.to_string(), "class": status.class.name(),
+                "memory_bytes": status.memory_bytes, "spilled_bytes": status.spilled_bytes,
             })
         );
         return Ok(ExitCode::SUCCESS);
@@ -64,6 +65,13 @@ pub fn run(args: &StatusArgs) -> Outcome {
     out!("size       {}", Size(status.size_bytes));
     out!("lent       {} in slabs of {}", Size(status.used_bytes), Size(status.slab_bytes));
     out!("in use     {}", Size(status.resident_bytes));
+    if status.memory_bytes > 0 {
+        out!(
+            "packed     into at most {} of memory, {} in a file",
+            Size(status.memory_bytes),
+            Size(status.spilled_bytes)
+        );
+    }
     if status.quota_bytes > 0 {
         out!("quota      {} for each borrower", Size(status.quota_bytes));
     }

@@ -124,6 +124,60 @@ static int one(struct ring *ring, struct io_uring_sqe sqe) {
     return result;
 }
 
+/* Under netvm a ring sends nothing without a copy, nor advises, and says so to who asks before. Without, the kernel says what it can. */
+static void forbidden(int fd, int (*submit)(void *, struct io_uring_sqe), void *ring, char *p) {
+    static const int ops[] = {IORING_OP_MADVISE, IORING_OP_SEND_ZC, IORING_OP_SENDMSG_ZC};
+    int run = getenv("NETVM_RUN") != NULL;
+    struct io_uring_probe *probe = calloc(1, sizeof *probe + 256 * sizeof *probe->ops);
+    if (fd >= 0) CHECK(syscall(SYS_io_uring_register, fd, IORING_REGISTER_PROBE, probe, 256) == 0);
+    for (int which = 0; which < 3; which++) {
+        struct io_uring_sqe sqe = {.opcode = ops[which], .fd = -1, .addr = (uintptr_t)p, .len = PAGE};
+        int result = submit(ring, sqe);
+        CHECK(run ? result == -EACCES : result != -EACCES);
+        if (run) CHECK((probe->ops[ops[which]].flags & IO_URING_OP_SUPPORTED) == 0);
+    }
+    if (fd >= 0) CHECK(probe->ops[IORING_OP_SEND].flags & IO_URING_OP_SUPPORTED);
+    free(probe);
+}
+
+static int submit_one(void *ring, struct io_uring_sqe sqe) { return one(ring, sqe); }
+
+#ifdef LIBURING
+/* Of liburing 2, whose headers may not be here. It makes its system calls by itself. */
+struct io_uring { unsigned long queues[24]; unsigned flags; int ring_fd; unsigned rest[16]; };
+int io_uring_queue_init(unsigned, struct io_uring *, unsigned);
+void io_uring_queue_exit(struct io_uring *);
+struct io_uring_sqe *io_uring_get_sqe(struct io_uring *);
+int io_uring_submit(struct io_uring *);
+int __io_uring_get_cqe(struct io_uring *, struct io_uring_cqe **, unsigned, unsigned, void *);
+
+static int submit_liburing(void *ring, struct io_uring_sqe sqe) {
+    struct io_uring_sqe *place = io_uring_get_sqe(ring);
+    *place = sqe;
+    struct io_uring_cqe *cqe;
+    CHECK(io_uring_submit(ring) == 1 && __io_uring_get_cqe(ring, &cqe, 0, 1, NULL) == 0);
+    int result = cqe->res;
+    /* The head of the completions is the first of their words. */
+    unsigned *head = (unsigned *)((struct io_uring *)ring)->queues[13];
+    __atomic_store_n(head, *head + 1, __ATOMIC_RELEASE);
+    return result;
+}
+
+static void liburing(char *p) {
+    struct io_uring ring;
+    if (io_uring_queue_init(4, &ring, 0) < 0) return;
+    int ends[2];
+    CHECK(pipe(ends) == 0);
+    struct io_uring_sqe sqe = {.opcode = IORING_OP_WRITE, .fd = ends[1], .addr = (uintptr_t)p, .len = PAGE};
+    CHECK(submit_liburing(&ring, sqe) == PAGE);
+    forbidden(ring.ring_fd, submit_liburing, &ring, p);
+    close(ends[0]), close(ends[1]);
+    io_uring_queue_exit(&ring);
+}
+#else
+static void liburing(char *p) { (void)p; }
+#endif
+
 /* io_uring, with plain buffers and with registered ones, which stay pinned. */
 static void rings(const char *folder) {
     struct io_uring_params params = {0};
@@ -173,6 +227,8 @@ static void rings(const char *folder) {
         puts("no registered buffers here");
     }
     push_out();
+    forbidden(ring.fd, submit_one, &ring, p);
+    liburing(p);
     CHECK(holds(p + 3 * MIB, MIB, 7) == 0 && munmap(p, BYTES) == 0);
     close(ring.fd);
     close(fd);

@@ -214,6 +214,8 @@ const ROUND_TRIP: &str = "round-trip-16-4096";
 const STREAM: &str = "stream";
 const FAULT_COPY: &str = "fault-copy";
 const FAULT_COPY_SIGBUS: &str = "fault-copy-sigbus";
+const FAULT_COPY_THREADS: &str = "fault-copy-threads";
+const FAULT_COPY_SHARDS: &str = "fault-copy-shards";
 const FAULT_MOVE: &str = "fault-move";
 const COPY_PAGE: &str = "copy-4k";
 const COPY_SEQUENTIAL: &str = "copy-sequential";
@@ -483,6 +485,12 @@ impl Setup {
             table.add(name, None, case.name(), Ok(self.worker.ask(case.name())?));
         }
         if plan.threads > 1 {
+            be(self.placement.program)?;
+            for (case, sharded) in [(FAULT_COPY_THREADS, false), (FAULT_COPY_SHARDS, true)] {
+                let threads = usize::from(plan.threads);
+                let floor = floors::fault_by_threads(threads, sharded, self.placement.pager, plan.floor)?;
+                table.add(name, Some("floor-uffd"), case, Ok(floor));
+            }
             let case = Case::RandomReadThreads.name();
             table.add(name, None, case, Ok(self.worker.ask(case)?));
         }

@@ -169,6 +169,76 @@ pub fn fault(moves: bool, handler_cpu: Option<usize>, time: Duration) -> Result<
     })
 }
 
+/// Faults of several threads at once, each in pages of its own. With `sharded` each has a userfaultfd and a handler thread of its own as well,
+/// else they share one.
+///
+/// # Errors
+/// When there is no userfaultfd.
+pub fn fault_by_threads(
+    threads: usize,
+    sharded: bool,
+    handler_cpu: Option<usize>,
+    time: Duration,
+) -> Result<Outcome, Box<dyn Error>> {
+    const PAGES: usize = 1024;
+    let (shards, each) = if sharded { (threads, 1) } else { (1, threads) };
+    // The last page of each is the signal to end.
+    let end = PAGES * each;
+    let new = |_| FaultFloor::new(end + 1, FloorFeatures::default());
+    let floors = (0..shards).map(new).collect::<std::io::Result<Vec<_>>>()?;
+    let answer = |floor: &FaultFloor| -> std::io::Result<()> {
+        if let Some(cpu) = handler_cpu {
+            pin(cpu)?;
+        }
+        loop {
+            let Some(fault) = floor.wait_fault()? else { continue };
+            floor.copy_in(fault.page, fault.page % 64, 1, false)?;
+            if fault.page == end {
+                return Ok(());
+            }
+        }
+    };
+    let walk = |floor: &FaultFloor, first: usize| {
+        let mut page = 0;
+        let one = || {
+            black_box(floor.read(first + page));
+            page += 1;
+            if page == PAGES {
+                floor.discard(first, PAGES)?;
+                page = 0;
+            }
+            Ok(())
+        };
+        timed(time, one).map_err(|error| error.to_string())
+    };
+    std::thread::scope(|scope| {
+        let handlers: Vec<_> = floors.iter().map(|floor| scope.spawn(move || answer(floor))).collect();
+        let walkers: Vec<_> = (0..threads)
+            .map(|thread| {
+                let (floor, first) = if sharded { (thread, 0) } else { (0, thread * PAGES) };
+                let floor = &floors[floor];
+                scope.spawn(move || walk(floor, first))
+            })
+            .collect();
+        let outcomes: Vec<_> = walkers.into_iter().map(|walker| walker.join()).collect();
+        for floor in &floors {
+            black_box(floor.read(end));
+        }
+        for handler in handlers {
+            handler.join().map_err(|_| "the handler thread of the floor panicked")??;
+        }
+        let mut all = Outcome::default();
+        for outcome in outcomes {
+            let one = outcome.map_err(|_| "a thread of the floor panicked")??;
+            all.median += one.median / threads as f64;
+            all.p99 = all.p99.max(one.p99);
+            all.n += one.n;
+            all.per_s += one.per_s;
+        }
+        Ok(all)
+    })
+}
+
 /// A page fault answered by the faulting thread itself, which copies a page into place in its handler of SIGBUS.
 ///
 /// # Errors

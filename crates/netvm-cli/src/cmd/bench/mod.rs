@@ -9,15 +9,18 @@ mod apps;
 mod block;
 mod child;
 mod eviction;
+mod failure;
 mod fault;
 mod file;
 mod floors;
 mod frames;
+mod lender;
 mod nonresident;
 mod plot;
 mod report;
 mod rma;
 mod swap;
+mod tiers;
 mod transfer;
 mod walks;
 mod worker;
@@ -62,6 +65,10 @@ enum Which {
     Transfer(transfer::TransferArgs),
     /// Compare ways to choose which page leaves, on traces of page accesses, by simulation
     Eviction(eviction::EvictionArgs),
+    /// Compare places of pages that are chosen by what they cost with orders that are given
+    Tiers(tiers::TiersArgs),
+    /// Measure what a program feels when a lender is killed, stopped or cut off under it
+    Failure(failure::FailureArgs),
     /// Measure programs that people use with a part of their memory local, next to all of it in RAM
     Apps(apps::AppsArgs),
     #[command(hide = true)]
@@ -91,6 +98,8 @@ pub fn run(args: BenchArgs) -> Result<(), Box<dyn Error>> {
         Which::File(args) => print(&file::run(&args)?, args.json()),
         Which::Transfer(args) => print(&transfer::run(&args)?, args.json()),
         Which::Eviction(args) => print(&eviction::run(&args)?, args.json()),
+        Which::Tiers(args) => print(&tiers::run(&args)?, args.json()),
+        Which::Failure(args) => failure::run(&args),
         Which::Apps(args) => print(&apps::run(&args)?, args.json()),
         Which::AppsKeeper(args) => apps::keep(&args),
         Which::RmaPartner(args) => rma::run_partner(&args),

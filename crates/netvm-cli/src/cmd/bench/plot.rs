@@ -63,6 +63,34 @@ pub fn of_swap(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
     draw(path, "others", &charts.map(|(title, case)| (title.to_owned(), bars(rows, &[case]))))
 }
 
+/// The same of `netvm bench failure`.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn of_failure(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
+    let of = |is: fn(&str) -> bool| -> Vec<&str> {
+        rows.iter().map(|row| row.case.as_str()).filter(|case| is(case)).collect()
+    };
+    let charts = [
+        (
+            "Seconds that sort takes; pale: in RAM, without trouble",
+            of(|case| !case.ends_with("-stall") && !case.ends_with("-repair")),
+        ),
+        ("Longest wait for a page, ms (lower is better)", of(|case| case.ends_with("-stall"))),
+        ("Until all pages were protected again, seconds", of(|case| case.ends_with("-repair"))),
+    ];
+    draw(path, "others", &charts.map(|(title, cases)| (title.to_owned(), bars(rows, &cases))))
+}
+
+/// The same of `netvm bench tiers`.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn of_tiers(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
+    let title = "An access, us (lower is better); pale: the best order that is given";
+    draw(path, "orders", &[(title.to_owned(), bars(rows, &["phases"]))])
+}
+
 fn draw(path: &Path, peers: &str, charts: &[(String, Vec<Bar>)]) -> Result<(), Box<dyn Error>> {
     let height = |bars: &[Bar]| (TOP as u32 + 24 + bars.len() as u32 * 26).clamp(120, SIZE.1);
     let all = charts.iter().map(|(_, bars)| height(bars)).sum();

@@ -68,6 +68,12 @@ pub struct WorkerArgs {
     /// Second half of every page is zero
     #[arg(long)]
     compressible: bool,
+    /// Of every other MiB only
+    #[arg(long)]
+    mixed: bool,
+    /// Pages go to the first lender that has room, and stay there
+    #[arg(long)]
+    fixed_order: bool,
     /// Where evicted pages go
     #[arg(long, value_enum, default_value = "auto")]
     tier: Tier,
@@ -100,6 +106,8 @@ pub enum Case {
     Stride,
     /// All pages once in an order without order, round and round; where to go next depends on what was read.
     Chase,
+    /// One word of a random page, nine times of ten in a quarter of all pages, which is another one each time.
+    Phases,
 }
 
 impl Case {
@@ -119,6 +127,7 @@ impl Case {
             Case::Zipf => "zipf",
             Case::Stride => "stride",
             Case::Chase => "chase",
+            Case::Phases => "phases",
         }
     }
 }
@@ -156,6 +165,9 @@ struct Worker {
     owner: Owner,
     pages: usize,
     compressible: bool,
+    mixed: bool,
+    /// Of [`Case::Phases`], so far.
+    phases: usize,
     template: [u64; WORDS],
     /// Per page: which content was written last, how often its first word was incremented since, and the sum of its words.
     generations: Vec<u32>,
@@ -226,6 +238,7 @@ impl Worker {
                     name: "netvm bench".into(),
                     cpu: args.pager_cpu,
                     tier: args.tier.policy(),
+                    fixed_order: args.fixed_order,
                     private_lender: args.private_lender,
                     ..PagerConfig::default()
                 })?;
@@ -244,6 +257,8 @@ impl Worker {
             owner,
             pages,
             compressible: args.compressible,
+            mixed: args.mixed,
+            phases: 0,
             template: std::array::from_fn(|word| mix(word as u64)),
             generations: vec![0; pages],
             increments: vec![0; pages],
@@ -256,9 +271,14 @@ impl Worker {
         })
     }
 
+    /// Whether the second half of a page is zero.
+    fn shrinks(&self, page: usize) -> bool {
+        self.compressible || self.mixed && page / (CHUNK_BYTES / PAGE_BYTES) % 2 == 1
+    }
+
     /// The word that belongs at a place now.
     fn expected(&self, page: usize, word: usize) -> u64 {
-        if self.compressible && word >= WORDS / 2 {
+        if self.shrinks(page) && word >= WORDS / 2 {
             return 0;
         }
         let key = mix(((page as u64) << 32) | u64::from(self.generations[page]));
@@ -271,7 +291,7 @@ impl Worker {
         self.generations[page] = self.generations[page].wrapping_add(1);
         self.increments[page] = 0;
         let key = mix(((page as u64) << 32) | u64::from(self.generations[page]));
-        let random_words = if self.compressible { WORDS / 2 } else { WORDS };
+        let random_words = if self.shrinks(page) { WORDS / 2 } else { WORDS };
         let mut bytes = [0; PAGE_BYTES];
         let mut sum = 0u64;
         for (slot, word) in bytes.chunks_exact_mut(8).zip(self.template).take(random_words) {
@@ -309,6 +329,10 @@ impl Worker {
             Case::RandomReadThreads => self.random_by_threads()?,
             Case::SeqRead | Case::SeqWrite => self.sequential(case)?,
             Case::Uniform | Case::Zipf | Case::Stride | Case::Chase => self.walk(case)?,
+            Case::Phases => {
+                self.phases += 1;
+                self.walk(case)?
+            }
         };
         if let Owner::Far(pager) = &self.owner {
             let stats = pager.stats();
@@ -458,7 +482,12 @@ impl Worker {
                 self.random ^= self.random >> 7;
                 self.random ^= self.random << 17;
                 let random = self.random >> 11;
-                if case == Case::Uniform {
+                if case == Case::Phases && !random.is_multiple_of(10) {
+                    let part = self.pages / 4;
+                    // Not in the order in which they were filled.
+                    return (random / 10) as usize % part + part * (self.phases * 3 % 4);
+                }
+                if matches!(case, Case::Uniform | Case::Phases) {
                     return random as usize % self.pages;
                 }
                 let part = random as f64 / (1u64 << 53) as f64;

@@ -65,6 +65,11 @@ impl Outcome {
         )
     }
 
+    /// All of what it said at the end.
+    pub fn summary(&self) -> &Value {
+        &self.summary
+    }
+
     /// Takes what `netvm run --json` says at the end.
     pub fn take_summary(&mut self, said: &str) -> Result<(), Box<dyn Error>> {
         let line = said.lines().last().unwrap_or_default();

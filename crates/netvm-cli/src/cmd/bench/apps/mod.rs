@@ -14,7 +14,8 @@ use clap::{Args, ValueEnum};
 
 use super::report::{self, Row};
 use super::swap::Kind;
-use measure::{Work, in_ram, on_netvm};
+use measure::on_netvm;
+pub(super) use measure::{Outcome, Work, carry_out, in_ram, part};
 use programs::App;
 pub use swapped::{KeeperArgs, keep};
 
@@ -63,11 +64,12 @@ impl AppsArgs {
 
 /// A folder for what is compiled, read and written; removed on drop.
 #[derive(Debug)]
-struct Folder(PathBuf);
+pub(super) struct Folder(pub(super) PathBuf);
 
 impl Folder {
-    fn new() -> std::io::Result<Self> {
-        let path = std::env::temp_dir().join(format!("netvm-bench-apps-{}", std::process::id()));
+    /// For the bench of this name.
+    pub(super) fn new(bench: &str) -> std::io::Result<Self> {
+        let path = std::env::temp_dir().join(format!("netvm-bench-{bench}-{}", std::process::id()));
         std::fs::create_dir(&path)?;
         Ok(Self(path))
     }
@@ -85,7 +87,7 @@ impl Drop for Folder {
 /// # Errors
 /// When a program writes something else than in RAM, or netvm cannot run it.
 pub fn run(args: &AppsArgs) -> Result<Vec<Row>, Box<dyn Error>> {
-    let folder = Folder::new()?;
+    let folder = Folder::new("apps")?;
     let apps = if args.app.is_empty() { App::value_variants().to_vec() } else { args.app.clone() };
     let mut rows = Vec::new();
     for app in apps {

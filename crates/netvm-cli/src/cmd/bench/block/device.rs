@@ -8,33 +8,13 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use netvm_sys::direct::{Aligned, Queue};
+
 use super::super::floors;
 use super::super::report::Row;
 use super::{CASES, Case, Series, echo};
 
 type Failure = Box<dyn Error>;
-
-/// What direct I/O wants of addresses.
-const ALIGN: usize = 4096;
-
-/// A buffer for direct I/O.
-struct Aligned {
-    bytes: Vec<u8>,
-    start: usize,
-    len: usize,
-}
-
-impl Aligned {
-    fn new(len: usize) -> Self {
-        let bytes = vec![0; len + ALIGN];
-        let start = bytes.as_ptr().align_offset(ALIGN);
-        Self { bytes, start, len }
-    }
-
-    fn get(&mut self) -> &mut [u8] {
-        &mut self.bytes[self.start..self.start + self.len]
-    }
-}
 
 /// A device under test. Nobody else uses it meanwhile.
 struct Device {
@@ -79,8 +59,81 @@ impl Device {
         Ok(self.file.sync_all()?)
     }
 
-    /// Microseconds of each operation, and how long all took. Each place in the queue is a thread that waits for its own operation.
+    /// Microseconds of each operation, and how long all took.
     fn run(&self, case: Case, size: u64, time: Duration, seed: u64) -> Result<(Vec<f64>, f64), Failure> {
+        match self.queue(case) {
+            Some(queue) => self.run_queue(queue?, case, size, time, seed),
+            None => self.run_threads(case, size, time, seed),
+        }
+    }
+
+    /// What asks for several operations at a time: `None` where one is enough, or this kernel has none.
+    fn queue(&self, case: Case) -> Option<std::io::Result<Queue>> {
+        if case.depth == 1 {
+            return None;
+        }
+        match self.file.try_clone().and_then(|file| Queue::new(file, case.depth, case.bytes)) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM)) => None,
+            queue => Some(queue),
+        }
+    }
+
+    /// By one thread: whatever ends is replaced together with all that have ended with it.
+    fn run_queue(
+        &self,
+        mut queue: Queue,
+        case: Case,
+        size: u64,
+        time: Duration,
+        mut seed: u64,
+    ) -> Result<(Vec<f64>, f64), Failure> {
+        let blocks = size / case.bytes as u64;
+        let start = Instant::now();
+        let mut begun = vec![(0, start); case.depth];
+        let mut free: Vec<usize> = (0..case.depth).collect();
+        let (mut times, mut next) = (Vec::new(), 0);
+        loop {
+            while let Some(place) = free.pop().filter(|_| start.elapsed() < time) {
+                next += 1;
+                let offset = choose(case, &mut seed, || next) % blocks * case.bytes as u64;
+                let bytes = queue.buffer(place).ok_or("a place is used twice")?;
+                if case.writes {
+                    mark(bytes, offset);
+                }
+                begun[place] = (offset, Instant::now());
+                match case.writes {
+                    true => queue.write(place, offset)?,
+                    false => queue.read(place, offset)?,
+                }
+            }
+            let mut wait = true;
+            while let Some((place, done)) = queue.ended(wait)? {
+                wait = false;
+                let (offset, since) = begun[place];
+                times.push(since.elapsed().as_secs_f64() * 1e6);
+                let wrong = |what: String| format!("{} at {offset}: {what}", self.path.display());
+                let count = done.map_err(|error| wrong(error.to_string()))?;
+                let bytes = queue.buffer(place).ok_or("a place is used twice")?;
+                if count != bytes.len() {
+                    return Err(wrong(format!("{count} bytes instead of {}", bytes.len())).into());
+                }
+                self.check(case, bytes, offset)?;
+                free.push(place);
+            }
+            if wait {
+                return Ok((times, start.elapsed().as_secs_f64()));
+            }
+        }
+    }
+
+    /// Each place in the queue is a thread that waits for its own operation.
+    fn run_threads(
+        &self,
+        case: Case,
+        size: u64,
+        time: Duration,
+        seed: u64,
+    ) -> Result<(Vec<f64>, f64), Failure> {
         let barrier = Barrier::new(case.depth + 1);
         let next = AtomicU64::new(0);
         std::thread::scope(|scope| {
@@ -115,8 +168,7 @@ impl Device {
         let (mut buffer, mut seed, mut times) = (Aligned::new(case.bytes), seed, Vec::new());
         let start = Instant::now();
         while start.elapsed() < time {
-            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-            let block = if case.in_order { next.fetch_add(1, Ordering::Relaxed) } else { seed >> 33 };
+            let block = choose(case, &mut seed, || next.fetch_add(1, Ordering::Relaxed));
             let offset = block % blocks * case.bytes as u64;
             let bytes = buffer.get();
             if case.writes {
@@ -129,13 +181,24 @@ impl Device {
             };
             times.push(begun.elapsed().as_secs_f64() * 1e6);
             done.map_err(|error| format!("{} at {offset}: {error}", self.path.display()))?;
-            let blocks = bytes.chunks_exact(4096).zip((offset..).step_by(4096));
-            if !case.writes && !blocks.into_iter().all(|(block, at)| is_marked(block, at)) {
-                return Err(format!("what was read at {offset} is not what was written there"));
-            }
+            self.check(case, bytes, offset)?;
         }
         Ok(times)
     }
+
+    fn check(&self, case: Case, bytes: &[u8], offset: u64) -> Result<(), String> {
+        let mut blocks = bytes.chunks_exact(4096).zip((offset..).step_by(4096));
+        if !case.writes && !blocks.all(|(block, at)| is_marked(block, at)) {
+            return Err(format!("what was read at {offset} is not what was written there"));
+        }
+        Ok(())
+    }
+}
+
+/// Which block is next: of those in order, or any.
+fn choose(case: Case, seed: &mut u64, next: impl FnOnce() -> u64) -> u64 {
+    *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+    if case.in_order { next() } else { *seed >> 33 }
 }
 
 fn mark(block: &mut [u8], offset: u64) {
@@ -192,8 +255,27 @@ mod tests {
         assert!(is_marked(&block, 8192) && !is_marked(&block, 4096));
         block[4095] ^= 2;
         assert!(!is_marked(&block, 8192));
-        let mut buffer = Aligned::new(8192);
-        assert!(buffer.get().as_ptr().addr().is_multiple_of(ALIGN) && buffer.get().len() == 8192);
+    }
+
+    #[test]
+    fn what_is_read_is_checked_however_it_is_read() {
+        let path = std::env::temp_dir().join(format!("netvm-bench-device-{}", std::process::id()));
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let (device, size, time) = (Device { path, file }, 1 << 20, Duration::from_millis(10));
+        device.fill(size).unwrap();
+        for case in CASES {
+            for (times, seconds) in
+                [device.run(case, size, time, 5).unwrap(), device.run_threads(case, size, time, 5).unwrap()]
+            {
+                assert!(times.len() >= case.depth && seconds > 0.0, "{}", case.name);
+            }
+        }
+        device.file.write_all_at(&[0; 1 << 20], 0).unwrap();
+        for case in CASES.into_iter().filter(|case| !case.writes) {
+            let wrong = [device.run(case, size, time, 5), device.run_threads(case, size, time, 5)];
+            assert!(wrong.iter().all(Result::is_err), "{}", case.name);
+        }
     }
 
     #[test]

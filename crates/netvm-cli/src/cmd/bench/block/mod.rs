@@ -30,8 +30,8 @@ netvm's server is between client and lender. With the lender on another machine 
 round trips where the others, whose memory is their own, pay one; with a lender on its own host (\"lender nearby\") it pays one, too.
 nbdkit and nbd-server have rows when they are installed (packages nbdkit and nbd-server).
 
---device measures block devices that are there, past the page cache, instead of servers: disk-4k-qd1 and so on, with a thread for each operation that is under
-way. What is on them is overwritten. Of a ublk or nbd.ko disk on lent memory, each operation pays for its way to the lender, too.
+--device measures block devices that are there, past the page cache, instead of servers: disk-4k-qd1 and so on, several at a time by one thread
+and an io_uring, or, where the kernel has none, by a thread for each. What is on them is overwritten. Of a ublk or nbd.ko disk on lent memory, each operation pays for its way to the lender, too.
 
 Examples:
   netvm bench block --plot block.svg

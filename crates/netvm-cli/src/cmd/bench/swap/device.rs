@@ -16,6 +16,9 @@ use super::super::file::Mounted;
 
 type Failure = Box<dyn Error>;
 
+/// How nbdkit has its memory: all of it from the start and locked, since it gets none while memory is being freed. With the language of its
+/// messages it would lock all languages of the system, some 200 MB: hence `LC_ALL`.
+const STORE: &str = "allocator=malloc,mlock=true";
 /// Most that a server is waited for.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -237,7 +240,8 @@ impl Swap {
         }
         let socket = std::env::temp_dir().join(format!("netvm-bench-nbdkit-{}", std::process::id()));
         let server = Command::new("nbdkit")
-            .args(["--foreground", "--swap", "--unix", text(&socket), "memory", &bytes.to_string()])
+            .args(["--foreground", "--swap", "--unix", text(&socket), "memory", &bytes.to_string(), STORE])
+            .env("LC_ALL", "C")
             .stdin(Stdio::null())
             .spawn()
             .map_err(|error| format!("nbdkit: {error}"))?;
@@ -264,8 +268,9 @@ impl Swap {
         };
         let path = folder.join("file");
         let (program, size) = (nbdfuse.display().to_string(), bytes.to_string());
-        let command =
-            [&program, text(&path), "--command", text(&nbdkit), "-s", "memory", &size].map(str::to_owned);
+        let command = ["env", "LC_ALL=C", &program, text(&path), "--command", text(&nbdkit)];
+        let command = [&command[..], &["-s", "--swap", "memory", &size, STORE]].concat();
+        let command: Vec<String> = command.into_iter().map(str::to_owned).collect();
         let mount = Mounted::start(folder, &command)?;
         swap.behind = Behind::Mounted(None, Some(mount), folder.to_owned());
         appears(&path)?;

@@ -22,6 +22,11 @@ const SERVERS_BYTES: u64 = 64 << 20;
 /// Memory that the worker itself needs beside the region, in bytes.
 const OVERHEAD_BYTES: u64 = 4 << 20;
 
+/// How often a measurement whose worker is killed is begun.
+const ATTEMPTS: usize = 5;
+/// What is said of a worker that was killed.
+const KILLED: &str = "SIGKILL";
+
 /// The outcomes of each case, one per repetition.
 pub type Outcomes = Vec<(Case, Vec<Outcome>)>;
 
@@ -148,11 +153,18 @@ pub fn measure(wanted: &Wanted) -> Result<Measured, Box<dyn Error>> {
     command.extend(compressible.then(|| "--compressible".to_owned()));
     command.extend(waits_only.then(|| "--waits-only".to_owned()));
     command.extend(lent.arguments());
-    // When every page of the group is in use the kernel may give up too soon and kill the worker: once more, then.
-    relay(&command, repetitions, cases).or_else(|error| match is_wrong_data(&*error) {
-        true => Err(error),
-        false => relay(&command, repetitions, cases),
-    })
+    // While every page of the group is being swapped out the kernel may give up too soon and kill the worker, the sooner the slower the swap is: once
+    // more, then.
+    let mut measured = relay(&command, repetitions, cases);
+    for _ in 1..ATTEMPTS {
+        match &measured {
+            Err(error) if error.to_string().contains(KILLED) => {
+                measured = relay(&command, repetitions, cases)
+            }
+            _ => break,
+        }
+    }
+    measured
 }
 
 /// Whether a worker has read something else than it had written: no reason to try again.

@@ -1,0 +1,61 @@
+/* System calls by syscall(2): six arguments, results, errno, threads, children. */
+#include "../../../netvm-preload/tests/c/check.h"
+#include <linux/futex.h>
+#include <sys/syscall.h>
+
+#define BYTES (32 * MIB)
+
+static int word;
+
+static void *waker(void *argument) {
+    usleep(20000);
+    __atomic_store_n(&word, 1, __ATOMIC_SEQ_CST);
+    /* Nobody, if the other one has seen the word before it slept. */
+    CHECK(syscall(SYS_futex, &word, FUTEX_WAKE, 1, 0, 0, 0) >= 0);
+    return argument;
+}
+
+static volatile sig_atomic_t hits;
+
+static void on_signal(int signal) { hits += signal == SIGUSR1; }
+
+/* How a child of a raw call ends that reads far memory: it may die, but never reads something else. */
+static void child_of(long child, const char *p) {
+    CHECK(child >= 0);
+    if (child == 0) _exit(holds(p, BYTES, 5) ? 0 : 9);
+    int status;
+    CHECK(waitpid((pid_t)child, &status, 0) == child);
+    CHECK(WIFSIGNALED(status) ? WTERMSIG(status) == SIGSEGV : WEXITSTATUS(status) == 0);
+}
+
+int main(void) {
+    CHECK(syscall(SYS_getpid) == getpid());
+    errno = 0;
+    CHECK(syscall(SYS_close, -1) == -1 && errno == EBADF);
+    char *p = (char *)syscall(SYS_mmap, NULL, (size_t)MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0L);
+    CHECK(p != MAP_FAILED);
+    fill(p, MIB, 3);
+    CHECK(holds(p, MIB, 3) && syscall(SYS_munmap, p, (size_t)MIB) == 0);
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, waker, NULL) == 0);
+    while (!__atomic_load_n(&word, __ATOMIC_SEQ_CST)) syscall(SYS_futex, &word, FUTEX_WAIT, 0, NULL, NULL, 0);
+    CHECK(pthread_join(thread, NULL) == 0);
+    signal(SIGUSR1, on_signal);
+    CHECK(syscall(SYS_tgkill, getpid(), syscall(SYS_gettid), SIGUSR1) == 0 && hits == 1);
+    char *far = anonymous(BYTES);
+    fill(far, BYTES, 5);
+    child_of(syscall(SYS_clone, SIGCHLD, NULL, NULL, NULL, NULL), far);
+#ifdef SYS_fork
+    child_of(syscall(SYS_fork), far);
+#endif
+    CHECK(holds(far, BYTES, 5));
+    /* A pipe by far memory at both ends. */
+    int ends[2];
+    CHECK(syscall(SYS_pipe2, ends, 0) == 0 && syscall(SYS_write, ends[1], far + 4096, 4096) == 4096);
+    char *back = anonymous(MIB);
+    CHECK(syscall(SYS_read, ends[0], back, 4096) == 4096 && memcmp(back, far + 4096, 4096) == 0);
+    puts("ok");
+    fflush(stdout);
+    syscall(SYS_exit_group, 0);
+    return 3;
+}
