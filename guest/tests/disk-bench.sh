@@ -6,14 +6,7 @@
 # memory: 256
 # limit: 300
 . /test/functions
-if [ "$ROLE" = first ]; then
-    netvm secret new key
-    lender a 7070 96M
-    obey
-    exit
-fi
-
-get_secret
+first_lends 96M
 # disks LENDER...: the same memory as /dev/ublkb0 and as /dev/nbd0.
 disks() {
     netvm ublk --size 16M "$@" >ublk.log 2>&1 &

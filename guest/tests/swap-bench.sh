@@ -6,14 +6,7 @@
 # memory: 256 384
 # limit: 480
 . /test/functions
-if [ "$ROLE" = first ]; then
-    netvm secret new key
-    lender a 7070 96M
-    obey
-    exit
-fi
-
-get_secret
+first_lends 96M
 mkdir -p /tmp/groups /var/tmp
 mount -t cgroup2 none /tmp/groups
 # A disk, as far as there is one here.
@@ -42,16 +35,7 @@ netvm bench swap --size 12M --local 5M --case-ms 700 --rounds 2 $options --lende
 cat bench.log
 cat /results/swap.json
 for kind in $kinds; do
-    case $kind in
-    netvm-*) what="\"link\":\"${kind#netvm-}\"" ;;
-    *) what="\"peer\":\"swap-$kind\"" ;;
-    esac
-    for row in swap-rand swap-seq swap-seq-write swap-fill; do
-        grep "\"case\":\"$row\"" /results/swap.json | grep "$what" >row || fail "no $row of $kind"
-        # Skipped rows have no median; and something must have moved.
-        grep -q '"median":[0-9]*\.[0-9]' row || fail "$row of $kind was not measured: $(cat row)"
-        refused grep -q '"n":0}' row
-    done
+    bench_rows "$kind" /results/swap.json
 done
 grep -q 'netvm by' /results/swap.svg
 equal "swap" "$(cat /proc/swaps)" "$before"

@@ -8,15 +8,7 @@
 # memory: 512 128
 # limit: 480
 . /test/functions
-if [ "$ROLE" = first ]; then
-    netvm secret new key
-    lender a 7070 320M
-    lender b 7071 320M
-    obey
-    exit
-fi
-
-get_secret
+first_lends 320M 320M
 means=ublk
 [ -e /dev/ublk-control ] || means=nbd
 for by in $means; do

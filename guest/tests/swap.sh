@@ -8,15 +8,7 @@
 # memory: 256
 # limit: 480
 . /test/functions
-if [ "$ROLE" = first ]; then
-    netvm secret new key
-    lender a 7070 96M
-    lender b 7071 96M
-    obey
-    exit
-fi
-
-get_secret
+first_lends 96M 96M
 settings() { cat /proc/sys/vm/min_free_kbytes /proc/sys/vm/watermark_boost_factor; }
 before=$(settings)
 on() { netvm swap on --secret key "$@"; }

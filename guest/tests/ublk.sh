@@ -7,15 +7,7 @@
 # memory: 384 256
 # limit: 200
 . /test/functions
-if [ "$ROLE" = first ]; then
-    netvm secret new key
-    lender a 7070 112M
-    lender b 7071 112M
-    obey
-    exit
-fi
-
-get_secret
+first_lends 112M 112M
 disk=/dev/ublkb0
 gone() { [ ! -e $disk ] && [ ! -e /dev/ublkc0 ]; }
 serve() {

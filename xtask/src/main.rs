@@ -14,7 +14,7 @@ usage: cargo xtask check        format, lints
        cargo xtask test         check, build, every test, and once more, alone, those that fail; installs the programs that
                                 tests run (as root)
        cargo xtask fuzz [--seconds N] [TARGET [FILE]]
-                                fuzzes handshake, frames, control and nbd, 60 seconds each; with FILE runs that input once
+                                fuzzes handshake, frames, control, words and nbd, 60 seconds each; with FILE runs that input once
        cargo xtask guest [--kernel NAME]... [TEST | SCRIPT]...
                                 runs tests of guest/tests, or a script, in emulated machines with Debian's kernels 6.1, 6.12 and
                                 6.12-arm64; NAME+NAME are two machines that are connected; debug is 6.12 with KASAN and lockdep,

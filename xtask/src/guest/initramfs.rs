@@ -44,7 +44,12 @@ impl Initramfs {
 
     /// Adds a program of this machine below /bin, with the libraries that it is linked with.
     pub fn add_program(&mut self, file: &Path) -> Result<()> {
-        self.add_file(&format!("/bin/{}", tools::name(file)), file, true)?;
+        self.add_linked(&format!("/bin/{}", tools::name(file)), file)
+    }
+
+    /// Adds a program or a library of this machine at `path`, with the libraries that it is linked with.
+    pub fn add_linked(&mut self, path: &str, file: &Path) -> Result<()> {
+        self.add_file(path, file, true)?;
         // "libc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x7f...)", "/lib64/ld-linux-x86-64.so.2 (0x7f...)"
         let Ok(libraries) = tools::output(Command::new("ldd").arg(file)) else {
             return Ok(()); // It is static.

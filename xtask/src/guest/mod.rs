@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use tools::Result;
 
 /// Programs that the harness and its tests need, and the packages that have them.
-pub const PROGRAMS: [(&str, &str); 11] = [
+pub const PROGRAMS: [(&str, &str); 13] = [
     ("/usr/bin/qemu-system-x86_64", "qemu-system-x86"),
     ("/usr/bin/qemu-system-aarch64", "qemu-system-arm"),
     ("/usr/sbin/depmod", "kmod"),
@@ -34,6 +34,8 @@ pub const PROGRAMS: [(&str, &str); 11] = [
     ("/usr/bin/sparse", "sparse"),
     ("/usr/sbin/nbd-client", "nbd-client"),
     ("/usr/sbin/mkfs.ext4", "e2fsprogs"),
+    ("/usr/bin/nbdkit", "nbdkit"),
+    ("/usr/bin/nbdfuse", "libnbd-bin"),
 ];
 /// What every guest needs for its disk and its network, as far as it is not built in.
 const MODULES: [&str; 3] = ["virtio_pci", "virtio_blk", "virtio_net"];
@@ -370,14 +372,17 @@ impl Suite {
         if let Some(Err(error)) = self.busybox.get(kernel.architecture.debian()) {
             return Some(error.lines().next().unwrap_or_default().to_owned());
         }
-        let ours = script.programs.iter().chain(&script.examples);
-        if ours.count() > 0 && !kernel.architecture.is_ours() {
+        let ours = script.programs.len() + script.files.len() + script.examples.len();
+        if ours > 0 && !kernel.architecture.is_ours() {
             return Some("the programs of this machine do not run on that one".to_owned());
         }
         if let Some(program) =
             script.programs.iter().find(|name| *name != "netvm" && tools::find(name).is_none())
         {
             return Some(format!("{program} is not installed"));
+        }
+        if let Some(file) = script.files.iter().find(|file| !file.is_file()) {
+            return Some(format!("there is no {}", file.display()));
         }
         let compiler = kernel.architecture.compiler();
         let compiles = !script.compiles.is_empty() || !script.kmod.is_empty();
@@ -453,6 +458,9 @@ impl Suite {
             } else {
                 tools::find(name).unwrap_or_default()
             })?;
+        }
+        for file in &script.files {
+            root.add_linked(&file.to_string_lossy(), file)?;
         }
         for name in &script.examples {
             root.add_program(&self.build(&["-p", "netvm", "--example", name], &format!("examples/{name}"))?)?;

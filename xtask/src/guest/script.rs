@@ -5,6 +5,7 @@
 //! # modules: nbd ext4 ublk_drv?   of the kernel, loaded before the script starts; with a question mark: if the kernel has it
 //! # kmod: netvm_coherency         module of kmod/, put at /test/NAME.ko
 //! # programs: netvm nbd-client    of this machine
+//! # files: /usr/lib/x/plugin.so   of this machine, at the same place, with the libraries that they are linked with
 //! # examples: device_service      Rust's of examples/
 //! # compiles: coherency           guest/tests/coherency.c, for the guest, put into /bin
 //! # memory: 256                   MiB; of two guests that are connected they may have their own: 512 256
@@ -26,6 +27,7 @@ pub struct Script {
     pub modules: Vec<String>,
     pub kmod: Vec<String>,
     pub programs: Vec<String>,
+    pub files: Vec<PathBuf>,
     pub examples: Vec<String>,
     pub compiles: Vec<String>,
     pub packed: bool,
@@ -68,6 +70,7 @@ impl Script {
             modules: Vec::new(),
             kmod: Vec::new(),
             programs: Vec::new(),
+            files: Vec::new(),
             examples: Vec::new(),
             compiles: Vec::new(),
             packed: false,
@@ -88,6 +91,7 @@ impl Script {
                 "modules" => script.modules = words(),
                 "kmod" => script.kmod = words(),
                 "programs" => script.programs = words(),
+                "files" => script.files = value.split_ascii_whitespace().map(PathBuf::from).collect(),
                 "examples" => script.examples = words(),
                 "compiles" => script.compiles = words(),
                 "image" if value.trim() == "packed" => script.packed = true,
@@ -130,10 +134,11 @@ mod tests {
 
     #[test]
     fn the_head_of_a_script_is_read() {
-        let text = "#!/bin/sh\n# Says: nothing.\n# kernels: 6.1 6.1+6.12\n# memory: 512\n# ends: complaint BUG: x\n\n# limit: 7\n";
+        let text = "#!/bin/sh\n# Says: nothing.\n# kernels: 6.1 6.1+6.12\n# memory: 512\n# files: /a /b/c\n# ends: complaint BUG: x\n\n# limit: 7\n";
         let script = Script::parse(Path::new("guest/tests/one.sh"), text).unwrap();
         assert_eq!(script.name(), "one");
         assert_eq!(script.kernels, ["6.1", "6.1+6.12"]);
+        assert_eq!(script.files, [Path::new("/a"), Path::new("/b/c")]);
         assert_eq!(
             (script.memory_mib, script.limit.as_secs()),
             ([512, 512], 120),
