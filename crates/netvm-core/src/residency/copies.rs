@@ -82,6 +82,13 @@ impl Copies {
         self.count += 1;
     }
 
+    /// Only those that are `wanted` stay.
+    pub fn retain(&mut self, wanted: impl Fn(&SlabCopy) -> bool) {
+        let all = *self;
+        *self = Self::default();
+        all.as_slice().iter().filter(|&copy| wanted(copy)).for_each(|&copy| self.push(copy));
+    }
+
     /// The first part of `total` that none of them has.
     pub(super) fn missing(&self, total: usize) -> u8 {
         let has = |part: &u8| self.as_slice().iter().any(|copy| copy.part == *part);

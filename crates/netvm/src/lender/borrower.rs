@@ -225,10 +225,10 @@ impl Borrower {
         self.session.endpoint.pending() - usize::from(self.probing) + self.ready.len()
     }
 
-    /// Asks the lender for a sign of life, if nothing else is asked of it: what is on this host is read and written without it, so that nobody
-    /// would see that it stands still. [`Borrower::oldest_pending`] tells for how long it has been silent.
+    /// Asks the lender for a sign of life, if it does not owe one: what is on this host is read and written without it, and writes end when they
+    /// are sent, so that nobody would see that it stands still. [`Borrower::oldest_pending`] tells for how long it has been silent.
     pub fn probe(&mut self) {
-        if self.session.endpoint.pending() == 0 && self.session.endpoint.post_flush(PROBE).is_ok() {
+        if !self.probing && self.session.endpoint.post_flush(PROBE).is_ok() {
             self.probing = true;
             self.waits();
         }
@@ -500,7 +500,27 @@ impl Borrower {
     /// [`Error::LenderFull`], [`Error::Timeout`], [`Error::LenderLost`].
     pub fn borrow_slab(&mut self) -> Result<u32> {
         let answer = self.call(protocol::BORROW, Vec::new(), "slab")?;
-        match BorrowAnswer::decode(&answer) {
+        self.borrowed(&answer)
+    }
+
+    /// One round of the same, for who has others to listen to meanwhile: `None` while the answer is not there. Until it is nothing else may be
+    /// done with this; `slot` is the caller's to keep, `None` at first.
+    ///
+    /// # Errors
+    /// As [`Borrower::borrow_slab`], but for the time-out, which is the caller's.
+    pub(crate) fn try_borrow_slab(&mut self, slot: &mut Option<u16>) -> Result<Option<u32>> {
+        self.check()?;
+        let post =
+            |borrower: &mut Self| borrower.session.endpoint.post_call(INTERNAL, protocol::BORROW, Vec::new());
+        match self.attempt(slot, post, "slab")? {
+            None => Ok(None),
+            Some(Answer::Reply(answer)) => self.borrowed(&answer).map(Some),
+            Some(_) => Err(self.nonsense()),
+        }
+    }
+
+    fn borrowed(&mut self, answer: &[u8]) -> Result<u32> {
+        match BorrowAnswer::decode(answer) {
             Some(BorrowAnswer { slab: Some(slab), .. }) => {
                 if let Some(nearby) = &mut self.nearby {
                     nearby.borrowed(slab);
@@ -559,22 +579,8 @@ impl Borrower {
         let (mut left, mut looked) = (timeout, Instant::now());
         let mut slot = None;
         loop {
-            if slot.is_none() {
-                // What has completed may have had the slot that the new operation gets.
-                self.collect(None, &mut None)?;
-                slot = match post(self) {
-                    Ok(slot) => Some(slot),
-                    Err(PostError::Full) => None,
-                    Err(error) => return Err(Error::Other(error.to_string())),
-                };
-            }
-            if let Some(result) = self.progress(slot)? {
-                return result.map_err(|error| match error {
-                    OpError::Refused(code) => Error::Op { lender: self.lender.clone(), what, code },
-                    OpError::Lost | OpError::Unknown => {
-                        self.broken.clone().unwrap_or_else(|| self.nonsense())
-                    }
-                });
+            if let Some(answer) = self.attempt(&mut slot, &mut post, what)? {
+                return Ok(answer);
             }
             let now = Instant::now();
             left = left.saturating_sub((now - looked).min(HEARD));
@@ -594,15 +600,39 @@ impl Borrower {
         }
     }
 
+    /// Posts something, if it is not posted, and does one round of sending and receiving: the answer, if it is there.
+    fn attempt(
+        &mut self,
+        slot: &mut Option<u16>,
+        mut post: impl FnMut(&mut Self) -> Result<u16, PostError>,
+        what: &'static str,
+    ) -> Result<Option<Answer>> {
+        if slot.is_none() {
+            // What has completed may have had the slot that the new operation gets.
+            self.collect(None, &mut None)?;
+            match post(self) {
+                Ok(posted) => *slot = Some(posted),
+                Err(PostError::Full) => {}
+                Err(error) => return Err(Error::Other(error.to_string())),
+            }
+            self.waits();
+        }
+        let answer = self.progress(*slot)?.transpose();
+        answer.map_err(|error| match error {
+            OpError::Refused(code) => Error::Op { lender: self.lender.clone(), what, code },
+            OpError::Lost | OpError::Unknown => self.broken.clone().unwrap_or_else(|| self.nonsense()),
+        })
+    }
+
     /// One round of sending and receiving. Returns the answer to `awaited` when it is there; puts all else into `ready`.
     fn progress(&mut self, awaited: Option<u16>) -> Result<Option<Result<Answer, OpError>>> {
         self.check()?;
         let mut failure = self.session.send(0, &mut NoMemory).err();
-        let (mut answer, mut received) = (None, false);
+        let (mut answer, received_bytes) = (None, self.session.received_bytes());
         while failure.is_none() {
             match self.session.receive(0, &mut NoMemory) {
                 Ok(more) => {
-                    received |= self.collect(awaited, &mut answer)?;
+                    self.collect(awaited, &mut answer)?;
                     if !more {
                         break;
                     }
@@ -617,20 +647,15 @@ impl Borrower {
         }
         if self.session.endpoint.pending() == 0 {
             self.waiting_since = None;
-        } else if received {
+        } else if self.session.received_bytes() != received_bytes {
+            // Not that writes have ended: they do when they are sent, though nobody receives.
             self.waiting_since = Some(Instant::now());
         }
         Ok(answer)
     }
 
-    fn collect(
-        &mut self,
-        awaited: Option<u16>,
-        answer: &mut Option<Result<Answer, OpError>>,
-    ) -> Result<bool> {
-        let mut any = false;
+    fn collect(&mut self, awaited: Option<u16>, answer: &mut Option<Result<Answer, OpError>>) -> Result<()> {
         while let Some(event) = self.session.event() {
-            any = true;
             match event {
                 // By its token, too: a write sent before may have had the same slot, and its completion still be here.
                 Event::Completed { token: INTERNAL, slot, result }
@@ -697,7 +722,7 @@ impl Borrower {
                 }
             }
         }
-        Ok(any)
+        Ok(())
     }
 
     /// Ends the connection: the next [`Borrower::poll`] returns everything under way as failed.

@@ -217,22 +217,26 @@ impl Backing {
         while copies.as_slice().len() < self.replicas
             && let Some(lender) = self.slots.candidate(copies.as_slice())
         {
-            let borrowed = match self.sides.caller(lender) {
-                Some(borrower) => borrower.borrow_slab(),
-                None => break,
-            };
-            match borrowed {
-                Ok(slab) => {
+            match self.ask_for_slab(lender)? {
+                // It was lost meanwhile, and is no candidate any more.
+                None if self.slots.is_alive(lender) => break,
+                None => {}
+                Some(Ok(slab)) => {
                     // Parity by turns, so that all are read from.
-                    let part = (first + copies.as_slice().len()) % self.replicas;
+                    let is_free =
+                        |part: &usize| copies.as_slice().iter().all(|copy| usize::from(copy.part) != *part);
+                    let mut parts = (0..self.replicas).map(|turn| (first + turn) % self.replicas);
+                    let part = parts.find(is_free).unwrap_or(0);
                     copies.push(SlabCopy { lender, slab, part: part as u8 });
                 }
-                Err(error @ Error::LenderFull { .. }) => {
+                Some(Err(error @ Error::LenderFull { .. })) => {
                     self.slots.lender_full(lender);
                     refused = Some(error);
                 }
-                Err(error) => self.lose(lender, error)?,
+                Some(Err(error)) => self.lose(lender, error)?,
             }
+            // One that had answered may have been lost while the next was waited for.
+            copies.retain(|copy| self.slots.is_alive(copy.lender));
         }
         let count = copies.as_slice().len();
         // After a loss fewer copies are better than none; before, the lenders are too small for what was asked.
@@ -249,6 +253,48 @@ impl Backing {
             return Ok(());
         }
         Err(refused.unwrap_or(PagerError::NoLender.into()))
+    }
+
+    /// Asks a lender for a slab and waits, while others are heard: `None` when it is lost instead.
+    fn ask_for_slab(&mut self, lender: u32) -> Result<Option<Result<u32>>> {
+        let mut slot = None;
+        loop {
+            let Some(borrower) = self.sides.live(lender) else { return Ok(None) };
+            match borrower.try_borrow_slab(&mut slot) {
+                Ok(None) => {}
+                Ok(Some(slab)) => return Ok(Some(Ok(slab))),
+                Err(error) => return Ok(Some(Err(error))),
+            }
+            if !self.gather(Some(lender))? {
+                self.wait_for_lenders()?;
+            }
+            self.check_answers()?;
+        }
+    }
+
+    /// Sends and receives what can be, but for one lender; what has ended is kept for the next [`Backing::poll`]. Whether something has.
+    fn gather(&mut self, but: Option<u32>) -> Result<bool> {
+        let mut any = false;
+        for lender in (0..self.sides.len()).filter(|&lender| Some(lender) != but) {
+            let Some(borrower) = &mut self.sides[lender].borrower else { continue };
+            let mut done = std::mem::take(&mut self.scratch);
+            let result = borrower.poll(&mut done);
+            any |= !done.is_empty();
+            self.inbox.extend(done.drain(..).map(|completion| (lender, completion)));
+            self.scratch = done;
+            if let Err(error) = result {
+                self.lose(lender, error)?;
+            }
+        }
+        Ok(any)
+    }
+
+    /// Until one of them sends something or can be sent something, or it is time to look at who is silent.
+    fn wait_for_lenders(&self) -> Result<()> {
+        let mut fds = Vec::with_capacity(self.sides.len() as usize);
+        self.poll_fds(&mut fds);
+        netvm_sys::thread::poll(&mut fds, Some(self.patience())).map_err(|e| system("poll", e))?;
+        Ok(())
     }
 
     /// Lets go of a slot; an empty slab goes back to its lender, but one is kept for the next eviction.
@@ -344,27 +390,17 @@ impl Backing {
         self.parts.as_ref().map_or(PAGE_BYTES, |parts| parts.bytes()) as u64
     }
 
-    /// The queue of a connection is full: wait until it is not. Completions are kept for the next [`Backing::poll`].
+    /// The queue of a connection is full: wait until it is not. The others are listened to, or nobody could tell that this one is silent.
+    /// Completions are kept for the next [`Backing::poll`].
     fn make_room(&mut self, lender: u32, error: PostError) -> Result<()> {
-        let patience = self.patience();
-        let Some(borrower) = &mut self.sides[lender].borrower else { return Ok(()) };
         if error == PostError::TooLong {
-            return Err(Error::Other(format!("a transfer for lender {}: {error}", borrower.lender())));
+            let lender = &self.sides[lender].address;
+            return Err(Error::Other(format!("a transfer for lender {lender}: {error}")));
         }
-        let mut done = Vec::new();
-        let result = borrower.poll(&mut done);
-        let some = !done.is_empty();
-        self.inbox.extend(done.into_iter().map(|completion| (lender, completion)));
-        if let Err(error) = result {
-            return self.lose(lender, error);
+        if !self.gather(None)? {
+            self.wait_for_lenders()?;
         }
-        if !some {
-            let events = libc::POLLIN | if borrower.wants_write() { libc::POLLOUT } else { 0 };
-            let mut fds = [libc::pollfd { fd: borrower.as_fd().as_raw_fd(), events, revents: 0 }];
-            netvm_sys::thread::poll(&mut fds, Some(patience)).map_err(|e| system("poll", e))?;
-            self.check_answers()?;
-        }
-        Ok(())
+        self.check_answers()
     }
 
     /// Sends and receives what can be; the engine's transfers that have ended are appended to `out`.
