@@ -484,7 +484,10 @@ fn bench_failure_has_programs_outlive_lenders() {
         assert!(row["unit"] == unit && number(row, "ratio") > 0.0 && number(row, "floor") > 0.0, "{row}");
     }
     let stall = |case: &str| number(find(case).unwrap(), "median");
-    assert!(stall("2+1-kill-stall") > 0.0 && stall("2+1-stop-stall") > 0.0, "{rows:?}");
+    assert!(stall("2+1-kill-stall") > 0.0, "{rows:?}");
+    // It may end before it has missed a lender that stands still.
+    let stopped = find("2+1-stop-stall").unwrap();
+    assert!(stopped["n"] == 0 || number(stopped, "median") > 0.0, "{rows:?}");
     // There may be no network to be cut; and the program may end before all is repaired.
     assert!(find("2+1-cut").is_some() && find("2+1-kill-repair").is_some(), "{rows:?}");
     assert!(find("one-kill").is_none());

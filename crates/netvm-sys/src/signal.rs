@@ -118,9 +118,36 @@ pub fn send(pid: u32, signal: i32) -> io::Result<()> {
     if unsafe { libc::kill(pid as i32, signal) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// `command` is killed when the thread that starts it ends.
+pub fn die_with_parent(command: &mut Command) {
+    let parent = std::process::id();
+    // SAFETY: between fork and exec only prctl and getppid are called, which are async-signal-safe and take numbers only.
+    unsafe {
+        command.pre_exec(move || {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
+                return Err(io::Error::last_os_error());
+            }
+            // It may have ended before the kernel knew.
+            if libc::getppid() as u32 == parent { Ok(()) } else { Err(io::ErrorKind::BrokenPipe.into()) }
+        });
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_child_dies_with_the_thread_that_started_it() {
+        let child = std::thread::spawn(|| {
+            let mut command = Command::new("sleep");
+            command.arg("60");
+            die_with_parent(&mut command);
+            command.spawn().unwrap()
+        });
+        let mut child = child.join().unwrap();
+        assert!(!child.wait().unwrap().success());
+    }
 
     #[test]
     fn a_child_gets_the_mask_from_before() {

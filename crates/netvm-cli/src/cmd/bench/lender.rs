@@ -22,6 +22,8 @@ impl Lender {
         if far {
             command.env("NETVM_LINK", "socket");
         }
+        // Whoever kills the bench leaves no lenders behind. Its threads that start some live as long as it does, or wait for them.
+        netvm_sys::signal::die_with_parent(&mut command);
         let process = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
         let mut lender = Self { process, address: String::new() };
         let mut line = String::new();
