@@ -12,7 +12,7 @@ use netvm::node::{ConnectOptions, KeepAlive, LinkChoice, Node, RemoteKey, Rights
 use netvm::notify::Notify;
 use netvm::region::{Peer, Region};
 use netvm::security::{Encryption, Secret, Security};
-use netvm::sync::{Kind, Lock, LockGuard, Monitor, SyncError};
+use netvm::sync::{Kind, Lock, LockGuard, Monitor, Semaphore, SyncError};
 use netvm_sys::shared::SharedSlice;
 
 const SOON: Option<Duration> = Some(Duration::from_secs(20));
@@ -249,6 +249,7 @@ fn exporter(next: &mut dyn FnMut() -> Option<String>) {
                 say(&format!("{}", board.test(2)));
             }
             "lock" => say(&hex(node.export_sync("lock", Kind::Monitor { conditions: 1 }).unwrap())),
+            "semaphore" => say(&hex(node.export_sync("semaphore", Kind::Semaphore { permits: 3 }).unwrap())),
             "first" => say(&memory.shared().sub(0, 1).unwrap().to_vec()[0].to_string()),
             "unexport" => say(&node.unexport("memory").unwrap().to_string()),
             "hide" => {
@@ -704,6 +705,60 @@ fn locks_that_nobody_else_wants_need_no_home() {
     home.signal(libc::SIGSTOP);
     (0..100).for_each(|_| drop(locks[1].lock(None).unwrap()));
     home.signal(libc::SIGCONT);
+}
+
+#[test]
+fn permits_that_nobody_waits_for_need_no_home() {
+    let mut home = Other::start("exporter", &[]);
+    let ticket = home.hear();
+    let address = ticket.split(' ').next().unwrap().to_owned();
+    let semaphore_key = key(&home.ask("semaphore"));
+    let nodes = [Node::new().unwrap(), Node::new().unwrap()];
+    let peers = nodes.each_ref().map(|node| node.connect(&address).unwrap());
+    let [one, two] = peers.each_ref().map(|peer| Semaphore::open(peer, "semaphore", &semaphore_key).unwrap());
+    home.signal(libc::SIGSTOP);
+    let inside = std::sync::atomic::AtomicU32::new(0);
+    std::thread::scope(|scope| {
+        for (semaphore, count) in [(&one, 1), (&two, 2), (&one, 2)] {
+            let inside = &inside;
+            scope.spawn(move || {
+                for _ in 0..2000 {
+                    while let Err(error) = semaphore.try_consume(count) {
+                        // Whoever waited would wait for the home.
+                        assert!(matches!(error, SyncError::Busy), "{error}");
+                        std::thread::yield_now();
+                    }
+                    let now = inside.fetch_add(count, Ordering::SeqCst) + count;
+                    assert!(now <= 3, "{now} of 3 are used up");
+                    inside.fetch_sub(count, Ordering::SeqCst);
+                    assert!(semaphore.add(count).unwrap() <= 3);
+                }
+            });
+        }
+    });
+    one.consume(3, SOON).unwrap();
+    assert!(matches!(two.try_consume(1), Err(SyncError::Busy)));
+    home.signal(libc::SIGCONT);
+    // Who waits does so at the home, where those go who add from then on.
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| two.consume(2, SOON));
+        std::thread::sleep(Duration::from_millis(20));
+        assert_eq!(one.add(1).unwrap(), 1);
+        assert!(matches!(one.try_consume(1), Err(SyncError::Busy)), "somebody came first");
+        assert!(!waiting.is_finished());
+        assert_eq!(one.add(1).unwrap(), 0);
+        waiting.join().unwrap().unwrap();
+    });
+    // Owned ones are the home's business, and all others are in the word again.
+    one.add(3).unwrap();
+    let permit = two.acquire(1, SOON).unwrap();
+    home.signal(libc::SIGSTOP);
+    one.consume(2, SOON).unwrap();
+    assert!(matches!(one.try_consume(1), Err(SyncError::Busy)));
+    assert_eq!(one.add(2).unwrap(), 2);
+    home.signal(libc::SIGCONT);
+    permit.release().unwrap();
+    assert_eq!(one.add(1).unwrap(), 4);
 }
 
 #[test]

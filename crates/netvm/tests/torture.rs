@@ -46,6 +46,12 @@ const PLACES: u64 = 1280;
 const PLACES_MAX: u64 = 64;
 /// How often somebody was woken there.
 const WAKES: u64 = 1232;
+/// One word per worker: how many items it may have used up and not made anew.
+const TAKING: u64 = 1792;
+/// Items that are used up and made anew, and how many some want at once: only one can.
+const ITEMS: u32 = 1 << 30;
+const MANY: u32 = ITEMS / 4 * 3;
+const FEW: u32 = 3;
 
 fn words<const N: usize>(region: &Region, offset: u64) -> [u64; N] {
     let mut bytes = [0; 512];
@@ -136,6 +142,24 @@ impl Worker<'_> {
         true
     }
 
+    /// Uses up items, and makes as many. Who wants many waits for others who do, but not for long: some may have died with theirs.
+    fn items(&mut self, items: &Semaphore) {
+        let (count, timeout) = match self.one_in(64) {
+            true => (MANY, Some(Duration::from_millis(2))),
+            false => (FEW, LONG),
+        };
+        put(self.region, TAKING + 8 * self.number, &[count.into()]);
+        match items.consume(count, timeout) {
+            Ok(()) => {
+                let free = items.add(count).unwrap();
+                assert!(free <= ITEMS.into(), "{free} items");
+            }
+            Err(SyncError::TimedOut) if count == MANY => {}
+            Err(error) => panic!("{error}"),
+        }
+        put(self.region, TAKING + 8 * self.number, &[0]);
+    }
+
     /// Never more with a permit than there are permits.
     fn permit(&self, semaphore: &Semaphore) {
         let permit = semaphore.acquire(1, LONG).or_else(SyncError::recover).unwrap();
@@ -205,7 +229,8 @@ fn worker() {
     let region = peer.import("memory", &key(job[3])).unwrap();
     let semaphore = Semaphore::open(&peer, "semaphore", &key(job[4])).unwrap();
     let monitor = Monitor::open(&peer, "monitor", &key(job[5])).unwrap();
-    let open = |lock: u64| Lock::open(&peer, &format!("lock {lock}"), &key(job[6 + lock as usize])).unwrap();
+    let items = Semaphore::open(&peer, "items", &key(job[6])).unwrap();
+    let open = |lock: u64| Lock::open(&peer, &format!("lock {lock}"), &key(job[7 + lock as usize])).unwrap();
     let locks: Vec<Lock> = (0..LOCKS).map(open).collect();
     let [target] = words(&region, TARGET);
     let (number, incarnation) = (job[1].parse::<u64>().unwrap(), job[2].parse::<u64>().unwrap());
@@ -219,6 +244,9 @@ fn worker() {
             left.swap_remove(at);
         }
         done += 1;
+        if done.is_multiple_of(4) {
+            worker.items(&items);
+        }
         if done.is_multiple_of(32) {
             put(&region, DONE + 8 * number, &[done]);
             worker.permit(&semaphore);
@@ -264,6 +292,7 @@ fn torture(sections: u64, kill_every: Duration) {
         home.export("memory", Arc::clone(&memory.0), Rights::ReadWrite).unwrap(),
         home.export_sync("semaphore", Kind::Semaphore { permits: PERMITS as u32 }).unwrap(),
         home.export_sync("monitor", Kind::Monitor { conditions: 1 }).unwrap(),
+        home.export_sync("items", Kind::Semaphore { permits: ITEMS }).unwrap(),
     ];
     for lock in 0..LOCKS {
         memory.set(lock * RECORD + CHECKSUM, checksum(0));
@@ -290,7 +319,7 @@ fn torture(sections: u64, kill_every: Duration) {
     let begin = Instant::now();
     let mut workers: Vec<Child> = (0..WORKERS).map(&mut start).collect();
     let mut random = Random::new(7);
-    let (mut deaths, mut kills) = (0, 0);
+    let (mut deaths, mut kills, mut lost_max) = (0, 0, 0);
     let (mut last_kill, mut last, mut last_counter) = (begin, begin, 0);
     loop {
         let counter = memory.sum(COUNTER);
@@ -323,6 +352,8 @@ fn torture(sections: u64, kill_every: Duration) {
             memory.set(ALIVE + 8 * victim as u64, 0);
             workers[victim].kill().unwrap();
             workers[victim].wait().unwrap();
+            lost_max += memory.get(TAKING + 8 * victim as u64);
+            memory.set(TAKING + 8 * victim as u64, 0);
             deaths += 1;
             workers[victim] = start(victim);
         }
@@ -343,12 +374,16 @@ fn torture(sections: u64, kill_every: Duration) {
     let peer = home.connect_local(&home).unwrap();
     for lock in 0..LOCKS {
         assert_eq!(memory.get(lock * RECORD + CHECKSUM), checksum(target));
-        let lock = Lock::open(&peer, &format!("lock {lock}"), &keys[3 + lock as usize]).unwrap();
+        let lock = Lock::open(&peer, &format!("lock {lock}"), &keys[4 + lock as usize]).unwrap();
         drop(lock.lock(LONG).or_else(SyncError::recover).unwrap());
     }
     let semaphore = Semaphore::open(&peer, "semaphore", &keys[1]).unwrap();
     let _all = semaphore.acquire(PERMITS as u32, LONG).or_else(SyncError::recover).unwrap();
     assert!(matches!(semaphore.try_acquire(1), Err(SyncError::Busy)), "permits came out of nowhere");
+    let items = Semaphore::open(&peer, "items", &keys[3]).unwrap();
+    let left = items.add(1).unwrap() - 1;
+    println!("{left} of {ITEMS} items left, {lost_max} with those who died at most");
+    assert!(left <= ITEMS.into() && left + lost_max >= ITEMS.into(), "items were lost or made");
     let _ = std::fs::remove_dir_all(folder);
 }
 

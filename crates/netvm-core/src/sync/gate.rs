@@ -9,6 +9,7 @@ use alloc::vec::Vec;
 use super::WRITER;
 use super::home::{Out, SessionId, Who};
 use super::message::{Op, Refusal, Reply, Signal, Ticket};
+use super::near::NEAR_PERMITS_MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum GateKind {
@@ -131,8 +132,7 @@ impl Gate {
             return Reply::Refused(Refusal::WrongKind);
         }
         // Those in possession come back some day: all together must fit.
-        let held = self.holders.values().map(|holding| u64::from(holding.count)).sum::<u64>();
-        if held + u64::from(self.free) + u64::from(count) > u64::from(u32::MAX) {
+        if self.all() + u64::from(count) > u64::from(u32::MAX) {
             return Reply::Refused(Refusal::Number);
         }
         self.free += count;
@@ -238,9 +238,31 @@ impl Gate {
         Reply::Done(0)
     }
 
-    /// Nobody has it, or wants it, or is to be told of a death.
+    /// Nobody has it, or wants it, or is to be told of a death. Of a semaphore others may have permits: those in the word are free.
     pub(super) fn is_quiet(&self) -> bool {
-        self.holders.is_empty() && self.queue.is_empty() && self.abandoned == 0
+        let calm = self.queue.is_empty() && self.abandoned == 0;
+        match self.kind {
+            GateKind::Semaphore => calm && self.all() <= u64::from(NEAR_PERMITS_MAX),
+            GateKind::Lock | GateKind::ReadWrite => calm && self.holders.is_empty(),
+        }
+    }
+
+    /// Permits that are free or somebody's.
+    fn all(&self) -> u64 {
+        let held = self.holders.values().map(|holding| u64::from(holding.count)).sum::<u64>();
+        held + u64::from(self.free)
+    }
+
+    /// The permits of a semaphore for its word; `None` for all else.
+    pub(super) fn permits(&self) -> Option<u32> {
+        (self.kind == GateKind::Semaphore).then_some(self.free)
+    }
+
+    /// So many permits were left in the word. Whatever is written there, all together fit.
+    pub(super) fn found(&mut self, permits: u32) {
+        self.free = 0;
+        let room = u64::from(u32::MAX).saturating_sub(self.all());
+        self.free = u64::from(permits).min(room) as u32;
     }
 
     fn held(&self, who: Who, generation: u32) -> Option<u32> {

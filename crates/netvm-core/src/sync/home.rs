@@ -184,13 +184,20 @@ impl<W: Word> Home<W> {
         Some(ObjectId { index: index as u32, generation: place.generation })
     }
 
-    /// Where the word of a lock is, for those who have it mapped and come with [`Op::Near`]. Only once for each object.
-    pub fn give_word(&mut self, id: ObjectId, word: W) {
-        let place = self.objects.get_mut(id.index as usize).filter(|place| place.generation == id.generation);
-        if let Some(place) = place
-            && matches!(place.object, Some((Kind::Monitor { .. }, _)))
-        {
-            place.word.get_or_insert(word);
+    /// Where the word of a lock or semaphore is, for those who have it mapped and come with [`Op::Near`]. Only once for each object.
+    pub fn give_word(&mut self, id: ObjectId, mut word: W) {
+        let index = id.index as usize;
+        let place = self.objects.get_mut(index).filter(|place| place.generation == id.generation);
+        let Some(place) = place.filter(|place| place.word.is_none()) else { return };
+        match place.object {
+            Some((Kind::Monitor { .. }, _)) => place.word = Some(word),
+            Some((Kind::Semaphore { .. }, _)) => {
+                // The permits are here, until they are put there.
+                place.claimed = word.claim();
+                place.word = Some(word);
+                self.let_go(index);
+            }
+            _ => {}
         }
     }
 
@@ -209,6 +216,10 @@ impl<W: Word> Home<W> {
             return;
         }
         place.claimed = was;
+        if let Some((Kind::Semaphore { .. }, Machine::Gate(gate))) = &mut place.object {
+            gate.found(near::permits(was));
+            return;
+        }
         let Some(&session) = near::seat(was).and_then(|seat| self.seats.get(&seat)) else { return };
         let Ticket { slot, generation: known } = self.near_ticket(index);
         let (who, id) = (Who { session, slot }, ObjectId { index: index as u32, generation });
@@ -219,13 +230,16 @@ impl<W: Word> Home<W> {
         }
     }
 
-    /// Puts a word back that says that the lock is free, if it is.
+    /// Puts a word back that says that the lock is free, if it is; or how many permits are.
     fn let_go(&mut self, index: usize) {
         if let Some(Place { object: Some((_, Machine::Gate(gate))), word: Some(word), claimed, .. }) =
             self.objects.get_mut(index)
             && gate.is_quiet()
         {
-            *claimed = near::freed(*claimed);
+            *claimed = match gate.permits() {
+                Some(permits) => near::with_permits(*claimed, permits),
+                None => near::freed(*claimed),
+            };
             word.put(*claimed);
         }
     }

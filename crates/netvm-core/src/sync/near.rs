@@ -1,4 +1,5 @@
-//! The word of a lock: processes of the home's host take and give back a lock that nobody else wants by changing a word that they have mapped.
+//! The word of a lock or semaphore: processes of the home's host take and give back a lock that nobody else wants, and use up and make permits
+//! that nobody waits for, by changing a word that they have mapped.
 //!
 //! ```text
 //!  63          13 | 12      1 | 0
@@ -16,6 +17,17 @@
 //! flag. It may be stopped for as long as it likes in between: a value comes back only after 2^51 changes.
 //!
 //! Whoever has the word mapped can write anything there. The home believes that a seat has the lock, or that nobody has it, and no more.
+//!
+//! **Permits** have no owner, so that a semaphore's word has their number in place of a seat:
+//!
+//! ```text
+//!  63     33 | 32       1 | 0
+//!  count     | permits    | HOME
+//! ```
+//!
+//! Who uses some up leaves fewer there, and who makes some more, each time counting on. While the word is the home's it has them; permits that
+//! belong to somebody, and come back when he dies, are asked for there. A permit that is used up by who dies then is gone, as the interface says, so that a
+//! count that comes back after 2^31 changes harms nobody.
 
 use super::message::{GENERATION_BITS, Ticket};
 
@@ -25,7 +37,7 @@ const COUNT: u64 = 1 << (SEAT_BITS + 1);
 /// Sessions that may have words of one home's at a time; seat 0 is nobody's.
 pub(super) const SEATS_MAX: u16 = (1 << SEAT_BITS) - 1;
 
-/// Where the word of a lock is. Its first value is 0.
+/// Where the word is. Its first value is 0.
 pub trait Word {
     /// Sets the lowest bit and returns what the word was. At least Acquire.
     fn claim(&mut self) -> u64;
@@ -66,7 +78,20 @@ pub(super) fn freed(word: u64) -> u64 {
     (word & !(COUNT - 1)).wrapping_add(COUNT)
 }
 
-/// What a process of this host knows of a lock, as the home has told it.
+/// Permits that a semaphore's word and all that have an owner may be together; so many more may be made by the word.
+pub(super) const NEAR_PERMITS_MAX: u32 = u32::MAX / 2;
+
+/// The permits in a semaphore's word.
+pub(super) fn permits(word: u64) -> u32 {
+    (word >> 1) as u32
+}
+
+/// A semaphore's word with so many permits, and another count.
+pub(super) fn with_permits(word: u64, permits: u32) -> u64 {
+    (word >> 33).wrapping_add(1) << 33 | u64::from(permits) << 1
+}
+
+/// What a process of this host knows of a lock or semaphore, as the home has told it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Near {
     /// Its session's seat.
@@ -78,9 +103,9 @@ pub struct Near {
 /// What is in the word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Seen {
-    /// Change the word from what was read to this, and the lock is taken.
+    /// Change the word from what was read to this, and the lock is taken, or the permits are used up.
     Free(u64),
-    /// Another session that has the word mapped has it.
+    /// Another session that has the word mapped has it; there are too few permits.
     Taken,
     /// The home decides.
     Home,
@@ -120,6 +145,22 @@ impl Near {
         }
     }
 
+    /// What to do about a semaphore's word that has been read, to use up `count` permits.
+    pub fn see_permits(word: u64, count: u32) -> Seen {
+        match permits(word).checked_sub(count) {
+            _ if is_claimed(word) || count == 0 => Seen::Home,
+            Some(left) => Seen::Free(with_permits(word, left)),
+            None => Seen::Taken,
+        }
+    }
+
+    /// The word with `count` permits more, and how many there are then; `None`: the home is to be asked.
+    pub fn more_permits(word: u64, count: u32) -> Option<(u64, u32)> {
+        let more = permits(word).checked_add(count).filter(|&more| more <= NEAR_PERMITS_MAX + 1);
+        let more = more.filter(|_| !is_claimed(word))?;
+        Some((with_permits(word, more), more))
+    }
+
     /// What gives back the lock that was taken with `word`: change the word from that to this. Not possible: tell the home.
     pub fn give_back(&self, word: u64) -> u64 {
         freed(word)
@@ -144,6 +185,21 @@ mod tests {
         let free = near.give_back(ours);
         assert!(matches!(near.see(free), Seen::Free(again) if again != ours));
         assert_eq!((seat(free), freed(ours | CLAIMED)), (None, free));
+        let word = with_permits(0, 3);
+        let Seen::Free(fewer) = Near::see_permits(word, 2) else { panic!("permits are not there") };
+        assert_eq!((permits(fewer), Near::see_permits(fewer, 2)), (1, Seen::Taken));
+        let (more, count) = Near::more_permits(fewer, 2).unwrap();
+        assert_eq!((permits(more), count), (3, 3));
+        assert!(more != word, "the count went on");
+        assert_eq!(
+            (Near::see_permits(more | CLAIMED, 1), Near::see_permits(more, 0)),
+            (Seen::Home, Seen::Home)
+        );
+        assert_eq!(
+            (Near::more_permits(more | CLAIMED, 1), Near::more_permits(more, NEAR_PERMITS_MAX)),
+            (None, None)
+        );
+        assert_eq!(permits(with_permits(u64::MAX, u32::MAX)), u32::MAX);
         let last = !(COUNT - 1);
         assert_eq!(freed(last | CLAIMED), 0, "the count begins anew");
     }

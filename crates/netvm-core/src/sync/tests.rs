@@ -5,6 +5,7 @@ use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
 use alloc::{format, vec};
 
+use super::near::{is_claimed, permits};
 use super::*;
 use crate::limits::TICKETS_MAX;
 use crate::notify::Notify;
@@ -17,11 +18,11 @@ enum Doing {
     Inside,
     /// Inside, and has signalled a condition.
     Signalling,
-    /// Has read a free lock's word, which would become that one.
+    /// Has read a free lock's word, or one with enough permits, which would become that one.
     Read(u64, u64),
     /// And then seen that its session goes on.
     Going(u64, u64),
-    /// Inside by the word.
+    /// Inside by the word, or with permits that it will make anew.
     Near(u64),
     /// Inside, and has asked for a ticket.
     Adopting,
@@ -101,6 +102,8 @@ pub(super) struct World {
     waits: [VecDeque<(SessionId, Ticket)>; 2],
     held: BTreeMap<Holder, u32>,
     dead_units: u32,
+    /// Permits that were used up by the word and have not been made anew; what the dead used up never will be.
+    used: u32,
     pub(super) broken: Option<&'static str>,
 }
 
@@ -122,6 +125,7 @@ impl World {
             waits: [VecDeque::new(), VecDeque::new()],
             held: BTreeMap::new(),
             dead_units: 0,
+            used: 0,
             broken: None,
         };
         for _ in 0..processes {
@@ -231,6 +235,7 @@ impl World {
                 if word.0 == seen {
                     word.0 = ours;
                     match self.processes.iter().find(|process| process.session == session) {
+                        Some(_) if self.is_semaphore() => self.used += permits(seen) - permits(ours),
                         Some(process) => {
                             let slot = process.near.unwrap().ticket().slot;
                             self.granted((session, slot), 1, false);
@@ -262,6 +267,20 @@ impl World {
                 }
                 let ticket = thread.ticket;
                 self.ask(p, Some(t), ticket, Op::Cancel);
+            }
+            Action::Release(p, t)
+                if self.is_semaphore() && matches!(self.processes[p].threads[t].doing, Doing::Near(_)) =>
+            {
+                let count = self.count(p, t);
+                self.processes[p].threads[t].doing = Doing::Idle;
+                let word = self.home.word(self.id).unwrap();
+                match Near::more_permits(word.0, count) {
+                    Some((more, _)) => {
+                        word.0 = more;
+                        self.used -= count;
+                    }
+                    None => self.ask(p, None, Ticket { slot: 0, generation: 0 }, Op::Add { count }),
+                }
             }
             Action::Release(p, t) if let Doing::Near(ours) = self.processes[p].threads[t].doing => {
                 let process = &mut self.processes[p];
@@ -347,14 +366,29 @@ impl World {
         if self.processes.iter().enumerate().map(inside).sum::<u64>() > u64::from(self.units()) {
             self.broken = Some("more inside than there is room for");
         }
-        let (free, held) = self.home.units(self.id).unwrap();
-        if free + held != self.units() {
+        let (free, held) = self.free_and_held();
+        if free + held + self.used != self.units() {
             self.broken = Some("units have come or gone");
+        }
+    }
+
+    fn is_semaphore(&self) -> bool {
+        matches!(self.kind, Kind::Semaphore { .. })
+    }
+
+    /// Units at the home, or in the word.
+    fn free_and_held(&mut self) -> (u32, u32) {
+        let (free, held) = self.home.units(self.id).unwrap();
+        let is_semaphore = self.is_semaphore();
+        match self.home.word(self.id) {
+            Some(word) if is_semaphore && !is_claimed(word.0) => (permits(word.0), held),
+            _ => (free, held),
         }
     }
 
     /// A thread's next step with the word.
     fn near(&mut self, p: usize, t: usize) {
+        let (is_semaphore, count) = (self.is_semaphore(), self.count(p, t));
         let process = &mut self.processes[p];
         let (session, near) = (process.session, process.near.unwrap());
         let thread = &mut process.threads[t];
@@ -368,9 +402,13 @@ impl World {
                 if !self.expected.is_empty() {
                     self.broken = Some("somebody was overtaken by the word");
                 }
-                self.granted((session, near.ticket().slot), 1, false);
+                match is_semaphore {
+                    true if self.dead_units > 0 => self.broken = Some("a death was not told by the word"),
+                    true => self.used += count,
+                    false => self.granted((session, near.ticket().slot), 1, false),
+                }
             }
-            _ => match near.see(word.0) {
+            _ => match if is_semaphore { Near::see_permits(word.0, count) } else { near.see(word.0) } {
                 Seen::Free(ours) if thread.doing == Doing::Idle => thread.doing = Doing::Read(word.0, ours),
                 _ => {
                     thread.doing = Doing::Idle;
@@ -440,6 +478,7 @@ impl World {
             (Op::Release, Reply::Done(_)) => {
                 self.held.remove(&(session, ticket.slot));
             }
+            (Op::Add { count }, Reply::Done(_)) => self.used -= *count,
             (Op::Cancel, Reply::Cancelled) => {
                 self.expected.retain(|waiting| (waiting.0, waiting.1) != (session, ticket));
             }
@@ -544,11 +583,15 @@ impl World {
             && self.processes.iter().all(idle)
             && used == 0
             && self.home.tickets() == 0
-            && self.home.units(self.id) == Some((self.units(), 0))
+            && self.clone().free_and_held() == (self.units() - self.used, 0)
             && self.processes[0].near.is_none_or(|near| {
                 // Somebody died and nobody has been told: who comes next asks the home.
                 let word = self.home.clone().word(self.id).unwrap().0;
-                matches!(near.see(word), Seen::Free(_)) == (self.dead_units == 0)
+                let is_open = match self.is_semaphore() {
+                    true => !is_claimed(word),
+                    false => matches!(near.see(word), Seen::Free(_)),
+                };
+                is_open == (self.dead_units == 0)
             })
     }
 }

@@ -64,6 +64,7 @@ fn locks_in_all_orders() {
 #[test]
 fn semaphores_in_all_orders() {
     assert!(check(Kind::Semaphore { permits: 2 }, 3, 1, 1) > 1000);
+    assert!(check(Kind::Semaphore { permits: 2 }, 2, 2, 1) > 1000);
 }
 
 #[test]

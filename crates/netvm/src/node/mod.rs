@@ -260,8 +260,8 @@ impl Node {
     /// # Errors
     /// As [`Node::export`]; [`Error::Other`] for more parties or conditions, or more objects, than there can be.
     pub fn export_sync(&self, name: &str, kind: Kind) -> Result<RemoteKey> {
-        // It is a segment of no memory to its importers: name, key and revocation are the same. Those of this host map a lock's word.
-        let has_word = matches!(kind, Kind::Monitor { .. });
+        // It is a segment of no memory to its importers: name, key and revocation are the same. Those of this host map its word.
+        let has_word = matches!(kind, Kind::Monitor { .. } | Kind::Semaphore { .. });
         let key = random_key()?;
         let id = lock(&self.shared.home).create(kind);
         let id = id.ok_or_else(|| Error::Other(format!("{kind:?} is too large, or one too many")))?;

@@ -22,8 +22,8 @@
 //! do nothing. Asking is one round trip, as an atomic is; who has to wait is told by one message when his turn has come, and spins or sleeps
 //! until then. A process at the home itself uses [`Node::connect_local`](crate::node::Node::connect_local).
 //!
-//! **On one host** a lock or monitor that nobody else wants is taken and given back without asking, by a word of memory that its users have
-//! mapped, unless [`LinkChoice::Socket`](crate::node::LinkChoice) is chosen. Who finds it taken queues at the home like everybody else.
+//! **On one host** a lock or monitor that nobody else wants is taken and given back, and permits of a semaphore that nobody waits for are used up and made, without asking,
+//! by a word of memory that its users have mapped, unless [`LinkChoice::Socket`](crate::node::LinkChoice) is chosen. Who finds it taken queues at the home like everybody else.
 //!
 //! **Order.** What was written through the same [`Peer`] before a turn ends is there before the next one begins. Memory of other nodes wants
 //! a [`flush`](crate::region::Region::flush) first.
@@ -158,7 +158,7 @@ impl<G> std::error::Error for SyncError<G> {}
 pub(crate) struct Object {
     region: Region,
     pub(crate) kind: Kind,
-    /// A lock whose word is mapped here.
+    /// A lock or semaphore whose word is mapped here.
     near: Option<Near>,
 }
 
@@ -261,7 +261,7 @@ impl Object {
         wait: bool,
         timeout: Option<Duration>,
     ) -> Turn<Held> {
-        match self.take_near() {
+        match self.take_near(count, owned) {
             Taken::Ours(word) => {
                 return Ok(Held { object: Arc::clone(self), by: By::Word(word), owned });
             }

@@ -1,4 +1,5 @@
-//! Locks whose word is mapped: taken and given back without asking anybody, where nobody else wants them. `netvm_core::sync` has the word.
+//! Locks and semaphores whose word is mapped: taken and given back, used up and made without asking anybody, where nobody else wants them.
+//! `netvm_core::sync` has the word.
 
 use std::sync::Arc;
 
@@ -6,7 +7,8 @@ use netvm_core::atomic::{Atomic, AtomicOp, Width};
 use netvm_core::sync::{CLAIMED, Near, Op, Reply, Seen, Word};
 use netvm_sys::mapping::Mapping;
 
-use super::{Object, SyncError};
+use super::{Kind, Object, SyncError};
+use crate::shm::mapped::Mapped;
 
 /// Who finds it taken and free by turns so often leaves it to the others.
 const ROUNDS_MAX: u32 = 16;
@@ -46,7 +48,7 @@ pub(super) enum Taken {
 impl Object {
     /// Maps the word and asks for a seat, where that can be.
     pub(super) fn come_near(&mut self) -> Result<(), SyncError> {
-        if matches!(self.kind, super::Kind::Monitor { .. }) && self.region.map_word() {
+        if matches!(self.kind, Kind::Monitor { .. } | Kind::Semaphore { .. }) && self.region.map_word() {
             let nobody = super::Ticket { slot: 0, generation: 0 };
             // One that knows no such thing, or has no seat left, is asked for each turn.
             if let Reply::Done(near) = self.call(nobody, Op::Near)? {
@@ -56,16 +58,21 @@ impl Object {
         Ok(())
     }
 
-    /// Takes the lock, if its word says that it is free.
-    pub(super) fn take_near(&self) -> Taken {
+    /// Takes the lock, if its word says that it is free; or uses up permits, if they are there. Who wants to own some asks the home.
+    pub(super) fn take_near(&self, count: u32, owned: bool) -> Taken {
         let (Some(near), Some(mapped)) = (&self.near, self.region.mapped(false)) else { return Taken::Home };
+        let is_semaphore = matches!(self.kind, Kind::Semaphore { .. });
+        if is_semaphore && owned {
+            return Taken::Home;
+        }
         let peer = self.region.peer();
         // Read before the share's flag is looked at, with which the change begins: see the page of the word.
         let load = Atomic::new(AtomicOp::Load, Width::Eight, 0);
         let Some(mut seen) = mapped.atomic(peer, 0, &load) else { return Taken::Home };
         // Each round that fails is one in which somebody else took it or gave it back.
         for _ in 0..ROUNDS_MAX {
-            let ours = match near.see(seen) {
+            let see = if is_semaphore { Near::see_permits(seen, count) } else { near.see(seen) };
+            let ours = match see {
                 Seen::Free(ours) => ours,
                 Seen::Taken => return Taken::Others,
                 Seen::Home => return Taken::Home,
@@ -81,15 +88,35 @@ impl Object {
 
     /// Gives it back; false when the home must be told: somebody waits, or writes of ours are under way over the links, which come first.
     pub(super) fn give_back_near(&self, word: u64) -> bool {
-        let Some(near) = &self.near else { return false };
-        let Some(mapped) = self.region.mapped(true) else {
-            if let Some(mapped) = self.region.mapped(false) {
-                // Or all later ones would have to go there, too.
-                mapped.ask_what_is_applied(self.region.peer());
-            }
-            return false;
-        };
+        let (Some(near), Some(mapped)) = (&self.near, self.mapped_in_order()) else { return false };
         let give = Atomic::compare_swap(Width::Eight, word, near.give_back(word));
         mapped.atomic(self.region.peer(), 0, &give) == Some(word)
+    }
+
+    /// Makes permits: how many are free then. `None` when the home must be told, as of a lock that is given back.
+    pub(super) fn add_near(&self, count: u32) -> Option<u32> {
+        self.near?;
+        let (peer, mapped) = (self.region.peer(), self.mapped_in_order()?);
+        let mut seen = mapped.atomic(peer, 0, &Atomic::new(AtomicOp::Load, Width::Eight, 0))?;
+        for _ in 0..ROUNDS_MAX {
+            let (more, free) = Near::more_permits(seen, count)?;
+            match mapped.atomic(peer, 0, &Atomic::compare_swap(Width::Eight, seen, more))? {
+                was if was == seen => return Some(free),
+                was => seen = was,
+            }
+        }
+        None
+    }
+
+    /// The mapped word, where what is done there comes after all that was written before.
+    fn mapped_in_order(&self) -> Option<&Mapped> {
+        let mapped = self.region.mapped(true);
+        if mapped.is_none()
+            && let Some(mapped) = self.region.mapped(false)
+        {
+            // Or all later ones would have to go to the home, too.
+            mapped.ask_what_is_applied(self.region.peer());
+        }
+        mapped
     }
 }

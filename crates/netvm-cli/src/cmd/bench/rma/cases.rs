@@ -114,6 +114,7 @@ impl Pair {
         match name {
             "lock" => meet.lock(time),
             "sem" => meet.semaphore(time),
+            "sem-count" => meet.items(time),
             _ => meet.queue(time),
         }
     }

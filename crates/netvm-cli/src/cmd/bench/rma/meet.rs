@@ -91,6 +91,14 @@ impl Here {
         latency(time, 1, || Ok(self.semaphore.acquire(1, Some(TIMEOUT)).map(drop)?))
     }
 
+    /// Uses up a unit and makes one, as who counts the items of a queue does: two exchanges, or changes of a mapped word.
+    pub fn items(&self, time: Duration) -> Result<Sample> {
+        latency(time, 1, || {
+            self.semaphore.consume(1, Some(TIMEOUT))?;
+            Ok(self.semaphore.add(1).map(drop)?)
+        })
+    }
+
     /// When a free lock was taken, and when it was given back.
     pub fn take_lock(&self) -> Result<(Instant, Instant)> {
         let guard = self.lock.lock(Some(TIMEOUT))?;

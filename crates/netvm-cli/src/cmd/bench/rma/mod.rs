@@ -255,7 +255,7 @@ impl Setup {
             "put-complete-passive" => pair.passive(|pair| pair.put_complete(size, time)),
             "get-passive" => pair.passive(|pair| pair.get(size, time)),
             "fetch-add-passive" => pair.passive(|pair| pair.fetch_add(time)),
-            "lock" | "sem" | "waitq" => pair.turns(case.name, time),
+            "lock" | "sem" | "sem-count" | "waitq" => pair.turns(case.name, time),
             "lock-take" | "lock-give" | "sem-take" | "sem-give" => pair.halves(case.name, time),
             "channel" | "barrier" => pair.together(case.name, size, time),
             "channel-rate" | "shared-rate" => pair.messages(case.name, size, time),

@@ -114,6 +114,7 @@ impl Case {
             "notify" | "notify-handler" => (PING_BLOCKING, WORD, 0.5),
             "channel" => (ping, self.size, 0.5),
             "lock" | "sem" | "barrier" | "fetch-add" | "cas" => (ping, WORD, 1.0),
+            "sem-count" => (ping, WORD, 2.0),
             "lock-take" | "sem-take" => ("fetch-add", WORD, 1.0),
             "lock-give" | "sem-give" => (ping, WORD, 0.5),
             "waitq" => (ping, WORD, 2.0),
@@ -164,7 +165,8 @@ pub fn all_cases(link: Link, by_size: bool, quick: bool) -> Vec<Case> {
     let notifications = ["notify-spin", "notify-block", "notify-handler"];
     all.extend(words.into_iter().chain(notifications).map(|name| case(name, WORD)));
     all.extend(LATENCY_SIZES.map(|size| case("channel", size)));
-    let turns = ["lock", "lock-take", "lock-give", "sem", "sem-take", "sem-give", "waitq", "barrier"];
+    let turns =
+        ["lock", "lock-take", "lock-give", "sem", "sem-take", "sem-give", "sem-count", "waitq", "barrier"];
     all.extend(turns.map(|name| case(name, WORD)));
     for name in ["put-complete-passive", "get-passive"] {
         all.extend(LATENCY_SIZES.map(|size| case(name, size)));

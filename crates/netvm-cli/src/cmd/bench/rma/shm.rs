@@ -44,7 +44,7 @@ pub fn floors() -> Vec<Case> {
 }
 
 /// Cases that are measured over shared memory.
-const CASES: [&str; 19] = [
+const CASES: [&str; 20] = [
     "put",
     "put-complete",
     "get",
@@ -56,6 +56,7 @@ const CASES: [&str; 19] = [
     "channel",
     "lock",
     "sem",
+    "sem-count",
     "waitq",
     "barrier",
     "put-rate",
@@ -78,7 +79,7 @@ pub fn floor_of(case: &Case) -> Option<(&'static str, usize, f64)> {
         "put" => (PING_POLLING, case.size, 0.5),
         "notify-spin" | "notify-block" | "notify-handler" => (PING_POLLING, 8, 0.5),
         "channel" => (PING_POLLING, case.size, 0.5),
-        "lock" | "sem" | "barrier" => (PING_POLLING, 8, 1.0),
+        "lock" | "sem" | "sem-count" | "barrier" => (PING_POLLING, 8, 1.0),
         "waitq" => (PING_POLLING, 8, 2.0),
         "put-complete" | "get" => (COPY, case.size, 1.0),
         "fetch-add" | "cas" => (ATOMIC, 8, 1.0),
