@@ -111,7 +111,8 @@ fn small_operations_keep_to_one_rail() {
         assert!(sends >= ROUNDS && bytes >= ROUNDS * 48, "{counts:?}");
         for [other_sends, other_looks, _] in &counts[1..] {
             assert!(*other_sends <= LIFE_MAX, "{counts:?}");
-            assert!(*other_looks * 4 <= looks, "one look in eight when quiet: {counts:?}");
+            // One look in eight when quiet, but all after a sleep; else it would be as many.
+            assert!(*other_looks * 2 <= looks, "{counts:?}");
         }
     }
     // Long ones take turns.
