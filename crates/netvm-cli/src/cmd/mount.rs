@@ -308,7 +308,7 @@ fn watch_signals(signals: Signals, stop: StopFlag, folder: PathBuf) {
                 stop.stop();
                 continue;
             }
-            match netvm_sys::fuse::unmount_unused(&folder) {
+            match unmount(&folder) {
                 Ok(()) => {
                     unmounted = true;
                     stop.stop();
@@ -327,6 +327,18 @@ fn watch_signals(signals: Signals, stop: StopFlag, folder: PathBuf) {
             }
         }
     });
+}
+
+/// Unmounts what nobody uses. A program that is being started may have a file open for a moment that it does not know of: it gets a second.
+fn unmount(folder: &Path) -> std::io::Result<()> {
+    let is_busy = |error: &std::io::Error| error.raw_os_error() == Some(libc::EBUSY);
+    for _ in 0..10 {
+        match netvm_sys::fuse::unmount_unused(folder) {
+            Err(error) if is_busy(&error) => std::thread::sleep(Duration::from_millis(100)),
+            done => return done,
+        }
+    }
+    netvm_sys::fuse::unmount_unused(folder)
 }
 
 fn tell(notice: &MountNotice) {
