@@ -449,6 +449,17 @@ impl Stream {
         Ok(crate::thread::poll(&mut fds, Some(timeout))? > 0)
     }
 
+    /// Bytes that were sent and that the other side's kernel has not acknowledged; over a Unix socket, that the other side has not received.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn unacknowledged_bytes(&self) -> io::Result<u64> {
+        let mut bytes: i32 = 0;
+        // SAFETY: the kernel writes one int to the local.
+        let result = unsafe { libc::ioctl(self.fd.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(bytes.max(0) as u64) }
+    }
+
     /// Whether it is a TCP socket, and not a Unix one.
     pub fn is_tcp(&self) -> bool {
         self.tcp

@@ -11,7 +11,7 @@ use netvm_sys::shared::SharedSlice;
 
 use super::nearby::{self, Nearby};
 use super::options::{BorrowOptions, Completion, ForkTicket};
-use super::patience::{Debt, HEARD};
+use super::patience::{Debt, Delivery, HEARD};
 use super::protocol::{self, BorrowAnswer, Class, LenderStatus, Recall};
 use crate::error::{Error, Result};
 use crate::link::Link;
@@ -70,6 +70,7 @@ pub struct Borrower {
     waiting_since: Option<Instant>,
     /// A sign of life has been asked for.
     probing: bool,
+    delivery: Delivery,
     broken: Option<Error>,
     /// What the lender asks back, until somebody has looked.
     recall: Option<Recall>,
@@ -172,6 +173,7 @@ impl Borrower {
             ready,
             waiting_since,
             probing: false,
+            delivery: Delivery::default(),
             broken,
             recall: None,
             nearby,
@@ -230,6 +232,7 @@ impl Borrower {
     pub fn probe(&mut self) {
         if !self.probing && self.session.endpoint.post_flush(PROBE).is_ok() {
             self.probing = true;
+            self.delivery.ask(self.acknowledged_bytes());
             self.waits();
         }
     }
@@ -244,8 +247,19 @@ impl Borrower {
         self.waiting_since
     }
 
+    /// Of all that was sent.
+    fn acknowledged_bytes(&self) -> u64 {
+        let unacknowledged_bytes = self.session.link(0).stream().unacknowledged_bytes().unwrap_or(0);
+        self.session.sent_bytes().saturating_sub(unacknowledged_bytes)
+    }
+
     /// What is to be known of its silence.
-    pub(crate) fn debt(&self) -> Debt {
+    pub(crate) fn debt(&mut self) -> Debt {
+        if self.waiting_since.is_some_and(|since| since.elapsed() >= HEARD)
+            && self.delivery.gets_on(self.acknowledged_bytes())
+        {
+            self.waiting_since = Some(Instant::now());
+        }
         let received_bytes = self.session.received_bytes();
         Debt { received_bytes, since: self.waiting_since, is_probed: self.is_only_probed() }
     }
@@ -645,6 +659,9 @@ impl Borrower {
             self.collect(awaited, &mut answer)?;
             return Err(self.fail(&failure));
         }
+        if self.probing && !self.session.has_output() {
+            self.delivery.sent(self.session.sent_bytes());
+        }
         if self.session.endpoint.pending() == 0 {
             self.waiting_since = None;
         } else if self.session.received_bytes() != received_bytes {
@@ -664,7 +681,10 @@ impl Borrower {
                     *answer = Some(result);
                 }
                 Event::Completed { token: INTERNAL, .. } => {}
-                Event::Completed { token: PROBE, .. } => self.probing = false,
+                Event::Completed { token: PROBE, .. } => {
+                    self.probing = false;
+                    self.delivery.answered();
+                }
                 Event::Completed { token, result, .. }
                     if token & (BORROW_BIT | PROVIDE_BIT) == PROVIDE_BIT =>
                 {

@@ -51,6 +51,37 @@ pub(crate) struct Debt {
     pub(crate) is_probed: bool,
 }
 
+/// How far what was sent has got, as the kernel tells: that a network is slow is no silence of the lender.
+#[derive(Debug, Default)]
+pub(crate) struct Delivery {
+    acknowledged_bytes: u64,
+    /// All that had been sent when the question for a sign of life had been.
+    asked_at: Option<u64>,
+}
+
+impl Delivery {
+    /// A sign of life is asked for, behind all that is queued.
+    pub(crate) fn ask(&mut self, acknowledged_bytes: u64) {
+        *self = Self { acknowledged_bytes, asked_at: None };
+    }
+
+    /// The question has been answered.
+    pub(crate) fn answered(&mut self) {
+        self.asked_at = None;
+    }
+
+    /// Nothing is queued any more.
+    pub(crate) fn sent(&mut self, sent_bytes: u64) {
+        self.asked_at.get_or_insert(sent_bytes);
+    }
+
+    /// Whether more of it has been acknowledged, and the question was not before: what its kernel takes after that says nothing of the lender.
+    pub(crate) fn gets_on(&mut self, acknowledged_bytes: u64) -> bool {
+        let before = std::mem::replace(&mut self.acknowledged_bytes, acknowledged_bytes);
+        acknowledged_bytes > before && self.asked_at.is_none_or(|asked_at| before < asked_at)
+    }
+}
+
 impl Patience {
     /// Lenders are given up early after `early`.
     pub(crate) fn new(now: Instant, early: Duration) -> Self {
@@ -175,6 +206,24 @@ mod tests {
         fn missed(&self) -> [bool; 3] {
             self.ears.map(|ear| self.patience.is_missed(&ear))
         }
+    }
+
+    #[test]
+    fn what_gets_on_is_no_silence_until_the_question_has_arrived() {
+        let mut delivery = Delivery::default();
+        delivery.ask(100);
+        assert!(!delivery.gets_on(100));
+        assert!(delivery.gets_on(200), "on its way, behind others");
+        delivery.sent(500);
+        delivery.sent(900);
+        assert!(delivery.gets_on(499) && !delivery.gets_on(499));
+        assert!(delivery.gets_on(600), "it has arrived just now");
+        assert!(!delivery.gets_on(900), "only its kernel takes this");
+        delivery.ask(900);
+        assert!(delivery.gets_on(901));
+        delivery.sent(901);
+        delivery.answered();
+        assert!(delivery.gets_on(902), "nothing is asked");
     }
 
     #[test]

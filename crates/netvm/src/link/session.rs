@@ -194,6 +194,11 @@ impl<L: Link> Session<L> {
         self.rails.iter().map(|rail| rail.received_bytes).sum()
     }
 
+    /// Bytes that the links have taken.
+    pub(crate) fn sent_bytes(&self) -> u64 {
+        self.rails.iter().map(|rail| rail.sent_bytes).sum()
+    }
+
     /// Bytes received and sent so far over one rail.
     pub(crate) fn traffic(&self, rail: usize) -> (u64, u64) {
         (self.rails[rail].received_bytes, self.rails[rail].sent_bytes)

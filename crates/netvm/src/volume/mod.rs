@@ -143,8 +143,8 @@ struct Side {
 }
 
 impl Side {
-    fn debt(&self) -> Debt {
-        let live = self.borrower.as_ref().filter(|_| self.lost.is_none());
+    fn debt(&mut self) -> Debt {
+        let live = self.borrower.as_mut().filter(|_| self.lost.is_none());
         live.map(Borrower::debt).unwrap_or_default()
     }
 }
