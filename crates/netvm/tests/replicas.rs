@@ -6,12 +6,12 @@ use common::redundant::{
     ALTER, DELAY, HOLD, MEMORY, Model, PAGE, PASS, SLABS, STALE, a_liar_is_blamed_by_a_repair, lend, proxy,
     start_with, until,
 };
-use common::{Random, Serving, alone, delayed};
+use common::{Serving, alone};
 use netvm::lender::LinkChoice;
 use netvm::pager::{Pager, PagerConfig, PagerError};
 use netvm_sys::shared::SharedSlice;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 fn start(lenders: &[&str]) -> (Arc<Pager>, SharedSlice) {
@@ -181,43 +181,6 @@ fn lenders_that_are_all_silent_at_once_are_waited_for() {
         });
     }
     println!("missed after {times:?}");
-}
-
-/// Nothing is asked of the lender that it would have to answer, and its network takes longer for what is written than it may be silent.
-#[test]
-fn a_slow_network_full_of_writes_is_no_silence() {
-    let Some(_alone) = alone() else { return };
-    for replicas in [1, 2] {
-        let delay_ms = Arc::new(AtomicU64::new(0));
-        let slow = delayed(&lend().address, Arc::clone(&delay_ms));
-        let lenders = [slow.as_str(), &lend().address];
-        let (pager, _) = start_with(&lenders[..replicas], |config| {
-            (config.replicas, config.lender_timeout) = (replicas, Duration::from_millis(600));
-        });
-        // More than the kernel's buffers take.
-        let (address, bytes) = (pager.area().start + (1 << 30), 40 << 20);
-        pager.map(address, bytes, 3).unwrap();
-        let memory = pager.memory(address, bytes).unwrap();
-        delay_ms.store(8, Ordering::Relaxed);
-        let started = Instant::now();
-        // Nothing that packs well.
-        let page = |number: usize| {
-            let mut random = Random::new(number as u64);
-            (0..PAGE / 8).flat_map(|_| random.next().to_le_bytes()).collect::<Vec<u8>>()
-        };
-        for number in 0..bytes / PAGE {
-            memory.write_from(number * PAGE, &page(number)).unwrap();
-        }
-        let took = started.elapsed();
-        assert!(took > Duration::from_secs(2), "the network was not slow: {took:?}");
-        delay_ms.store(0, Ordering::Relaxed);
-        for number in 0..bytes / PAGE {
-            let found = memory.sub(number * PAGE, PAGE).unwrap().to_vec();
-            assert!(found == page(number), "page {number}");
-        }
-        let stats = pager.stats();
-        assert_eq!(stats.lenders_lost, 0, "{stats:?}");
-    }
 }
 
 #[test]

@@ -1,6 +1,8 @@
 //! Volumes over real lenders, some of which are lost.
 
 use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use netvm::lender::{BorrowOptions, LinkChoice};
@@ -10,7 +12,7 @@ use netvm_sys::thread::poll;
 use std::os::fd::AsRawFd;
 
 mod common;
-use common::{Random, Serving};
+use common::{Random, Serving, delayed};
 
 const SLAB: u64 = 1 << 20;
 
@@ -51,6 +53,51 @@ fn random_operations_read_back_while_lenders_come_and_go() {
 #[test]
 fn the_same_with_the_lenders_memory_shared() {
     come_and_go(LinkChoice::Shm);
+}
+
+/// Nothing is asked of the lender that it would have to answer, and its network takes longer for what is written than it may be silent.
+#[test]
+fn a_slow_network_full_of_writes_is_no_silence() {
+    const OPS: u64 = 16;
+    for replicas in [1, 2] {
+        let lenders = [Serving::new(40), Serving::new(40)];
+        let delay_ms = Arc::new(AtomicU64::new(0));
+        let addresses = [delayed(&lenders[0].address, Arc::clone(&delay_ms)), lenders[1].address.clone()];
+        let silence = Duration::from_millis(500);
+        let options = VolumeOptions { replicas, silence, ..VolumeOptions::default() };
+        let mut volume = Volume::open(&addresses[..replicas], 32 * SLAB, options).unwrap();
+        let memory = Mapping::anonymous((OPS * SLAB) as usize).unwrap();
+        let place = |number: u64| memory.shared().sub((number % OPS * SLAB) as usize, SLAB as usize).unwrap();
+        let content = |number: u64| -> Vec<u8> {
+            let mut random = Random::new(number);
+            (0..SLAB / 8).flat_map(|_| random.next().to_le_bytes()).collect()
+        };
+        delay_ms.store(8, Ordering::Relaxed);
+        let (started, mut begun, mut done, mut ended) = (Instant::now(), 0, 0, Vec::new());
+        while done < 32 {
+            while begun < 32 && begun < done + OPS {
+                place(begun).write_from(0, &content(begun)).unwrap();
+                volume.write(begun, begun * SLAB, place(begun)).unwrap();
+                begun += 1;
+            }
+            assert!(started.elapsed() < Duration::from_secs(60), "{volume:?}");
+            turn(&mut volume, &mut ended);
+            for Ended { result, .. } in ended.drain(..) {
+                result.unwrap();
+                done += 1;
+            }
+        }
+        let took = started.elapsed();
+        assert!(took > 4 * silence, "the network was not slow: {took:?}");
+        delay_ms.store(0, Ordering::Relaxed);
+        for number in 0..32 {
+            volume.read(number, number * SLAB, place(number)).unwrap();
+            wait(&mut volume, number).unwrap();
+            assert!(place(number).to_vec() == content(number), "MiB {number}");
+        }
+        assert!(volume.lenders().iter().all(|lender| lender.lost.is_none()), "{volume:?}");
+        assert_eq!(volume.degraded(), (0, 0));
+    }
 }
 
 fn come_and_go(link: LinkChoice) {
