@@ -4,10 +4,11 @@ use std::fmt;
 use std::io;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
-use std::net::{TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::{Duration, Instant};
 
@@ -293,23 +294,19 @@ impl Stream {
     /// # Errors
     /// Those of connect(2) and of name resolution; `TimedOut`.
     pub fn connect(address: &Address, timeout: Duration) -> io::Result<Self> {
-        match address {
-            Address::Unix(path) => Self::tune(UnixStream::connect(path)?.into(), false),
-            Address::Tcp(host) => {
-                let deadline = Instant::now() + timeout;
-                let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
-                for address in host.to_socket_addrs()? {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return Err(io::ErrorKind::TimedOut.into());
-                    }
-                    match TcpStream::connect_timeout(&address, left) {
-                        Ok(stream) => return Self::tune(stream.into(), true),
-                        Err(error) => last = error,
-                    }
-                }
-                Err(last)
+        let deadline = Instant::now() + timeout;
+        let mut dialing = Dialing::start(address)?;
+        loop {
+            if let Some(stream) = dialing.progress()? {
+                return Ok(stream);
             }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            let fd = dialing.wait_fd().map_or(-1, |fd| fd.as_raw_fd());
+            let mut fds = [libc::pollfd { fd, events: libc::POLLOUT, revents: 0 }];
+            crate::thread::poll(&mut fds, Some(dialing.patience().min(left)))?;
         }
     }
 
@@ -474,6 +471,164 @@ impl Stream {
 impl AsFd for Stream {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+/// An address as the kernel takes it.
+enum Place {
+    V4(libc::sockaddr_in),
+    V6(libc::sockaddr_in6),
+    Path(libc::sockaddr_un),
+}
+
+impl From<SocketAddr> for Place {
+    fn from(address: SocketAddr) -> Self {
+        match address {
+            SocketAddr::V4(address) => Self::V4(libc::sockaddr_in {
+                sin_family: libc::AF_INET as libc::sa_family_t,
+                sin_port: address.port().to_be(),
+                sin_addr: libc::in_addr { s_addr: u32::from_ne_bytes(address.ip().octets()) },
+                sin_zero: [0; 8],
+            }),
+            SocketAddr::V6(address) => Self::V6(libc::sockaddr_in6 {
+                sin6_family: libc::AF_INET6 as libc::sa_family_t,
+                sin6_port: address.port().to_be(),
+                sin6_flowinfo: address.flowinfo(),
+                sin6_addr: libc::in6_addr { s6_addr: address.ip().octets() },
+                sin6_scope_id: address.scope_id(),
+            }),
+        }
+    }
+}
+
+impl Place {
+    fn path(path: &Path) -> io::Result<Self> {
+        let mut place =
+            libc::sockaddr_un { sun_family: libc::AF_UNIX as libc::sa_family_t, sun_path: [0; 108] };
+        let bytes = path.as_os_str().as_bytes();
+        // The last byte stays 0.
+        if bytes.len() >= place.sun_path.len() || bytes.contains(&0) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        for (to, &byte) in place.sun_path.iter_mut().zip(bytes) {
+            *to = byte as libc::c_char;
+        }
+        Ok(Self::Path(place))
+    }
+
+    fn raw(&self) -> (*const libc::sockaddr, usize, libc::c_int) {
+        match self {
+            Self::V4(place) => (std::ptr::from_ref(place).cast(), size_of_val(place), libc::AF_INET),
+            Self::V6(place) => (std::ptr::from_ref(place).cast(), size_of_val(place), libc::AF_INET6),
+            Self::Path(place) => (std::ptr::from_ref(place).cast(), size_of_val(place), libc::AF_UNIX),
+        }
+    }
+
+    /// A socket that is connected or will be.
+    fn dial(&self) -> io::Result<OwnedFd> {
+        let (address, len, family) = self.raw();
+        let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+        // SAFETY: no pointers.
+        let fd = unsafe { libc::socket(family, kind, 0) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a descriptor that the kernel just gave us.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd) };
+        // SAFETY: the address outlives the call and has `len` bytes.
+        if unsafe { libc::connect(fd.as_raw_fd(), address, len as libc::socklen_t) } == 0 {
+            return Ok(fd);
+        }
+        let error = io::Error::last_os_error();
+        // Interrupted: it goes on without us.
+        let is_under_way = matches!(error.raw_os_error(), Some(libc::EINPROGRESS | libc::EINTR));
+        if is_under_way { Ok(fd) } else { Err(error) }
+    }
+}
+
+/// A connection that is being made, without anybody waiting: [`Dialing::progress`] again and again until there is one or an error.
+pub struct Dialing {
+    /// Of those that the name has, the ones that have not been tried.
+    places: std::vec::IntoIter<Place>,
+    /// Is to be tried again: more wait there than are let in.
+    again: Option<Place>,
+    under_way: Option<OwnedFd>,
+    tcp: bool,
+    last: io::Error,
+}
+
+/// When a Unix socket is asked again whose queue is full.
+const AGAIN: Duration = Duration::from_millis(2);
+
+impl Dialing {
+    /// Resolves the name, which may take its time.
+    ///
+    /// # Errors
+    /// Those of name resolution.
+    pub fn start(address: &Address) -> io::Result<Self> {
+        let (places, tcp) = match address {
+            Address::Unix(path) => (vec![Place::path(path)?], false),
+            Address::Tcp(host) => (host.to_socket_addrs()?.map(Place::from).collect(), true),
+        };
+        let (places, last) = (places.into_iter(), io::ErrorKind::AddrNotAvailable.into());
+        Ok(Self { places, again: None, under_way: None, tcp, last })
+    }
+
+    /// Goes on as far as it can: the connection, if it is there.
+    ///
+    /// # Errors
+    /// What was wrong with the last of the addresses.
+    pub fn progress(&mut self) -> io::Result<Option<Stream>> {
+        loop {
+            if let Some(fd) = self.under_way.take() {
+                match is_connected(&fd) {
+                    Ok(true) => return Stream::tune(fd, self.tcp).map(Some),
+                    Ok(false) => {
+                        self.under_way = Some(fd);
+                        return Ok(None);
+                    }
+                    Err(error) => self.last = error,
+                }
+            }
+            let Some(place) = self.again.take().or_else(|| self.places.next()) else {
+                return Err(std::mem::replace(&mut self.last, io::ErrorKind::NotConnected.into()));
+            };
+            match place.dial() {
+                Ok(fd) => self.under_way = Some(fd),
+                Err(error) if !self.tcp && error.kind() == io::ErrorKind::WouldBlock => {
+                    self.again = Some(place);
+                    return Ok(None);
+                }
+                Err(error) => self.last = error,
+            }
+        }
+    }
+
+    /// Writable when there is something to do; `None` when only time helps.
+    pub fn wait_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.under_way.as_ref().map(AsFd::as_fd)
+    }
+
+    /// How long to wait at most.
+    pub fn patience(&self) -> Duration {
+        if self.under_way.is_some() { Duration::MAX } else { AGAIN }
+    }
+}
+
+fn is_connected(fd: &OwnedFd) -> io::Result<bool> {
+    let mut fds = [libc::pollfd { fd: fd.as_raw_fd(), events: libc::POLLOUT, revents: 0 }];
+    if crate::thread::poll(&mut fds, Some(Duration::ZERO))? == 0 {
+        return Ok(false);
+    }
+    let (mut error, mut len) = (0i32, size_of::<i32>() as libc::socklen_t);
+    // SAFETY: the kernel writes one int into the local.
+    let result = unsafe {
+        libc::getsockopt(fd.as_raw_fd(), libc::SOL_SOCKET, libc::SO_ERROR, (&raw mut error).cast(), &mut len)
+    };
+    match (result, error) {
+        (0, 0) => Ok(true),
+        (0, error) => Err(io::Error::from_raw_os_error(error)),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

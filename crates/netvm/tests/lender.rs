@@ -3,6 +3,8 @@
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 use netvm::Error;
@@ -558,4 +560,30 @@ fn refused_reads_among_others_do_not_disturb_them() {
             assert_eq!(local.sub(end, gap).unwrap().to_vec(), vec![0xAA; gap]);
         }
     }
+}
+
+#[test]
+fn several_lenders_cost_the_time_of_the_slowest() {
+    let lent: Vec<_> = (0..4).map(|_| Serving::new(4)).collect();
+    let delay = Arc::new(AtomicU64::new(40));
+    let addresses: Vec<_> =
+        lent.iter().map(|lent| common::delayed(&lent.address, Arc::clone(&delay))).collect();
+    let options = BorrowOptions { link: LinkChoice::Socket, ..BorrowOptions::default() };
+    let since = Instant::now();
+    Borrower::connect(&addresses[0], &options).unwrap();
+    let one = since.elapsed();
+    let since = Instant::now();
+    // One that nobody answers for, among them.
+    let nobody = "127.0.0.1:9".to_owned();
+    let each = addresses.iter().chain([&nobody]).map(|address| (&address[..], &options));
+    let mut connected = Borrower::connect_all(each);
+    let all = since.elapsed();
+    assert!(matches!(connected.pop(), Some(Err(Error::Connect { .. }))));
+    assert_eq!(connected.len(), 4);
+    for (borrower, address) in connected.into_iter().zip(&addresses) {
+        let mut borrower = borrower.unwrap();
+        assert_eq!(borrower.lender(), address);
+        borrower.borrow_slab().unwrap();
+    }
+    assert!(one >= Duration::from_millis(80) && all < one * 2, "one {one:?}, four {all:?}");
 }

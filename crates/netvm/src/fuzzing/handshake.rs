@@ -10,6 +10,7 @@ use super::Input;
 use crate::link::auth::{self, Connecting, Keys};
 use crate::link::greeting::{self, Greeted, Greeting, Transport};
 use crate::link::sealed::Sealed;
+use crate::link::together::alone;
 use crate::link::{Incoming, Link, Outgoing, Stream};
 use crate::security::{Secret, Security};
 
@@ -67,7 +68,9 @@ pub fn handshake(data: &[u8]) {
             send(&theirs, input.bytes(1000));
             let security = if mode == 3 { Security::default() } else { known };
             let hello = Hello::new(Role::Borrower);
-            let done = greeting::greet(ours, "fuzz", &hello, Duration::ZERO, &security);
+            let done = alone(async |wait| {
+                greeting::greet(wait, ours, "fuzz", &hello, Duration::ZERO, &security).await
+            });
             if let Ok((mut transport, _)) = done {
                 assert!(mode == 3, "nobody has proved the secret");
                 drain(&mut transport);

@@ -17,6 +17,7 @@ use crate::error::{Error, Result};
 use crate::link::Link;
 use crate::link::greeting::{self, Transport};
 use crate::link::session::{Failure, NoMemory, Session};
+use crate::link::together::{Wait, alone, together};
 use crate::security::{Protection, Security};
 
 /// Number of the operations that blocking calls post: not for users.
@@ -98,7 +99,20 @@ impl Borrower {
     /// [`Error::Address`], [`Error::Connect`], [`Error::NotNetvm`], [`Error::Version`], [`Error::Refused`], [`Error::Timeout`];
     /// [`Error::NeedsSecret`], [`Error::WrongSecret`], [`Error::NoSecret`], [`Error::NoEncryption`].
     pub fn connect(address: &str, options: &BorrowOptions) -> Result<Self> {
-        Self::attach(address, &[0; 16], options)
+        alone(async |wait| Self::attach(wait, address, address, &[0; 16], options).await)
+    }
+
+    /// Connects to several lenders in the time of the slowest of them. Names are resolved one after the other.
+    ///
+    /// # Errors
+    /// Each as [`Borrower::connect`].
+    pub fn connect_all<'a>(
+        lenders: impl IntoIterator<Item = (&'a str, &'a BorrowOptions)>,
+    ) -> Vec<Result<Self>> {
+        let lenders: Vec<_> = lenders.into_iter().collect();
+        let waits: Vec<_> = lenders.iter().map(|_| Wait::default()).collect();
+        let attach = |((address, options), wait)| Self::attach(wait, address, address, &[0; 16], options);
+        together(&waits, lenders.into_iter().zip(&waits).map(attach))
     }
 
     /// Connects to the lender of a forked lease and takes it, with the secret of the connection that the ticket came over.
@@ -106,21 +120,42 @@ impl Borrower {
     /// # Errors
     /// As [`Borrower::connect`]; [`Error::Op`] when the ticket is used or too old.
     pub fn adopt(ticket: &ForkTicket, options: &BorrowOptions) -> Result<Self> {
-        let options = BorrowOptions { security: ticket.security.clone(), ..options.clone() };
-        Self::attach(&ticket.lender, &ticket.ticket, &options)
+        alone(async |wait| Self::adopt_beside(wait, ticket, options).await)
     }
 
-    fn attach(address: &str, ticket: &[u8; 16], options: &BorrowOptions) -> Result<Self> {
-        let mut borrower = Self::open(address, Role::Borrower, options)?;
+    /// Takes several in the time of the slowest of their lenders.
+    pub(crate) fn adopt_all<'a>(
+        tickets: impl IntoIterator<Item = &'a ForkTicket>,
+        options: &BorrowOptions,
+    ) -> Vec<Result<Self>> {
+        let tickets: Vec<_> = tickets.into_iter().collect();
+        let waits: Vec<_> = tickets.iter().map(|_| Wait::default()).collect();
+        let adopt = |(ticket, wait)| Self::adopt_beside(wait, ticket, options);
+        together(&waits, tickets.into_iter().zip(&waits).map(adopt))
+    }
+
+    async fn adopt_beside(wait: &Wait, ticket: &ForkTicket, options: &BorrowOptions) -> Result<Self> {
+        let options = BorrowOptions { security: ticket.security.clone(), ..options.clone() };
+        Self::attach(wait, &ticket.lender, &ticket.at, &ticket.ticket, &options).await
+    }
+
+    async fn attach(
+        wait: &Wait,
+        address: &str,
+        at: &str,
+        ticket: &[u8; 16],
+        options: &BorrowOptions,
+    ) -> Result<Self> {
+        let mut borrower = Self::open(wait, address, at, Role::Borrower, options).await?;
         let pid = options.pid.unwrap_or_else(std::process::id);
         let mut body = BodyWriter::default();
         body.bytes(ticket).u32(pid).text(&options.name);
-        let answer = borrower.call(protocol::ATTACH, body.0, "lease")?;
+        let answer = borrower.ask(wait, protocol::ATTACH, body.0, "lease").await?;
         borrower.slab_bytes = borrower.number(&answer)?;
-        borrower.look_around(options.link)?;
+        borrower.look_around(wait, options.link).await?;
         // Who takes a fork's lease knows; and memory that is shared is memory.
         if *ticket == [0; 16] && borrower.nearby.is_none() {
-            borrower.kind = match borrower.call(protocol::KIND, Vec::new(), "kind of memory") {
+            borrower.kind = match borrower.ask(wait, protocol::KIND, Vec::new(), "kind of memory").await {
                 Ok(answer) => Class::from_kind(BodyReader(&answer).u32().unwrap_or(0)),
                 Err(Error::Op { .. }) => Class::Remote,
                 Err(error) => return Err(error),
@@ -129,10 +164,10 @@ impl Borrower {
         Ok(borrower)
     }
 
-    fn open(address: &str, role: Role, options: &BorrowOptions) -> Result<Self> {
-        let hello = Hello::new(role);
+    async fn open(wait: &Wait, address: &str, at: &str, role: Role, options: &BorrowOptions) -> Result<Self> {
+        let (hello, timeout) = (Hello::new(role), options.connect_timeout);
         let (transport, theirs) =
-            greeting::connect(address, &hello, options.connect_timeout, &options.security)?;
+            greeting::connect_beside(wait, address, at, &hello, timeout, &options.security).await?;
         Ok(Self::from_parts(BorrowerParts {
             lender: address.to_owned(),
             slab_bytes: 0,
@@ -517,15 +552,25 @@ impl Borrower {
         self.borrowed(&answer)
     }
 
-    /// One round of the same, for who has others to listen to meanwhile: `None` while the answer is not there. Until it is nothing else may be
-    /// done with this; `slot` is the caller's to keep, `None` at first.
+    /// The same for who has found no slab anywhere else: a lender that packs lends it though its pages will be on disk.
+    ///
+    /// # Errors
+    /// As [`Borrower::borrow_slab`].
+    pub fn press_for_slab(&mut self) -> Result<u32> {
+        let answer = self.call(protocol::BORROW, wish(true), "slab")?;
+        self.borrowed(&answer)
+    }
+
+    /// One round of one of these (`press`: of the second), for who has others to listen to meanwhile: `None` while the answer is not there. Until
+    /// it is nothing else may be done with this; `slot` is the caller's to keep, `None` at first.
     ///
     /// # Errors
     /// As [`Borrower::borrow_slab`], but for the time-out, which is the caller's.
-    pub(crate) fn try_borrow_slab(&mut self, slot: &mut Option<u16>) -> Result<Option<u32>> {
+    pub(crate) fn try_borrow_slab(&mut self, slot: &mut Option<u16>, press: bool) -> Result<Option<u32>> {
         self.check()?;
-        let post =
-            |borrower: &mut Self| borrower.session.endpoint.post_call(INTERNAL, protocol::BORROW, Vec::new());
+        let post = |borrower: &mut Self| {
+            borrower.session.endpoint.post_call(INTERNAL, protocol::BORROW, wish(press))
+        };
         match self.attempt(slot, post, "slab")? {
             None => Ok(None),
             Some(Answer::Reply(answer)) => self.borrowed(&answer).map(Some),
@@ -573,17 +618,38 @@ impl Borrower {
         self.broken.is_some()
     }
 
-    pub(super) fn call(&mut self, method: u32, body: Vec<u8>, what: &'static str) -> Result<Vec<u8>> {
+    fn call(&mut self, method: u32, body: Vec<u8>, what: &'static str) -> Result<Vec<u8>> {
+        alone(async |wait| self.ask(wait, method, body, what).await)
+    }
+
+    /// A call, beside whoever else waits.
+    pub(super) async fn ask(
+        &mut self,
+        wait: &Wait,
+        method: u32,
+        body: Vec<u8>,
+        what: &'static str,
+    ) -> Result<Vec<u8>> {
         let post = |borrower: &mut Self| borrower.session.endpoint.post_call(INTERNAL, method, body.clone());
-        match self.blocking(post, self.call_timeout, what)? {
+        match self.answer(wait, post, self.call_timeout, what).await? {
             Answer::Reply(body) => Ok(body),
             _ => Err(self.nonsense()),
         }
     }
 
-    /// Posts something and waits for its answer; what else completes meanwhile is kept for the next poll.
     fn blocking(
         &mut self,
+        post: impl FnMut(&mut Self) -> Result<u16, PostError>,
+        timeout: Duration,
+        what: &'static str,
+    ) -> Result<Answer> {
+        alone(async |wait| self.answer(wait, post, timeout, what).await)
+    }
+
+    /// Posts something and waits for its answer; what else completes meanwhile is kept for the next poll.
+    async fn answer(
+        &mut self,
+        wait: &Wait,
         mut post: impl FnMut(&mut Self) -> Result<u16, PostError>,
         timeout: Duration,
         what: &'static str,
@@ -606,10 +672,10 @@ impl Borrower {
                 self.break_off(error.clone());
                 return Err(error);
             }
-            let wants_write = self.session.has_output();
+            let events = libc::POLLIN | if self.session.has_output() { libc::POLLOUT } else { 0 };
             let stream = self.session.link(0).stream();
-            stream
-                .wait(wants_write, left.min(HEARD))
+            wait.ready(Some(stream.as_fd()), events, left.min(HEARD))
+                .await
                 .map_err(|error| Error::system("wait for the lender", &error))?;
         }
     }
@@ -788,6 +854,11 @@ impl Borrower {
     }
 }
 
+/// What [`protocol::BORROW`] is told.
+fn wish(press: bool) -> Vec<u8> {
+    if press { 1_u32.to_le_bytes().to_vec() } else { Vec::new() }
+}
+
 fn total(locals: &[SharedSlice]) -> Result<u32, PostError> {
     if locals.len() > PIECES_MAX {
         return Err(PostError::TooLong);
@@ -809,7 +880,8 @@ pub fn status(address: &str) -> Result<LenderStatus> {
 /// # Errors
 /// As [`Borrower::connect`].
 pub fn status_with(address: &str, options: &BorrowOptions) -> Result<LenderStatus> {
-    let mut observer = Borrower::open(address, Role::Observer, options)?;
+    let mut observer =
+        alone(async |wait| Borrower::open(wait, address, address, Role::Observer, options).await)?;
     let answer = observer.call(protocol::STATUS, Vec::new(), "status")?;
     let status = LenderStatus::decode(&answer).ok_or_else(|| observer.nonsense())?;
     Ok(LenderStatus { protection: observer.protection(), ..status })

@@ -9,6 +9,7 @@ use netvm_sys::shared::SharedSlice;
 use super::borrower::Borrower;
 use super::protocol;
 use crate::error::{Error, Result};
+use crate::link::together::Wait;
 use crate::shm::LinkChoice;
 use crate::shm::meeting::Inviter;
 
@@ -78,12 +79,12 @@ impl Borrower {
     ///
     /// # Errors
     /// When the connection is lost; or, with [`LinkChoice::Shm`], when the memory cannot be shared.
-    pub(super) fn look_around(&mut self, link: LinkChoice) -> Result<()> {
+    pub(super) async fn look_around(&mut self, wait: &Wait, link: LinkChoice) -> Result<()> {
         let link = link.or_environment();
         if link == LinkChoice::Socket {
             return Ok(());
         }
-        match self.meet() {
+        match self.meet(wait).await {
             Ok(file) => {
                 let (slab_bytes, direct) = (self.slab_bytes(), Direct::new(self.slab_bytes()));
                 self.nearby = Some(Nearby { file, slab_bytes, direct });
@@ -98,10 +99,10 @@ impl Borrower {
         }
     }
 
-    fn meet(&mut self) -> Result<Memfd, String> {
+    async fn meet(&mut self, wait: &Wait) -> Result<Memfd, String> {
         let inviter = Inviter::invite()?;
         let invitation = inviter.invitation.encode().to_vec();
-        self.call(protocol::MEET, invitation, "meeting").map_err(|error| match error {
+        self.ask(wait, protocol::MEET, invitation, "meeting").await.map_err(|error| match error {
             Error::Op { code: Status::Unsupported, .. } => {
                 "it is on another host (or in another network name space), or shares no memory".to_owned()
             }
@@ -109,7 +110,8 @@ impl Borrower {
             other => other.to_string(),
         })?;
         let channel = inviter.meet()?;
-        let answer = self.call(protocol::FILE, Vec::new(), "file").map_err(|error| error.to_string())?;
+        let answer = self.ask(wait, protocol::FILE, Vec::new(), "file").await;
+        let answer = answer.map_err(|error| error.to_string())?;
         let bytes = BodyReader(&answer).u64().ok_or("its answer makes no sense")?;
         let (_, mut fds) = channel.receive(&mut [0; 1]).map_err(|error| error.to_string())?;
         let file = fds.pop().ok_or("it has passed no descriptor")?;

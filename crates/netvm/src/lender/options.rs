@@ -51,6 +51,8 @@ pub struct Completion {
 #[derive(Clone)]
 pub struct ForkTicket {
     pub(super) lender: String,
+    /// Where it was reached.
+    pub(super) at: String,
     pub(super) ticket: [u8; 16],
     pub(super) security: Security,
 }

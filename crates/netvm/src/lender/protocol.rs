@@ -9,7 +9,7 @@ use crate::security::Protection;
 
 /// Body: ticket (16 zeros for a new lease), pid, name. Answer: slab bytes.
 pub(super) const ATTACH: u32 = 1;
-/// Answer: see [`BorrowAnswer`].
+/// Body: nothing; or 1 when nobody else has a slab, which lenders may ignore. Answer: see [`BorrowAnswer`].
 pub(super) const BORROW: u32 = 2;
 /// Body: slab.
 pub(super) const RETURN: u32 = 3;

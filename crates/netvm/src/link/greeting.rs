@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 use netvm_core::limits::{HELLO_BYTES, HELLO_TIMEOUT_MS};
 use netvm_core::opening::{Encryption, FEATURE_ENCRYPTED, Opening, SEALED_HELLO_BYTES};
 use netvm_core::wire::{Hello, Refusal, Role, WireError};
-use netvm_sys::net::Address;
+use netvm_sys::net::{Address, Dialing};
 
 use super::auth::{self, Connecting, Keys};
 use super::sealed::Sealed;
+use super::together::{Wait, alone};
 use super::{Caps, Incoming, Link, Outgoing, Stream};
 use crate::error::{Error, Result};
 use crate::security::{Protection, Security};
@@ -96,27 +97,56 @@ pub(crate) fn connect(
     timeout: Duration,
     security: &Security,
 ) -> Result<(Transport, Hello)> {
+    alone(async |wait| connect_beside(wait, address, address, hello, timeout, security).await)
+}
+
+/// The same beside others, at `at`: where `address` was reached before, or the same.
+pub(crate) async fn connect_beside(
+    wait: &Wait,
+    address: &str,
+    at: &str,
+    hello: &Hello,
+    timeout: Duration,
+    security: &Security,
+) -> Result<(Transport, Hello)> {
     security.check()?;
-    let parsed: Address = address
+    let parsed: Address = at
         .parse()
         .map_err(|reason: &str| Error::Address { address: address.to_owned(), reason: reason.into() })?;
-    let stream = Stream::connect(&parsed, timeout)
+    let stream = dial(wait, &parsed, timeout)
+        .await
         .map_err(|error| Error::Connect { lender: address.to_owned(), reason: error.to_string() })?;
-    greet(stream, address, hello, timeout, security)
+    greet(wait, stream, address, hello, timeout, security).await
+}
+
+async fn dial(wait: &Wait, address: &Address, timeout: Duration) -> io::Result<Stream> {
+    let deadline = Instant::now() + timeout;
+    let mut dialing = Dialing::start(address)?;
+    loop {
+        if let Some(stream) = dialing.progress()? {
+            return Ok(stream);
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        wait.ready(dialing.wait_fd(), libc::POLLOUT, dialing.patience().min(left)).await?;
+    }
 }
 
 /// The rest of [`connect`].
-pub(crate) fn greet(
+pub(crate) async fn greet(
+    wait: &Wait,
     stream: Stream,
     address: &str,
     hello: &Hello,
     timeout: Duration,
     security: &Security,
 ) -> Result<(Transport, Hello)> {
-    let dialogue = Dialogue { address, stream, timeout, deadline: Instant::now() + timeout };
+    let dialogue = Dialogue { wait, address, stream, timeout, deadline: Instant::now() + timeout };
     let Some(secret) = &security.secret else {
         dialogue.send(&hello.encode())?;
-        let theirs = dialogue.hello(&dialogue.first()?, false)?;
+        let theirs = dialogue.hello(&dialogue.first().await?, false)?;
         return Ok((Transport::new(dialogue.stream, None, false), theirs));
     };
     let opening = Opening::new(hello.role, security.encryption);
@@ -124,7 +154,7 @@ pub(crate) fn greet(
         return Err(Error::Other("cannot get random numbers".to_owned()));
     };
     dialogue.send(&message)?;
-    let answer = dialogue.first()?;
+    let answer = dialogue.first().await?;
     if Opening::decode(&answer).map_err(|error| dialogue.unfit(error))?.is_none() {
         // A hello: a refusal, or somebody who would like us to do without a proof.
         dialogue.hello(&answer, true)?;
@@ -134,7 +164,7 @@ pub(crate) fn greet(
     let mut keys = proof.finish(&answer).map_err(wrong)?;
     dialogue.send(&keys.seal_hello(&hello.encode()))?;
     let mut sealed = [0; SEALED_HELLO_BYTES];
-    dialogue.receive(&mut sealed, false)?;
+    dialogue.receive(&mut sealed, false).await?;
     let theirs = dialogue.hello(&keys.open_hello(sealed).map_err(wrong)?, true)?;
     let encrypted = theirs.features & FEATURE_ENCRYPTED != 0;
     // It has proved that it knows the secret, so this is its own mistake and not an attack.
@@ -148,6 +178,7 @@ pub(crate) fn greet(
 
 /// The connecting side's half of the greeting.
 struct Dialogue<'a> {
+    wait: &'a Wait,
     address: &'a str,
     stream: Stream,
     timeout: Duration,
@@ -170,25 +201,26 @@ impl Dialogue<'_> {
         self.stream.send(&out).map(drop).map_err(|error| self.connect_error(&error))
     }
 
-    fn first(&self) -> Result<[u8; HELLO_BYTES]> {
+    async fn first(&self) -> Result<[u8; HELLO_BYTES]> {
         let mut bytes = [0; HELLO_BYTES];
-        self.receive(&mut bytes, true)?;
+        self.receive(&mut bytes, true).await?;
         Ok(bytes)
     }
 
     /// Receives exactly these bytes: what comes behind them belongs to the session.
-    fn receive(&self, bytes: &mut [u8], begins: bool) -> Result<()> {
+    async fn receive(&self, bytes: &mut [u8], begins: bool) -> Result<()> {
         let mut have = 0;
         while have < bytes.len() {
-            let mut into = Incoming::new();
-            into.bytes(&mut bytes[have..]);
-            match self.stream.receive(&mut into) {
+            match self.receive_some(&mut bytes[have..]) {
                 Ok(0) => return Err(Error::NotNetvm { lender: self.lender() }),
                 Ok(received) => have += received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                     let left = self.deadline.saturating_duration_since(Instant::now());
-                    let waited = || self.stream.wait(false, left).map_err(|error| self.connect_error(&error));
-                    if left.is_zero() || !waited()? {
+                    let came = match left.is_zero() {
+                        true => Ok(false),
+                        false => self.wait.ready(Some(self.stream.as_fd()), libc::POLLIN, left).await,
+                    };
+                    if !came.map_err(|error| self.connect_error(&error))? {
                         let after_ms = self.timeout.as_millis() as u64;
                         return Err(Error::Timeout { lender: self.lender(), what: "its hello", after_ms });
                     }
@@ -203,6 +235,12 @@ impl Dialogue<'_> {
             }
         }
         Ok(())
+    }
+
+    fn receive_some(&self, bytes: &mut [u8]) -> io::Result<usize> {
+        let mut into = Incoming::new();
+        into.bytes(bytes);
+        self.stream.receive(&mut into)
     }
 
     fn unfit(&self, error: WireError) -> Error {

@@ -20,6 +20,7 @@ pub(crate) mod spin;
 pub use spin::switch_looking_off;
 #[cfg(test)]
 mod suite;
+pub(crate) mod together;
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};

@@ -10,7 +10,7 @@ use super::error::{PagerError, system};
 use super::seals::Seals;
 use super::side::Sides;
 use crate::detail::PagerDetail;
-use crate::error::{Error, Result, Scope};
+use crate::error::{Error, LenderLimit, Result, Scope};
 use crate::lender::{BorrowOptions, Borrower, Class, Completion, ForkTicket, HEARD, PostError};
 use crate::runfile::RunFile;
 use crate::stats::PagerStats;
@@ -205,6 +205,8 @@ impl Backing {
 
     fn borrow_slab(&mut self) -> Result<()> {
         let (mut copies, mut refused) = (Copies::default(), None);
+        // Whether there are lenders that would rather see others lend, and nobody else does.
+        let (mut reluctant, mut press) = (false, false);
         let now = Instant::now();
         let first = self.slots.slabs();
         // A dearer lender is next: perhaps a cheaper one has something again.
@@ -214,10 +216,16 @@ impl Backing {
             self.next_ask = now + ASK_INTERVAL;
             self.slots.ask_again();
         }
-        while copies.as_slice().len() < self.replicas
-            && let Some(lender) = self.slots.candidate(copies.as_slice())
-        {
-            match self.ask_for_slab(lender)? {
+        while copies.as_slice().len() < self.replicas {
+            let Some(lender) = self.slots.candidate(copies.as_slice()) else {
+                if !reluctant || press {
+                    break;
+                }
+                press = true;
+                self.slots.ask_again();
+                continue;
+            };
+            match self.ask_for_slab(lender, press)? {
                 // It was lost meanwhile, and is no candidate any more.
                 None if self.slots.is_alive(lender) => break,
                 None => {}
@@ -231,6 +239,7 @@ impl Backing {
                 }
                 Some(Err(error @ Error::LenderFull { .. })) => {
                     self.slots.lender_full(lender);
+                    reluctant |= matches!(error, Error::LenderFull { limit: LenderLimit::Memory, .. });
                     refused = Some(error);
                 }
                 Some(Err(error)) => self.lose(lender, error)?,
@@ -256,11 +265,11 @@ impl Backing {
     }
 
     /// Asks a lender for a slab and waits, while others are heard: `None` when it is lost instead.
-    fn ask_for_slab(&mut self, lender: u32) -> Result<Option<Result<u32>>> {
+    fn ask_for_slab(&mut self, lender: u32, press: bool) -> Result<Option<Result<u32>>> {
         let mut slot = None;
         loop {
             let Some(borrower) = self.sides.live(lender) else { return Ok(None) };
-            match borrower.try_borrow_slab(&mut slot) {
+            match borrower.try_borrow_slab(&mut slot, press) {
                 Ok(None) => {}
                 Ok(Some(slab)) => return Ok(Some(Ok(slab))),
                 Err(error) => return Ok(Some(Err(error))),
@@ -727,17 +736,17 @@ impl Backing {
         Ok(tickets)
     }
 
-    /// In the thread that forks: the child's connections.
+    /// In the thread that forks: the child's connections, all made at once.
     pub(super) fn redeem(&self, tickets: &[Option<ForkTicket>]) -> Result<Vec<Option<Borrower>>> {
-        let options = self.sides.fork_options();
-        let redeem = |ticket: &Option<ForkTicket>| {
-            match ticket.as_ref().map(|ticket| Borrower::adopt(ticket, &options)).transpose() {
+        let adopted = Borrower::adopt_all(tickets.iter().flatten(), &self.sides.fork_options());
+        let mut adopted = adopted.into_iter();
+        let take =
+            |ticket: &Option<ForkTicket>| match ticket.as_ref().and_then(|_| adopted.next()).transpose() {
                 // The child can do without, if there are other copies.
                 Err(_) if self.replicas > 1 => Ok(None),
                 result => result,
-            }
-        };
-        tickets.iter().map(redeem).collect()
+            };
+        tickets.iter().map(take).collect()
     }
 
     /// After a fork, in the child. The parent's connections belong to descriptors that do not exist here.

@@ -98,12 +98,14 @@ impl Sides {
         let (sides, now) = (Vec::new(), Instant::now());
         let patience = Patience::new(now, SILENCE);
         let mut all = Self { sides, options, hook, silence_max, replicas, patience, chosen: 0 };
-        for (lender, address) in addresses.iter().enumerate() {
-            let mut options = all.options.clone();
-            if known.is_some_and(|known| known.checked_shr(lender as u32).is_some_and(|bits| bits & 1 == 1)) {
-                (options.connect_timeout, options.call_timeout) = (SILENCE, SILENCE);
-            }
-            let (borrower, lost) = match Borrower::connect(address, &options) {
+        let lost_before = |lender: usize| {
+            known.is_some_and(|known| known.checked_shr(lender as u32).is_some_and(|bits| bits & 1 == 1))
+        };
+        let hasty = BorrowOptions { connect_timeout: SILENCE, call_timeout: SILENCE, ..all.options.clone() };
+        let options = |lender| if lost_before(lender) { &hasty } else { &all.options };
+        let each = addresses.iter().enumerate().map(|(lender, address)| (&address[..], options(lender)));
+        for (address, connected) in addresses.iter().zip(Borrower::connect_all(each)) {
+            let (borrower, lost) = match connected {
                 Ok(mut borrower) => {
                     borrower.set_call_timeout(all.options.call_timeout);
                     (Some(borrower), None)

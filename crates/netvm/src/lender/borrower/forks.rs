@@ -57,7 +57,10 @@ impl Borrower {
         match self.blocking(post, left.max(TICKET_PATIENCE_MIN), "fork of a lease")? {
             Answer::Reply(answer) => match BodyReader(&answer).key() {
                 Some(ticket) => {
-                    Ok(ForkTicket { lender: self.lender.clone(), ticket, security: self.security.clone() })
+                    let (lender, security) = (self.lender.clone(), self.security.clone());
+                    // The name may lead to another one by now, and asking takes its time.
+                    let at = self.session.link(0).stream().reached().unwrap_or_else(|| lender.clone());
+                    Ok(ForkTicket { lender, at, ticket, security })
                 }
                 None => Err(self.nonsense()),
             },
@@ -116,6 +119,47 @@ mod tests {
         assert!(all < one * 3, "one {one:?}, four {all:?}");
         assert!(Borrower::adopt(&ticket, &BorrowOptions::default()).is_ok());
         drop(live);
+        stop.stop();
+        stop.stop();
+        thread.join().unwrap();
+    }
+
+    #[test]
+    fn a_child_waits_for_silent_lenders_together() {
+        let options = BorrowOptions {
+            link: LinkChoice::Socket,
+            connect_timeout: PATIENCE,
+            call_timeout: PATIENCE,
+            ..BorrowOptions::default()
+        };
+        // Tickets of lenders that stand still since.
+        let mut stopped: Vec<_> = (0..4).map(|_| lender()).collect();
+        let mut tickets: Vec<_> =
+            stopped.iter_mut().map(|(parent, ..)| parent.fork_ticket().unwrap()).collect();
+        let stood: Vec<_> = stopped
+            .into_iter()
+            .map(|(_, stop, thread)| {
+                stop.stop();
+                stop.stop();
+                thread.join().unwrap()
+            })
+            .collect();
+        let since = Instant::now();
+        assert!(matches!(Borrower::adopt(&tickets[0], &options), Err(Error::Timeout { .. })));
+        let one = since.elapsed();
+        let (mut live, stop, thread) = lender();
+        let slab = live.borrow_slab().unwrap();
+        tickets.insert(1, live.fork_ticket().unwrap());
+        let since = Instant::now();
+        let mut adopted = Borrower::adopt_all(&tickets, &options);
+        let all = since.elapsed();
+        assert!(one >= PATIENCE && all < one * 2, "one {one:?}, four {all:?}");
+        let mut child = adopted.remove(1).unwrap();
+        assert!(!child.sole_holder(slab).unwrap());
+        for silent in adopted {
+            assert!(matches!(silent, Err(Error::Timeout { .. })));
+        }
+        drop((live, child, stood));
         stop.stop();
         stop.stop();
         thread.join().unwrap();
