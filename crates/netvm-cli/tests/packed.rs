@@ -4,7 +4,8 @@ mod common;
 
 use common::{Folder, Lender, PATIENCE, can_run, finish, netvm, signal, until, wait};
 use std::io::{Read, Write};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 const PYTHON: &str = "/usr/bin/python3";
 
@@ -110,6 +111,134 @@ fn a_killed_packed_lender_ends_the_program_with_a_sentence() {
     child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
     assert_eq!(ended.code(), Some(125), "{err}");
     assert!(err.contains("/packed") && !out.contains("WRONG"), "{out} {err}");
+}
+
+/// A small disk for the overflow, for as long as it lives. Whatever is in it, it can be made full.
+struct SmallDisk(Folder);
+
+impl SmallDisk {
+    /// `None` where there can be none, having said so.
+    fn new(test: &str, size: &str) -> Option<Self> {
+        let folder = Folder::new("small-disk");
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "netvm-test"])
+            .arg(folder.path(""))
+            .output();
+        match mounted {
+            Ok(done) if done.status.success() => Some(Self(folder)),
+            Ok(done) => {
+                let why = String::from_utf8_lossy(&done.stderr).trim().to_owned();
+                let _ = writeln!(std::io::stderr(), "{test}: skipped (mount: {why})");
+                None
+            }
+            Err(error) => {
+                let _ = writeln!(std::io::stderr(), "{test}: skipped (mount: {error})");
+                None
+            }
+        }
+    }
+
+    fn path(&self) -> String {
+        self.0.path("").to_str().unwrap().to_owned()
+    }
+
+    /// Until nothing more goes in.
+    fn fill(&self) {
+        let mut file = std::fs::File::create(self.0.path("other")).unwrap();
+        while file.write_all(&[0x5A; 1 << 16]).is_ok() {}
+        while file.write_all(&[0x5A; 1 << 9]).is_ok() {}
+        assert_eq!(self.free_bytes(), 0);
+    }
+
+    fn free_bytes(&self) -> u64 {
+        let df = finish(Command::new("df").args(["--block-size=1", "--output=avail"]).arg(self.path()));
+        df.must_succeed().out().lines().last().unwrap().trim().parse().unwrap()
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(self.0.path("")).output();
+    }
+}
+
+/// A lender that has lent more than its memory has room for as it is, to [`WORK`] on these lenders as well, whose disk has become full then.
+fn with_a_full_disk(folder: &Folder, disk: &SmallDisk, others: &[&Lender], more: &[&str]) -> (Lender, Child) {
+    let more_of_lender = ["--slab", "1M", "--compress", "--overflow", &disk.path(), "--lend-up-to", "96M"];
+    let packed = Lender::start_with(&folder.path("packed"), "26M", &more_of_lender);
+    let lenders: Vec<&Lender> = [&packed].into_iter().chain(others.iter().copied()).collect();
+    let mut command = netvm();
+    command.args(["run", "--local", "8M", "--tier", "lender", "--explain", "--json"]).args(more);
+    for lender in lenders {
+        command.args(["--lender", &lender.address]);
+    }
+    command.args(["--", PYTHON, "-c", WORK]);
+    let mut child =
+        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut said = [0; 7];
+    child.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    // Until each page has left once, and has its place.
+    let (mut before, mut since) = (packed.status(), Instant::now());
+    while since.elapsed() < Duration::from_secs(3) {
+        std::thread::sleep(Duration::from_millis(100));
+        let now = packed.status();
+        if now["used_bytes"] != before["used_bytes"] {
+            (before, since) = (now, Instant::now());
+        }
+    }
+    assert!(before["used_bytes"].as_u64() > before["memory_bytes"].as_u64(), "{before}");
+    disk.fill();
+    // What was lent changes into what does not shrink: the disk has its room, whatever else is there.
+    child.stdin.as_mut().unwrap().write_all(b"again\n").unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    let full = packed.status();
+    assert!(full["spilled_bytes"].as_u64() > Some(1 << 20), "{full}");
+    (packed, child)
+}
+
+/// It has found all as it should be, to its end.
+fn must_have_checked(mut child: Child) -> String {
+    drop(child.stdin.take());
+    let ended = wait(&mut child, PATIENCE).expect("the program hangs");
+    let (mut out, mut err) = (String::new(), String::new());
+    child.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    child.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    assert!(ended.success() && out.trim() == "checked", "{out} {err}");
+    err
+}
+
+#[test]
+fn a_full_disk_loses_no_page() {
+    const TEST: &str = "a_full_disk_loses_no_page";
+    if !can_run(TEST, &[PYTHON]) {
+        return;
+    }
+    let Some(disk) = SmallDisk::new(TEST, "64M") else { return };
+    let folder = Folder::new("packed-full");
+    let (packed, child) = with_a_full_disk(&folder, &disk, &[], &[]);
+    must_have_checked(child);
+    until("all was given back", || packed.status()["resident_bytes"] == 0);
+}
+
+#[test]
+fn a_packed_lender_killed_while_its_disk_is_full_is_done_without() {
+    const TEST: &str = "a_packed_lender_killed_while_its_disk_is_full_is_done_without";
+    if !can_run(TEST, &[PYTHON]) {
+        return;
+    }
+    let Some(disk) = SmallDisk::new(TEST, "64M") else { return };
+    let folder = Folder::new("packed-full-killed");
+    let plain = Lender::start_with(&folder.path("plain"), "96M", &["--slab", "1M"]);
+    let (packed, mut child) = with_a_full_disk(&folder, &disk, &[&plain], &["--replicas", "2"]);
+    signal(packed.process.0.id(), "KILL");
+    until("its room on disk came back", || disk.free_bytes() > 1 << 20);
+    // Contents of both, from the one that is left, and new ones.
+    child.stdin.as_mut().unwrap().write_all(b"again\n").unwrap();
+    let mut said = [0; 7];
+    child.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
+    let err = must_have_checked(child);
+    let summary: serde_json::Value = serde_json::from_str(err.lines().last().unwrap()).unwrap();
+    assert_eq!(summary["lenders_lost"], 1, "{err}");
 }
 
 #[test]

@@ -352,13 +352,14 @@ impl fmt::Display for Error {
             Self::LenderFull { lender, size_bytes, used_bytes, limit: LenderLimit::Memory } => write!(
                 f,
                 "lender {lender} has lent {} of the {} MiB that it lends at most, and what they hold does not shrink enough for more; start it with \
-                 a larger --size, or add another --lender",
+                 a larger --size, or add another --lender or --file FOLDER",
                 used_bytes >> 20,
                 size_bytes >> 20
             ),
             Self::LenderFull { lender, size_bytes, used_bytes, limit: LenderLimit::Size } => write!(
                 f,
-                "lender {lender} is full: {} of its {} MiB are lent; start it with a larger --size, or add another --lender",
+                "lender {lender} is full: {} of its {} MiB are lent; start it with a larger --size (or --lend-up-to, if it packs), or add another \
+                 --lender or --file FOLDER",
                 used_bytes >> 20,
                 size_bytes >> 20
             ),
@@ -432,7 +433,8 @@ mod tests {
         };
         assert_eq!(
             full.to_string(),
-            "lender h:1 is full: 48 of its 64 MiB are lent; start it with a larger --size, or add another --lender"
+            "lender h:1 is full: 48 of its 64 MiB are lent; start it with a larger --size (or --lend-up-to, if it packs), or add another \
+             --lender or --file FOLDER"
         );
         assert_eq!(full.scope(), Scope::Op);
         let lost = Error::LenderLost { lender: "h:1".into(), reason: "it closed the connection".into() };

@@ -6,6 +6,7 @@ use common::{Random, Serving, alone};
 use netvm::far::{FarMemory, FarVec};
 use netvm::lender::{Borrower, Class, Compress, LenderConfig, LenderStatus, LinkChoice, status};
 use netvm::pager::TierPolicy;
+use netvm::volume::{Volume, VolumeOptions};
 use netvm::{Error, LenderLimit};
 use netvm_sys::mapping::Mapping;
 use std::time::{Duration, Instant};
@@ -317,6 +318,55 @@ fn a_packed_lender_is_asked_before_it_is_full_and_its_borrower_moves() {
     let mut random = Random::new(9);
     assert!(vec.iter().all(|&word| word == random.next()));
     println!("{:?} {:?}", held(packed), far.stats());
+}
+
+#[test]
+fn who_has_nobody_else_is_lent_what_the_disk_has_room_for() {
+    let lender = lend(config(4, 10));
+    let mut all = Borrowing::new(lender, 21);
+    while let Ok(slab) = all.borrow() {
+        all.write(slab, 0, MIB as usize, 8);
+    }
+    assert!((3..8).contains(&all.slabs.len()), "{}", all.slabs.len());
+    // All that it lends at most.
+    let error = loop {
+        match all.borrower.press_for_slab() {
+            Ok(slab) => all.slabs.push(Slab { slab, is: vec![0; MIB as usize] }),
+            Err(error) => break error,
+        }
+        let slab = all.slabs.len() - 1;
+        all.write(slab, 0, MIB as usize, 8);
+        held(lender);
+    };
+    assert!(matches!(error, Error::LenderFull { limit: LenderLimit::Size, .. }), "{error:?}");
+    assert_eq!(all.slabs.len(), 10);
+    assert!(held(lender).spilled_bytes > 6 * MIB);
+    all.check_all();
+}
+
+#[test]
+fn a_program_whose_only_lender_packs_what_does_not_shrink_goes_on() {
+    let Some(_alone) = alone() else { return };
+    let lender = lend(config(12, 48));
+    let far = borrow(&[lender]);
+    let mut random = Random::new(5);
+    let vec: FarVec<u64> = {
+        let mut words = far.vec();
+        words.reserve_exact(14 << 18);
+        words.extend((0..14 << 18).map(|_| random.next()));
+        words
+    };
+    let most = held(lender);
+    assert!(most.used_bytes >= 22 * MIB && most.spilled_bytes >= 10 * MIB, "{most:?}");
+    let mut random = Random::new(5);
+    assert!(vec.iter().all(|&word| word == random.next()));
+    // And a volume, which is borrowed as a whole before anything is known of it.
+    let options = VolumeOptions::default();
+    let volume = Volume::open(&[lend(config(4, 12)).address.clone()], 11 * MIB, options).unwrap();
+    assert_eq!(volume.size_bytes(), 11 * MIB);
+    let options = VolumeOptions::default();
+    let error = Volume::open(&[lend(config(4, 12)).address.clone()], 13 * MIB, options).unwrap_err();
+    assert!(error.to_string().contains("sufficed for 12 MiB"), "{error}");
 }
 
 fn until(what: &str, mut so: impl FnMut() -> bool) {

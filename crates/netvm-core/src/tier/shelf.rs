@@ -259,10 +259,11 @@ impl Shelf {
         self.pool.len() as u64 + u64::from(self.room().1)
     }
 
-    /// Whether so many pages may be lent in all, given what those that are there need. Up to the number of frames they always may.
-    pub fn may_lend(&self, lent: u64) -> bool {
-        if lent > self.plan.pages.into() {
-            return false;
+    /// Whether so many pages may be lent in all, given what those that are there need. Up to the number of frames they always may; and as
+    /// many as the plan has to who is `pressed`, having found nobody else: the disk has room for what does not shrink.
+    pub fn may_lend(&self, lent: u64, pressed: bool) -> bool {
+        if pressed || lent > self.plan.pages.into() {
+            return lent <= self.plan.pages.into();
         }
         let frames = u64::from(self.plan.frames);
         let chunks = u64::from(FRAME_CHUNKS);

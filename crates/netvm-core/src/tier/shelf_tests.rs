@@ -214,19 +214,19 @@ fn more_is_lent_as_pages_shrink_and_asked_back_when_they_do_not() {
     let plan = Plan { frames: 4096, pages: 4 * 4096 };
     let mut model = Model::new(plan, 1);
     // Nothing is known: as if nothing would shrink.
-    assert!(model.shelf.may_lend(4096) && !model.shelf.may_lend(4097));
+    assert!(model.shelf.may_lend(4096, false) && !model.shelf.may_lend(4097, false));
     model.provide(plan.pages.into());
     // A quarter of their size.
     for page in 0..4096 {
         model.put(page, 1024);
     }
-    assert!(model.shelf.may_lend(2 * 4096) && !model.shelf.may_lend(4 * 4096));
+    assert!(model.shelf.may_lend(2 * 4096, false) && !model.shelf.may_lend(4 * 4096, false));
     assert_eq!(model.shelf.missing(2 * 4096), 0);
     for page in 4096..12_000 {
         model.put(page, 1024);
     }
-    assert!(model.shelf.may_lend(13_000) && !model.shelf.may_lend(16_384));
-    assert!(!model.shelf.may_lend(u64::MAX));
+    assert!(model.shelf.may_lend(13_000, false) && !model.shelf.may_lend(16_384, false));
+    assert!(!model.shelf.may_lend(u64::MAX, false));
     assert_eq!(model.shelf.missing(12_000), 0, "three quarters are filled");
     // They change into what does not shrink.
     let mut page = 0;
@@ -239,7 +239,10 @@ fn more_is_lent_as_pages_shrink_and_asked_back_when_they_do_not() {
         page += 1;
     };
     assert_eq!(model.shelf.room().1, 0, "long before the disk is needed");
-    assert!(!model.shelf.may_lend(12_001) && (1000..3000).contains(&missing), "{missing}");
+    // Who has nobody else gets what the disk has room for.
+    assert!(model.shelf.may_lend(12_001, true) && model.shelf.may_lend(plan.pages.into(), true));
+    assert!(!model.shelf.may_lend(u64::from(plan.pages) + 1, true));
+    assert!(!model.shelf.may_lend(12_001, false) && (1000..3000).contains(&missing), "{missing}");
     // As much as that comes back: it is enough, and more than just enough.
     for page in 12_000 - missing as u32..12_000 {
         model.shelf.clear(page);

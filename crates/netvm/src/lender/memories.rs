@@ -145,13 +145,15 @@ impl Memories {
         self.files.contains_key(&lease)
     }
 
-    /// Takes a free slab, which reads as zeros.
-    pub(super) fn borrow(&mut self, lease: LeaseId) -> Result<u32, SlabError> {
+    /// Takes a free slab, which reads as zeros. The borrower has asked everybody else if it is `pressed`.
+    pub(super) fn borrow(&mut self, lease: LeaseId, pressed: bool) -> Result<u32, SlabError> {
         let borrowed = self.slabs.borrow(lease);
-        self.limit = LenderLimit::Size;
+        if !pressed || borrowed.is_err() {
+            self.limit = LenderLimit::Size;
+        }
         let slab = borrowed?;
         if let Some(packing) = &self.packing {
-            if let Err(limit) = packing.borrow_mut().admit(self.lent_pages()) {
+            if let Err(limit) = packing.borrow_mut().admit(self.lent_pages(), pressed) {
                 self.limit = limit;
                 self.slabs.give_back(lease, slab)?;
                 return Err(SlabError::Full);
@@ -264,7 +266,7 @@ mod tests {
         let mut memories = Memories::new(4, 8192, false, None).unwrap();
         let [near, far, fork] = [(); 3].map(|()| memories.slabs.open().unwrap());
         let file = memories.give_file(near).unwrap();
-        let (mine, theirs) = (memories.borrow(near).unwrap(), memories.borrow(far).unwrap());
+        let (mine, theirs) = (memories.borrow(near, false).unwrap(), memories.borrow(far, false).unwrap());
         let write = |memories: &Memories, slab| memories.slab(slab, 0, 4096).unwrap().fill(7);
         write(&memories, mine);
         write(&memories, theirs);
@@ -280,7 +282,7 @@ mod tests {
         assert_eq!(memories.slabs.give_back(near, mine), Ok(true));
         memories.clear(&[mine]);
         assert!(file.is_hole(u64::from(mine) * 8192));
-        assert_eq!(memories.borrow(fork), Ok(mine));
+        assert_eq!(memories.borrow(fork, false), Ok(mine));
         write(&memories, mine);
         assert!(file.is_hole(u64::from(mine) * 8192));
         memories.close(near);
@@ -295,7 +297,7 @@ mod tests {
         let mut memories = Memories::new(4, 1 << 20, false, Some(&folder)).unwrap();
         assert_eq!(memories.resident_bytes(), 0);
         let lease = memories.slabs.open().unwrap();
-        let slab = memories.borrow(lease).unwrap();
+        let slab = memories.borrow(lease, false).unwrap();
         let resident = memories.resident_bytes();
         assert!(resident >= 1 << 20);
         memories.slab(slab, 0, 8192).unwrap().fill(7);
@@ -305,7 +307,7 @@ mod tests {
         memories.close(lease);
         assert_eq!(memories.resident_bytes(), 0);
         let lease = memories.slabs.open().unwrap();
-        assert_eq!(memories.borrow(lease), Ok(slab));
+        assert_eq!(memories.borrow(lease, false), Ok(slab));
         assert_eq!(memories.slab(slab, 4096, 1).unwrap().to_vec(), [0], "another borrower's");
         assert!(Memories::new(4, 4096, false, Some(Path::new("/nowhere/at/all"))).is_err());
     }
@@ -315,7 +317,7 @@ mod tests {
         let mut memories = Memories::new(2, 4096, false, None).unwrap();
         let parent = memories.slabs.open().unwrap();
         memories.give_file(parent).unwrap();
-        let slab = memories.borrow(parent).unwrap();
+        let slab = memories.borrow(parent, false).unwrap();
         memories.slab(slab, 0, 4096).unwrap().fill(3);
         let child = memories.slabs.fork(parent).unwrap();
         memories.give_file(child).unwrap();

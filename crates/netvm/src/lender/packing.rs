@@ -78,9 +78,9 @@ impl Packing {
         })
     }
 
-    /// Makes sure that so many pages have room whatever is written to them, and that it is wise to lend them.
-    pub(super) fn admit(&mut self, lent: u64) -> std::result::Result<(), LenderLimit> {
-        if !self.shelf.may_lend(lent) {
+    /// Makes sure that so many pages have room whatever is written to them, and that it is wise to lend them, or the borrower `pressed`.
+    pub(super) fn admit(&mut self, lent: u64, pressed: bool) -> std::result::Result<(), LenderLimit> {
+        if !self.shelf.may_lend(lent, pressed) {
             return Err(LenderLimit::Memory);
         }
         let (before, _) = self.shelf.room();

@@ -613,7 +613,8 @@ impl Lender {
             let held = self.memories.slabs.lease_bytes(lease);
             let (quota, before) = (self.config.quota_bytes, self.memories.limit);
             let beyond = quota > 0 && held + self.memories.slabs.slab_bytes() > quota;
-            let slab = if beyond { None } else { self.memories.borrow(lease).ok() };
+            let pressed = reader.u32() == Some(1);
+            let slab = if beyond { None } else { self.memories.borrow(lease, pressed).ok() };
             let slabs = &self.memories.slabs;
             let (size_bytes, used_bytes) =
                 if beyond { (quota, held) } else { (slabs.size_bytes(), slabs.used_bytes()) };
@@ -629,7 +630,7 @@ impl Lender {
                 LenderLimit::Memory => {
                     let used = used_bytes >> 20;
                     self.say(format_args!(
-                        "the {used} MiB that are lent do not shrink enough for another slab"
+                        "the {used} MiB that are lent do not shrink enough for another slab; who finds none elsewhere gets it on disk"
                     ));
                 }
                 LenderLimit::Size | LenderLimit::Quota => {}

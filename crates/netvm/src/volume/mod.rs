@@ -12,7 +12,7 @@ use netvm_sys::mapping::Mapping;
 use netvm_sys::memfd::Memfd;
 use netvm_sys::shared::SharedSlice;
 
-use crate::error::{Error, Result};
+use crate::error::{Error, LenderLimit, Result};
 use crate::lender::{BorrowOptions, Borrower, Comeback, Completion, Debt, Ear, HEARD, Patience, SILENCE};
 
 pub use netvm_core::volume::{BLOCK_BYTES, LENDERS_MAX, Presence, VOLUME_BYTES_MAX};
@@ -204,14 +204,17 @@ impl Volume {
             )));
         }
         let epoll = Epoll::new().map_err(|error| Error::system("make an epoll set", &error))?;
+        let twice = |index: &usize| lenders[..*index].contains(&lenders[*index]) && replicas > 1;
+        if let Some(index) = (1..lenders.len()).find(twice) {
+            let address = &lenders[index];
+            return Err(Error::Other(format!(
+                "lender {address} is named twice: replicas must be on different lenders"
+            )));
+        }
         let mut sides: Vec<Side> = Vec::new();
-        for address in lenders {
-            if sides.iter().any(|side| side.address == *address) && replicas > 1 {
-                return Err(Error::Other(format!(
-                    "lender {address} is named twice: replicas must be on different lenders"
-                )));
-            }
-            let borrower = Borrower::connect(address, &options.borrow)?;
+        let each = lenders.iter().map(|address| (&address[..], &options.borrow));
+        for (address, borrower) in lenders.iter().zip(Borrower::connect_all(each)) {
+            let borrower = borrower?;
             watch(&epoll, &borrower)?;
             let address = address.clone();
             sides.push(Side {
@@ -258,34 +261,51 @@ impl Volume {
             poor_since: None,
             next_ask: Instant::now(),
         };
+        let (mut reluctant, mut press) = (false, false);
         for extent in 0..volume.core.extents() {
             for _ in 0..replicas {
-                volume.borrow_copy(extent)?;
+                while !volume.borrow_copy(extent, press, &mut reluctant)? {
+                    if !reluctant || press {
+                        return Err(volume.too_little(extent));
+                    }
+                    // Nobody else has more: those that would rather not lend it are pressed.
+                    press = true;
+                    volume.core.look_again();
+                }
             }
         }
         Ok(volume)
     }
 
-    fn borrow_copy(&mut self, extent: usize) -> Result<()> {
+    /// Borrows a slab for an extent. False when nobody lends one; then some may be `reluctant` who can be pressed.
+    fn borrow_copy(&mut self, extent: usize, press: bool, reluctant: &mut bool) -> Result<bool> {
         while let Some(lender) = self.core.candidate(extent) {
             let Some(borrower) = &mut self.sides[lender as usize].borrower else { break };
-            match borrower.borrow_slab() {
+            let slab = if press { borrower.press_for_slab() } else { borrower.borrow_slab() };
+            match slab {
                 Ok(slab) => {
                     self.core.place(extent, lender, slab);
-                    return Ok(());
+                    return Ok(true);
                 }
-                Err(Error::LenderFull { .. }) => self.core.set_full(lender),
+                Err(Error::LenderFull { limit, .. }) => {
+                    *reluctant |= limit == LenderLimit::Memory;
+                    self.core.set_full(lender);
+                }
                 Err(error) => return Err(error),
             }
         }
+        Ok(false)
+    }
+
+    fn too_little(&self, extent: usize) -> Error {
         let (size, replicas) = (self.core.size_bytes(), self.options.replicas);
         let had = extent as u64 * size / self.core.extents() as u64;
-        Err(Error::Other(format!(
+        Error::Other(format!(
             "the lenders have too little memory for {} MiB in {replicas} replicas on different lenders: it sufficed for {} MiB; \
              lend more, name more lenders, or ask for less",
             size >> 20,
             had >> 20
-        )))
+        ))
     }
 
     /// Bytes of the volume.
