@@ -63,6 +63,22 @@ fn raw_system_calls() {
     c_program("raw", &TIERS[..1], &["auto"]);
 }
 
+/// Go's runtime gives its memory back where nobody sees it: what it maps stays here, what C allocates does not.
+#[test]
+fn mappings_of_go_stay_local() {
+    if !can_run("mappings_of_go_stay_local", &["/usr/bin/gcc"]) {
+        return;
+    }
+    let folder = Folder::new("golike");
+    let program = folder.path("golike");
+    let mut compiler = Command::new("cc");
+    finish(compiler.args(["-O1", "-Wall", "-rdynamic", "-o"]).arg(&program).arg(source("c/golike.c")))
+        .must_succeed();
+    let done = finish(&mut run_on("8M", &program)).must_succeed();
+    assert!(done.out().ends_with("ok\n"), "{}", done.out());
+    must_have_used_far_memory(&done);
+}
+
 #[test]
 fn signals_and_stacks() {
     c_program("signals", &TIERS, &["auto"]);

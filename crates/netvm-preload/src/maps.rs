@@ -101,7 +101,7 @@ pub unsafe extern "C" fn mmap(
         });
         return pointer(result);
     }
-    if !is_memory || whole < FAR_THRESHOLD_BYTES.load(Ordering::Relaxed) {
+    if !is_memory || whole < FAR_THRESHOLD_BYTES.load(Ordering::Relaxed) || run::maps_locally() {
         return pointer(real(flags));
     }
     let far = run::far();

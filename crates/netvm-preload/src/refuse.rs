@@ -1,4 +1,4 @@
-//! Programs that are known to end up without far memory: they are told so at once.
+//! Programs that are known to end up without far memory: they are told so at once. And those of which only a part can be far.
 
 use std::path::Path;
 
@@ -15,6 +15,17 @@ pub(crate) fn reason() -> Option<String> {
         words.extend(std::env::var(name).unwrap_or_default().split_whitespace().map(str::to_owned));
     }
     java(words.iter().map(String::as_str))
+}
+
+/// Go's runtime in a program with cgo, or in a library that it is linked with. It maps its heap by way of libc, but gives pages back by
+/// madvise system calls of its own: pages that are on a lender then would come back as they were, where it counts on zeros.
+pub(crate) fn drops_pages_unseen() -> bool {
+    // SAFETY: the name is a C string; dlsym returns null or the first definition of the symbol, dlerror only forgets that there was none.
+    unsafe {
+        let found = libc::dlsym(libc::RTLD_DEFAULT, c"_cgo_topofstack".as_ptr());
+        libc::dlerror();
+        !found.is_null()
+    }
 }
 
 /// The last word on a collector counts.

@@ -30,6 +30,8 @@ static ENABLED: AtomicBool = AtomicBool::new(false);
 pub(crate) static FAR_THRESHOLD_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 pub(crate) static SMALL_LOCAL_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 static AREA_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// What the program maps stays local: it drops pages of it by system calls that nobody sees.
+static MAPS_LOCALLY: AtomicBool = AtomicBool::new(false);
 /// The far area; both 0 until far memory has started.
 static AREA_START: AtomicUsize = AtomicUsize::new(0);
 static AREA_LENGTH: AtomicUsize = AtomicUsize::new(0);
@@ -44,6 +46,12 @@ pub(crate) static START: Locked<()> = Locked::new(());
 #[inline]
 pub(crate) fn is_routed() -> bool {
     ENABLED.load(Ordering::Relaxed) && words().internal.get() == 0
+}
+
+/// Whether mappings are local, whatever their size.
+#[inline]
+pub(crate) fn maps_locally() -> bool {
+    MAPS_LOCALLY.load(Ordering::Relaxed)
 }
 
 /// Whether an address belongs to the far area.
@@ -154,6 +162,7 @@ extern "C" fn begin() {
     AREA_BYTES.store(params.area_bytes & !(sys::PAGE_BYTES - 1), Ordering::Relaxed);
     SMALL_LOCAL_BYTES.store(params.small_local_bytes, Ordering::Relaxed);
     FAR_THRESHOLD_BYTES.store(params.far_threshold_bytes.max(heap::THRESHOLD_BYTES_MIN), Ordering::Relaxed);
+    MAPS_LOCALLY.store(refuse::drops_pages_unseen(), Ordering::Relaxed);
     spawn::set_up();
     if let Err(message) = fork::set_up().and_then(|()| small::set_up_threads()) {
         sys::give_up(&message);
