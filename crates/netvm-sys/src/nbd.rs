@@ -25,6 +25,8 @@ pub const BLOCK_BYTES: u64 = 4096;
 const DEVICES_MAX: u32 = 256;
 /// Room for requests, and for answers, in the kernel: what they take of its last reserves is less than others need of it.
 static SEND_BYTES: i32 = 64 << 10;
+/// Answers that are written in one call.
+const ANSWERS_MAX: usize = 64;
 
 /// A device of the kernel's.
 #[derive(Debug)]
@@ -73,7 +75,7 @@ impl NbdDevice {
             }
             let most = format!("/sys/block/nbd{number}/queue/max_sectors_kb");
             fs::write(most, (request_bytes >> 10).to_string())?;
-            return Ok((Self { file, number, _socket: theirs }, NbdSocket { fd: ours }));
+            return Ok((Self { file, number, _socket: theirs }, ours.into()));
         }
         Err(busy)
     }
@@ -166,33 +168,24 @@ fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
 }
 
 impl NbdSocket {
-    /// Reads the head of a request, if one is there.
+    /// Receives into `first`, then `next`, what is there; `waits` for something otherwise. Less than they have room for: there was no more.
     ///
     /// # Errors
-    /// `WouldBlock` when there is none; `UnexpectedEof` at the end of the connection.
-    pub fn read_head(&self, head: &mut [u8]) -> io::Result<()> {
-        // SAFETY: bytes that are borrowed exclusively.
-        let all = unsafe { SharedSlice::from_raw(head.as_mut_ptr(), head.len()) };
-        let got = self.receive(all, libc::MSG_DONTWAIT)?;
-        self.read(all.sub(got, all.len() - got).unwrap_or(SharedSlice::EMPTY))
-    }
-
-    /// Reads bytes of a request whose head has been read. The kernel sends them, whatever this process does meanwhile.
-    ///
-    /// # Errors
-    /// `UnexpectedEof` at the end of the connection.
-    pub fn read(&self, mut rest: SharedSlice) -> io::Result<()> {
-        while !rest.is_empty() {
-            let got = self.receive(rest, 0)?;
-            rest = rest.sub(got, rest.len() - got).unwrap_or(SharedSlice::EMPTY);
-        }
-        Ok(())
-    }
-
-    fn receive(&self, into: SharedSlice, flags: i32) -> io::Result<usize> {
+    /// `WouldBlock` when there is nothing; `UnexpectedEof` at the end of the connection.
+    pub fn receive(&self, first: SharedSlice, next: &mut [u8], waits: bool) -> io::Result<usize> {
+        let mut pieces = [
+            libc::iovec { iov_base: first.as_ptr().cast(), iov_len: first.len() },
+            libc::iovec { iov_base: next.as_mut_ptr().cast(), iov_len: next.len() },
+        ];
+        // SAFETY: integers and pointers; zeros are what unused fields must be.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = pieces.as_mut_ptr();
+        message.msg_iovlen = 2;
+        let flags = if waits { 0 } else { libc::MSG_DONTWAIT };
         loop {
-            // SAFETY: the kernel writes at most `len` bytes into memory that may change at any time, or that the caller has alone.
-            let got = unsafe { libc::recv(self.fd.as_raw_fd(), into.as_ptr().cast(), into.len(), flags) };
+            // SAFETY: the kernel writes at most what the pieces name: shared memory, which may change at any time, and bytes that are borrowed
+            // exclusively.
+            let got = unsafe { libc::recvmsg(self.fd.as_raw_fd(), &raw mut message, flags) };
             match got {
                 0 => return Err(io::ErrorKind::UnexpectedEof.into()),
                 1.. => return Ok(got as usize),
@@ -212,38 +205,64 @@ impl NbdSocket {
         unsafe { libc::shutdown(self.fd.as_raw_fd(), libc::SHUT_RDWR) };
     }
 
-    /// Writes an answer: `head`, then `data`. Waits for the kernel, which takes answers whatever this process does.
+    /// Writes answers, of each a head, then data. Waits for the kernel, which takes answers whatever this process does.
     ///
     /// # Errors
     /// EPIPE at the end of the connection.
-    pub fn write(&self, head: &[u8], data: SharedSlice) -> io::Result<()> {
-        let mut pieces = [
-            libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() },
-            libc::iovec { iov_base: data.as_ptr().cast(), iov_len: data.len() },
-        ];
-        while pieces.iter().any(|piece| piece.iov_len > 0) {
-            // SAFETY: integers and pointers; zeros are what unused fields must be.
-            let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
-            message.msg_iov = pieces.as_mut_ptr();
-            message.msg_iovlen = 2;
-            // SAFETY: the kernel only reads what the pieces name: what is left of `head` and of `data`, both borrowed.
-            let put = unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
-            if put < 0 {
-                let error = io::Error::last_os_error();
-                if error.kind() == io::ErrorKind::Interrupted {
-                    continue;
-                }
-                return Err(error);
+    pub fn write<'a>(&self, answers: impl IntoIterator<Item = (&'a [u8], SharedSlice)>) -> io::Result<()> {
+        let mut answers = answers.into_iter();
+        loop {
+            let mut pieces = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; 2 * ANSWERS_MAX];
+            let mut count = 0;
+            for (head, data) in answers.by_ref().take(ANSWERS_MAX) {
+                pieces[count] =
+                    libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() };
+                pieces[count + 1] = libc::iovec { iov_base: data.as_ptr().cast(), iov_len: data.len() };
+                count += 2;
             }
-            let mut put = put as usize;
-            for piece in &mut pieces {
-                let passed = put.min(piece.iov_len);
-                piece.iov_base = piece.iov_base.wrapping_byte_add(passed);
-                piece.iov_len -= passed;
-                put -= passed;
+            if count == 0 {
+                return Ok(());
+            }
+            let mut left = &mut pieces[..count];
+            while !left.is_empty() {
+                // SAFETY: integers and pointers; zeros are what unused fields must be.
+                let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+                message.msg_iov = left.as_mut_ptr();
+                message.msg_iovlen = left.len() as _;
+                // SAFETY: the kernel only reads what the pieces name: what is left of heads, which are borrowed, and of shared memory.
+                let put =
+                    unsafe { libc::sendmsg(self.fd.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+                if put < 0 {
+                    let error = io::Error::last_os_error();
+                    if error.kind() == io::ErrorKind::Interrupted {
+                        continue;
+                    }
+                    return Err(error);
+                }
+                left = pass(left, put as usize);
             }
         }
-        Ok(())
+    }
+}
+
+/// What is left of pieces behind so many bytes.
+fn pass(mut pieces: &mut [libc::iovec], mut bytes: usize) -> &mut [libc::iovec] {
+    while let Some(piece) = pieces.first_mut() {
+        if piece.iov_len > bytes {
+            piece.iov_base = piece.iov_base.wrapping_byte_add(bytes);
+            piece.iov_len -= bytes;
+            break;
+        }
+        bytes -= piece.iov_len;
+        pieces = &mut pieces[1..];
+    }
+    pieces
+}
+
+/// One end of a pair of unix sockets that block.
+impl From<OwnedFd> for NbdSocket {
+    fn from(fd: OwnedFd) -> Self {
+        Self { fd }
     }
 }
 
@@ -257,28 +276,73 @@ impl AsFd for NbdSocket {
 mod tests {
     use super::*;
 
+    fn sockets() -> (NbdSocket, NbdSocket) {
+        let (ours, theirs) = pair().unwrap();
+        (ours.into(), theirs.into())
+    }
+
+    fn receive_all(socket: &NbdSocket, bytes: usize) -> Vec<u8> {
+        let (mut got, mut have) = (vec![0; bytes], 0);
+        while have < bytes {
+            have += socket.receive(SharedSlice::EMPTY, &mut got[have..], true).unwrap();
+        }
+        got
+    }
+
+    fn shared(bytes: &mut [u8]) -> SharedSlice {
+        // SAFETY: the tests' bytes live until their end, and are not looked at meanwhile.
+        unsafe { SharedSlice::from_raw(bytes.as_mut_ptr(), bytes.len()) }
+    }
+
     #[test]
     fn an_answer_larger_than_the_room_for_it_arrives() {
-        let (ours, theirs) = pair().unwrap();
-        let (ours, theirs) = (NbdSocket { fd: ours }, NbdSocket { fd: theirs });
-        let mut head = [0; 4];
-        assert_eq!(theirs.read_head(&mut head).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+        let (ours, theirs) = sockets();
+        let nothing = theirs.receive(SharedSlice::EMPTY, &mut [0; 4], false);
+        assert_eq!(nothing.unwrap_err().kind(), io::ErrorKind::WouldBlock);
         let mut sent: Vec<u8> = (0..9_000_000_u32).map(|at| (at / 7) as u8).collect();
-        let mut got = vec![0; sent.len()];
-        // SAFETY: both live until the end, and are not looked at meanwhile.
-        let (from, to) = unsafe {
-            (
-                SharedSlice::from_raw(sent.as_mut_ptr(), sent.len()),
-                SharedSlice::from_raw(got.as_mut_ptr(), got.len()),
-            )
-        };
-        std::thread::scope(|scope| {
-            scope.spawn(|| ours.write(b"head", from).unwrap());
-            while theirs.read_head(&mut head).is_err() {}
-            theirs.read(to).unwrap();
+        let data = shared(&mut sent);
+        let got = std::thread::scope(|scope| {
+            scope.spawn(|| ours.write([(&b"head"[..], data)]).unwrap());
+            receive_all(&theirs, 4 + data.len())
         });
-        assert_eq!((&head, got), (b"head", sent));
+        assert!(got[..4] == *b"head" && got[4..] == sent);
         drop(ours);
-        assert_eq!(theirs.read_head(&mut head).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        let ended = theirs.receive(SharedSlice::EMPTY, &mut [0; 4], false);
+        assert_eq!(ended.unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn answers_arrive_in_order_however_many_they_are() {
+        const COUNT: usize = 2 * ANSWERS_MAX + 3;
+        let (ours, theirs) = sockets();
+        let mut data = vec![0; COUNT * 3000];
+        data.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at / 11) as u8);
+        let heads: Vec<[u8; 2]> = (0..COUNT as u16).map(u16::to_be_bytes).collect();
+        let all = shared(&mut data);
+        // Every third has no data.
+        let bytes = |at: usize| if at.is_multiple_of(3) { 0 } else { 3000 };
+        let answers =
+            heads.iter().enumerate().map(|(at, head)| (&head[..], all.sub(at * 3000, bytes(at)).unwrap()));
+        let wanted: Vec<u8> = heads
+            .iter()
+            .enumerate()
+            .flat_map(|(at, head)| [&head[..], &data[at * 3000..][..bytes(at)]].concat())
+            .collect();
+        let got = std::thread::scope(|scope| {
+            scope.spawn(|| ours.write(answers).unwrap());
+            receive_all(&theirs, wanted.len())
+        });
+        assert!(got == wanted);
+    }
+
+    #[test]
+    fn what_does_not_fit_the_first_place_is_in_the_next() {
+        let (ours, theirs) = sockets();
+        ours.write([(&b"abcdefgh"[..], SharedSlice::EMPTY)]).unwrap();
+        let (mut first, mut next) = ([0; 3], [0; 3]);
+        assert_eq!(theirs.receive(shared(&mut first), &mut next, false).unwrap(), 6);
+        assert_eq!((&first, &next), (b"abc", b"def"));
+        assert_eq!(theirs.receive(shared(&mut first), &mut next, true).unwrap(), 2);
+        assert_eq!((&first, &next), (b"ghc", b"def"));
     }
 }

@@ -17,14 +17,21 @@ use common::{Random, Serving, delayed};
 const SLAB: u64 = 1 << 20;
 
 fn turn(volume: &mut Volume, ended: &mut Vec<Ended>) {
-    volume.poll(ended);
+    volume.advance(false, ended);
     if !ended.is_empty() {
         return;
     }
+    let patience = volume.patience();
+    let heard = comes(volume, patience);
+    volume.advance(heard || !patience.is_zero(), ended);
+}
+
+/// Whether something comes within this time.
+fn comes(volume: &Volume, patience: Duration) -> bool {
     let fd = volume.as_fd().as_raw_fd();
     let mut fds = [libc::pollfd { fd, events: libc::POLLIN, revents: 0 }];
-    poll(&mut fds, Some(volume.patience())).unwrap();
-    volume.poll(ended);
+    poll(&mut fds, Some(patience)).unwrap();
+    fds[0].revents != 0
 }
 
 /// Drives the volume until the op has ended.
@@ -243,6 +250,35 @@ fn what_cannot_be_is_said() {
     assert!(volume.discard(1, u64::MAX, 2).is_err());
     volume.write(1, 8 * SLAB - 1, memory.shared().sub(0, 1).unwrap()).unwrap();
     wait(&mut volume, 1).unwrap();
+}
+
+#[test]
+fn what_was_sent_ends_without_hearing_and_what_is_answered_does_not() {
+    let lender = Serving::new(4);
+    let borrow = BorrowOptions { link: LinkChoice::Socket, ..BorrowOptions::default() };
+    let options = VolumeOptions { borrow, ..VolumeOptions::default() };
+    let mut volume = Volume::open(std::slice::from_ref(&lender.address), SLAB, options).unwrap();
+    let memory = Mapping::anonymous(4096).unwrap();
+    memory.shared().fill(7);
+    let mut ended = Vec::new();
+    volume.write(1, 0, memory.shared()).unwrap();
+    volume.advance(false, &mut ended);
+    assert!(matches!(ended[..], [Ended { token: 1, result: Ok(()) }]), "{ended:?}");
+    ended.clear();
+    memory.shared().fill(0);
+    volume.read(2, 0, memory.shared()).unwrap();
+    volume.advance(false, &mut ended);
+    // The answer is there, and nobody has looked.
+    assert!(comes(&volume, Duration::from_secs(20)));
+    volume.advance(false, &mut ended);
+    assert!(ended.is_empty(), "{ended:?}");
+    volume.advance(true, &mut ended);
+    assert!(matches!(ended[..], [Ended { token: 2, result: Ok(()) }]), "{ended:?}");
+    assert!(memory.shared().to_vec().iter().all(|&byte| byte == 7));
+    // Nothing is owed, so nobody is silent: also when that was not heard.
+    volume.write(3, 0, memory.shared()).unwrap();
+    volume.advance(false, &mut ended);
+    assert!(volume.patience() >= Duration::from_secs(1), "{:?}", volume.patience());
 }
 
 #[test]

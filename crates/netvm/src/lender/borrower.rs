@@ -520,7 +520,17 @@ impl Borrower {
             return Ok(());
         }
         self.unheard = 0;
-        let result = self.progress(None);
+        let result = self.progress(None, true);
+        completions.append(&mut self.ready);
+        result.map(|_| ())
+    }
+
+    /// As [`Borrower::poll`], and receives nothing.
+    ///
+    /// # Errors
+    /// As [`Borrower::poll`].
+    pub(crate) fn poll_sent(&mut self, completions: &mut Vec<Completion>) -> Result<()> {
+        let result = self.progress(None, false);
         completions.append(&mut self.ready);
         result.map(|_| ())
     }
@@ -697,18 +707,26 @@ impl Borrower {
             }
             self.waits();
         }
-        let answer = self.progress(*slot)?.transpose();
+        let answer = self.progress(*slot, true)?.transpose();
         answer.map_err(|error| match error {
             OpError::Refused(code) => Error::Op { lender: self.lender.clone(), what, code },
             OpError::Lost | OpError::Unknown => self.broken.clone().unwrap_or_else(|| self.nonsense()),
         })
     }
 
-    /// One round of sending and receiving. Returns the answer to `awaited` when it is there; puts all else into `ready`.
-    fn progress(&mut self, awaited: Option<u16>) -> Result<Option<Result<Answer, OpError>>> {
+    /// One round of sending and, if it `receives`, receiving. Returns the answer to `awaited` when it is there; puts all else into `ready`.
+    fn progress(&mut self, awaited: Option<u16>, receives: bool) -> Result<Option<Result<Answer, OpError>>> {
         self.check()?;
         let mut failure = self.session.send(0, &mut NoMemory).err();
         let (mut answer, received_bytes) = (None, self.session.received_bytes());
+        if !receives && failure.is_none() {
+            // Writes have ended that were sent.
+            self.collect(awaited, &mut answer)?;
+            if self.session.endpoint.pending() == 0 {
+                self.waiting_since = None;
+            }
+            return Ok(answer);
+        }
         while failure.is_none() {
             match self.session.receive(0, &mut NoMemory) {
                 Ok(more) => {

@@ -57,8 +57,11 @@ pub(super) trait Source: AsFd {
     /// The next request, its bytes in `place`, of a volume of `size_bytes`.
     fn hear(&mut self, place: SharedSlice, size_bytes: u64) -> Heard<Self::Request>;
 
-    /// Answers one: with the bytes that were read, or with an error number.
+    /// Answers one: with the bytes that were read, or with an error number. The answer may wait for [`Source::push`], and the bytes with it.
     fn answer(&mut self, request: Self::Request, work: Work, result: std::result::Result<SharedSlice, i32>);
+
+    /// Sends the answers that wait.
+    fn push(&mut self) {}
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -143,18 +146,22 @@ impl<S: Source> PlacesServer<S> {
                 return Ok(());
             }
             let mut hear = ready.iter().any(|ready| ready.id == SOURCE_ID);
+            let mut heard = ready.is_empty() || ready.iter().any(|ready| ready.id == VOLUME_ID);
             loop {
                 if hear && self.hear_all() {
                     return Ok(());
                 }
                 // What was begun may have ended, with nothing to be read.
-                self.volume.poll(&mut self.ended);
+                self.volume.advance(heard, &mut self.ended);
                 let mut ended = std::mem::take(&mut self.ended);
                 for Ended { token, result } in ended.drain(..) {
                     self.end(token as usize, result.is_ok());
                 }
                 self.ended = ended;
+                // Before their places are used again.
+                self.source.push();
                 self.volume.push();
+                heard = false;
                 // There is room again for what waits in the kernel.
                 hear = self.full && !self.free.is_empty();
                 if !hear {

@@ -277,13 +277,16 @@ impl UblkServer {
                     state = State::Stopping;
                 }
                 // Also after a wait that ended without anything: the kernel interrupts it to bring requests.
+                let mut idle = ready.is_empty();
                 while let Some(heard) = queues.hear() {
+                    idle = false;
                     match heard {
                         Heard::Request(request) => self.begin(request, &mut queues),
                         Heard::Ended => left -= 1,
                     }
                 }
-                self.volume.poll(&mut self.ended);
+                let heard = idle || ready.iter().any(|ready| ready.id == VOLUME_ID);
+                self.volume.advance(heard, &mut self.ended);
                 let mut ended = std::mem::take(&mut self.ended);
                 for Ended { token, result } in ended.drain(..) {
                     self.end(token as usize, result.is_ok(), &mut queues);

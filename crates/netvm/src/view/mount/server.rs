@@ -276,7 +276,8 @@ impl MountServer {
             {
                 self.hear(number);
             }
-            self.collect();
+            let heard = ready.is_empty() || ready.iter().any(|ready| ready.id == VOLUME_ID);
+            self.collect(heard);
             self.push();
             self.sweep();
             self.notices.drain(..).for_each(&mut notice);
@@ -327,8 +328,8 @@ impl MountServer {
         }
     }
 
-    /// What the volume and segments have done.
-    fn collect(&mut self) {
+    /// What the volume and segments have done; whether something may have come from lenders.
+    fn collect(&mut self, mut heard: bool) {
         for (token, result) in self.segments.answers() {
             if let Err(error) = &result {
                 self.notices.push(MountNotice::Segment(error.clone()));
@@ -338,7 +339,8 @@ impl MountServer {
         loop {
             let Some(volume) = &mut self.volume else { return };
             let mut ended = std::mem::take(&mut self.ended);
-            volume.poll(&mut ended);
+            volume.advance(heard, &mut ended);
+            heard = false;
             // Before those who wait are told: they may ask what is lost.
             while let Some(event) = volume.event() {
                 if matches!(event, Event::LenderLost { lost: 1.., .. }) {

@@ -203,6 +203,7 @@ impl NbdServer {
         loop {
             self.wait(&mut ready)?;
             let mut turns = std::mem::take(&mut self.eager);
+            let mut heard = ready.is_empty();
             for Ready { id, interest } in ready.drain(..) {
                 match id {
                     STOP_ID => {
@@ -213,7 +214,7 @@ impl NbdServer {
                         self.accept_more(false);
                         self.clients.iter_mut().flat_map(|place| &mut place.client).for_each(Client::close);
                     }
-                    VOLUME_ID => {}
+                    VOLUME_ID => heard = true,
                     LISTENER_ID.. => self.accept((id - LISTENER_ID) as usize),
                     _ if self.has_hung_up(id as usize, interest) => self.part(id as usize),
                     _ => turns.push(id as usize),
@@ -223,7 +224,7 @@ impl NbdServer {
                 self.hear(index, &mut arrived, &mut notice);
             }
             // What was begun may have ended, with nothing to be read.
-            self.volume.poll(&mut ended);
+            self.volume.advance(heard, &mut ended);
             for Ended { token, result } in ended.drain(..) {
                 self.ended(token as usize, result.is_ok());
             }
