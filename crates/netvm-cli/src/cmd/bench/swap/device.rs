@@ -88,6 +88,9 @@ pub struct Lent {
     /// File with the lenders' secret
     #[arg(long, value_name = "FILE", requires = "lender")]
     pub secret: Option<PathBuf>,
+    /// The memory of its own lender is read and written without it, as nbdkit's is by nbdkit: what is left is the cost of the kernel's side
+    #[arg(long, conflicts_with = "lender")]
+    pub nearby: bool,
 }
 
 impl Lent {
@@ -95,7 +98,7 @@ impl Lent {
     pub fn arguments(&self) -> Vec<String> {
         let lenders = self.lender.iter().flat_map(|address| ["--lender".to_owned(), address.clone()]);
         let secret = self.secret.iter().flat_map(|file| ["--secret".to_owned(), file.display().to_string()]);
-        lenders.chain(secret).collect()
+        lenders.chain(secret).chain(self.nearby.then(|| "--nearby".to_owned())).collect()
     }
 }
 
@@ -287,17 +290,18 @@ impl Swap {
     fn netvm(by: &str, bytes: u64, lent: &Lent) -> Result<Self, Failure> {
         let mut command = Command::new(std::env::current_exe()?);
         command.args(["swap", "on", "--by", by, "--priority", "32767", "--size", &bytes.to_string()]);
+        // Otherwise as if the lender were on another machine.
+        let link = if lent.nearby { "shm" } else { "socket" };
         let lender = if lent.lender.is_empty() {
             let size = (bytes + (16 << 20)).next_multiple_of(16 << 20).to_string();
-            let (lend, address) = netvm(&["lend", "--size", &size, "--listen", "127.0.0.1:0"], "socket")?;
+            let (lend, address) = netvm(&["lend", "--size", &size, "--listen", "127.0.0.1:0"], link)?;
             command.args(["--lender-here", "--lender", &address]);
             Some(Ended(vec![lend]))
         } else {
             command.args(lent.arguments());
             None
         };
-        // As if the lender were on another machine.
-        let output = command.env("NETVM_LINK", "socket").stdin(Stdio::null()).output()?;
+        let output = command.env("NETVM_LINK", link).stdin(Stdio::null()).output()?;
         let said = String::from_utf8_lossy(&output.stdout);
         let made = said.strip_prefix("netvm: swap ").and_then(|rest| {
             let (number, rest) = rest.split_once(':')?;

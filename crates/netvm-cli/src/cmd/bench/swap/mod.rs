@@ -33,10 +33,12 @@ stream. Pages do not compress, except with --compressible.
 
 zram, disk: as the kernel has them. tmpfs: a loop device on a file in /dev/shm, the least that a loop device costs. nbdkit: its memory by nbd.ko.
 nbdfuse: its memory as a FUSE file with a loop device on it. netvm-...: `netvm swap`, with a lender of its own on this machine over TCP, which frees
-nothing and is refused where the kernel pages such processes out, or with those that --lender names.
+nothing and is refused where the kernel pages such processes out, or with those that --lender names. With --nearby netvm's server reads and writes that
+lender's memory itself, as nbdkit has its own.
 
 Examples:
   netvm bench swap --kind zram --kind disk
+  netvm bench swap --kind nbdkit --kind netvm-nbd --nearby
   netvm bench swap --kind netvm-ublk --kind netvm-nbd --lender big:7070 --secret key --plot swap.svg")]
 pub struct SwapArgs {
     /// Where pages go; may be given several times [default: all]
@@ -155,6 +157,9 @@ pub fn run(args: &SwapArgs) -> Result<Vec<Row>, Box<dyn Error>> {
     let middle = |values: &[f64]| median_and_spread(values).map(|(middle, _)| middle);
     let floors = Floors { trip: middle(&trips), stream: middle(&streams) };
     for row in &mut rows {
+        if args.lent.nearby {
+            row.placement = row.link.as_deref().map(nearby_name);
+        }
         let in_time = row.unit == "us";
         row.floor = if in_time { floors.trip } else { floors.stream };
         if let (Some(median), Some(floor)) = (row.median.filter(|median| *median > 0.0), row.floor) {
@@ -186,6 +191,15 @@ fn netvm_name(by: &str) -> &'static str {
         "ublk" => "netvm by ublk",
         "nbd" => "netvm by nbd",
         _ => "netvm by loop",
+    }
+}
+
+/// The same where it reads its lender's memory itself.
+fn nearby_name(by: &str) -> &'static str {
+    match by {
+        "ublk" => "netvm by ublk, nearby",
+        "nbd" => "netvm by nbd, nearby",
+        _ => "netvm by loop, nearby",
     }
 }
 
