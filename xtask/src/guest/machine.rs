@@ -59,6 +59,8 @@ pub enum Wire {
 pub struct Machine<'a> {
     pub kernel: &'a Kernel,
     pub packed: bool,
+    /// The clock goes by the instructions that were executed, and waiting takes no time of the host.
+    pub counted: bool,
     pub memory_mib: u64,
     pub initramfs: &'a Path,
     pub wire: Wire,
@@ -127,6 +129,10 @@ impl Machine<'_> {
         };
         command
             .args(["-accel", "tcg", "-smp", "1", "-display", "none", "-monitor", "none", "-serial", "stdio"]);
+        if self.counted {
+            // Two nanoseconds for each.
+            command.args(["-icount", "shift=1,sleep=off"]);
+        }
         command.args(["-no-reboot", "-nodefaults", "-m", &self.memory().to_string()]);
         command.arg("-kernel").arg(self.kernel.image(self.packed)).arg("-initrd").arg(self.initramfs);
         // Memory is checked as far as the kernel can: KASAN sees more than red zones and poison in slabs. A loop device is open while it is mounted.

@@ -316,11 +316,13 @@ impl Suite {
             tools::write(&initramfs, self.initramfs(script, kernel, (index, names.len()), slowness)?)?;
             let socket = folder.join("wire");
             let wire = if names.len() == 2 { Wire::Pair { socket, listens: index == 0 } } else { Wire::None };
-            let (packed, memory_mib, limit) = (script.packed, script.memory_mib[index], script.limit);
+            let (packed, counted) = (script.packed, script.counted);
+            let (memory_mib, limit) = (script.memory_mib[index], script.limit);
             machines.push((
                 Machine {
                     kernel,
                     packed,
+                    counted,
                     memory_mib,
                     initramfs: &initramfs,
                     wire,

@@ -10,6 +10,7 @@
 //! # compiles: coherency           guest/tests/coherency.c, for the guest, put into /bin
 //! # memory: 256                   MiB; of two guests that are connected they may have their own: 512 256
 //! # image: packed                 as Debian has it: slower, and with five levels of page tables (x86)
+//! # clock: counted                 time is what instructions take: figures do not depend on what else the host does; one guest only
 //! # limit: 60                     seconds, from the start of the script
 //! # ends: status 0                or: complaint TEXT, limit, lost
 //! ```
@@ -31,6 +32,7 @@ pub struct Script {
     pub examples: Vec<String>,
     pub compiles: Vec<String>,
     pub packed: bool,
+    pub counted: bool,
     /// Of the first guest, and of the second one.
     pub memory_mib: [u64; 2],
     pub limit: Duration,
@@ -74,6 +76,7 @@ impl Script {
             examples: Vec::new(),
             compiles: Vec::new(),
             packed: false,
+            counted: false,
             memory_mib: [256; 2],
             limit: Duration::from_secs(120),
             ends: Expected::Status(0),
@@ -100,6 +103,8 @@ impl Script {
                     let (first, second) = value.trim().split_once(' ').unwrap_or((value, value));
                     script.memory_mib = [number(first, 128, 4096)?, number(second, 128, 4096)?];
                 }
+                "clock" if value.trim() == "counted" => script.counted = true,
+                "clock" => return Err(format!("a clock is counted or not mentioned, not {value}")),
                 "limit" => script.limit = Duration::from_secs(number(value, 1, 3600)?),
                 "ends" => script.ends = parse_end(value.trim())?,
                 _ => {}
@@ -134,7 +139,7 @@ mod tests {
 
     #[test]
     fn the_head_of_a_script_is_read() {
-        let text = "#!/bin/sh\n# Says: nothing.\n# kernels: 6.1 6.1+6.12\n# memory: 512\n# files: /a /b/c\n# ends: complaint BUG: x\n\n# limit: 7\n";
+        let text = "#!/bin/sh\n# Says: nothing.\n# kernels: 6.1 6.1+6.12\n# memory: 512\n# files: /a /b/c\n# clock: counted\n# ends: complaint BUG: x\n\n# limit: 7\n";
         let script = Script::parse(Path::new("guest/tests/one.sh"), text).unwrap();
         assert_eq!(script.name(), "one");
         assert_eq!(script.kernels, ["6.1", "6.1+6.12"]);
@@ -146,10 +151,12 @@ mod tests {
         );
         assert!(script.ends.is(&End::Complaint("[    1.0] BUG: x".to_owned())));
         assert!(!script.ends.is(&End::Status(0)));
+        assert!(script.counted);
         let two = Script::parse(Path::new("x"), "# memory: 512 192\n").unwrap();
         assert_eq!(two.memory_mib, [512, 192]);
         for wrong in [
             "image: plain",
+            "clock: fast",
             "memory: 1",
             "memory: lots",
             "memory: 512 1",
@@ -160,6 +167,7 @@ mod tests {
         ] {
             Script::parse(Path::new("x"), &format!("# {wrong}\n")).unwrap_err();
         }
-        assert_eq!(Script::parse(Path::new("x"), "").unwrap().ends, Expected::Status(0));
+        let plain = Script::parse(Path::new("x"), "").unwrap();
+        assert_eq!((plain.ends, plain.counted), (Expected::Status(0), false));
     }
 }
