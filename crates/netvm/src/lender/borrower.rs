@@ -719,6 +719,9 @@ impl Borrower {
         self.check()?;
         let mut failure = self.session.send(0, &mut NoMemory).err();
         let (mut answer, received_bytes) = (None, self.session.received_bytes());
+        if self.probing && !self.session.has_output() {
+            self.delivery.sent(self.session.sent_bytes());
+        }
         if !receives && failure.is_none() {
             // Writes have ended that were sent.
             self.collect(awaited, &mut answer)?;
@@ -742,9 +745,6 @@ impl Borrower {
             // What arrived before the end counts, a goodbye above all.
             self.collect(awaited, &mut answer)?;
             return Err(self.fail(&failure));
-        }
-        if self.probing && !self.session.has_output() {
-            self.delivery.sent(self.session.sent_bytes());
         }
         if self.session.endpoint.pending() == 0 {
             self.waiting_since = None;
