@@ -157,6 +157,11 @@ impl Backing {
         self.sides.borrowers().flat_map(Borrower::descriptors).map(|fd| fd.as_raw_fd())
     }
 
+    /// Whether the memory of some lender is shared: what is posted there is done at once.
+    pub(super) fn is_nearby(&self) -> bool {
+        self.sides.borrowers().any(Borrower::is_nearby)
+    }
+
     /// Whether something has ended without anything having arrived.
     pub(super) fn has_ended(&self) -> bool {
         !self.inbox.is_empty() || !self.ended.is_empty() || self.sides.borrowers().any(Borrower::has_ended)

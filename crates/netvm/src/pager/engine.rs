@@ -29,6 +29,8 @@ use std::time::{Duration, Instant};
 
 /// Pages that one eviction step handles: enough to share the cost of a system call, few enough not to delay a fault.
 pub(super) const EVICT_PAGES: usize = 32;
+/// The same where the last ones were long runs of neighbours, as a stream leaves them behind: each run is one call, and one message.
+pub(super) const EVICT_PAGES_MAX: usize = 64;
 /// How many times a page is spared that was needed again soon after it had been evicted.
 pub(super) const SPARED: u32 = 2;
 /// Frames that get memory at a time while the budget is not used up.
@@ -94,8 +96,10 @@ pub(super) struct Engine {
     pub(super) spare: usize,
     /// A single page has been installed since spare pages were last made.
     pub(super) spare_wanted: bool,
-    /// The pages evicted last had few neighbours.
+    /// The pages evicted last had few neighbours,
     pub(super) scattered: bool,
+    /// or were long runs of them.
+    pub(super) in_runs: bool,
     /// Frames in state Writing.
     pub(super) writing_frames: usize,
     /// Installed pages that the kernel did not let go when last asked.
@@ -172,6 +176,7 @@ impl Engine {
             spare: 0,
             spare_wanted: false,
             scattered: false,
+            in_runs: false,
             writing_frames: 0,
             busy_streak: 0,
             placement: Placement::new(config.private_lender),

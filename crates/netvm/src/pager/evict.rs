@@ -1,6 +1,6 @@
 //! Eviction: keeping frames ready before they are needed.
 
-use super::engine::{EVICT_PAGES, Engine, Transfer};
+use super::engine::{EVICT_PAGES, EVICT_PAGES_MAX, Engine, Transfer};
 use super::error::{PagerError, system};
 use super::tier::{PACK_PAGES, repeated_word};
 use crate::error::Result;
@@ -15,6 +15,8 @@ const RESERVE_FRAMES_MIN: usize = 2 * EVICT_PAGES;
 const SCATTERED_PAGES: usize = EVICT_PAGES / 8;
 /// Fewer than so many below the reserve, they wait until an answer is on its way.
 const SCATTERED_SLACK: usize = EVICT_PAGES / 2;
+/// Pages of a run that counts as long.
+const RUN_PAGES_MIN: usize = 16;
 /// Pages that one step may spare.
 const SPARED_MAX: usize = 8 * EVICT_PAGES;
 /// Pages in a row that the kernel may refuse to let go before the budget counts as exhausted.
@@ -74,7 +76,12 @@ impl Engine {
 
     /// Pages to evict in one step.
     fn evict_pages(&self) -> usize {
-        if self.tier.choice.step() > 0 { PACK_PAGES } else { EVICT_PAGES }
+        match self.tier.choice.step() {
+            // With memory that is shared a write is a copy, here and now: a longer step only makes faults wait.
+            0 if self.in_runs && !self.backing.is_nearby() => EVICT_PAGES_MAX,
+            0 => EVICT_PAGES,
+            _ => PACK_PAGES,
+        }
     }
 
     /// Gives frames beyond the budget back to the machine.
@@ -119,9 +126,9 @@ impl Engine {
     fn evict(&mut self, want: usize) -> Result<usize> {
         let packing = self.packing && self.tier.choice.step() > 0;
         let since = self.tier.time_eviction();
-        let mut victims = [0_u32; EVICT_PAGES];
+        let mut victims = [0_u32; EVICT_PAGES_MAX];
         let (mut count, mut spared) = (0, 0);
-        while count < want.min(EVICT_PAGES) {
+        while count < want.min(EVICT_PAGES_MAX) {
             let Some(page) = self.mapped.pop() else { break };
             let entry = self.table.get(page);
             let is_mapped = entry.state() == PageState::Mapped;
@@ -146,7 +153,7 @@ impl Engine {
         Ok(taken)
     }
 
-    /// Takes mapped pages, at most [`EVICT_PAGES`], out of the program's address space; writes those that changed. Returns how many it
+    /// Takes mapped pages, at most [`EVICT_PAGES_MAX`], out of the program's address space; writes those that changed. Returns how many it
     /// took.
     pub(super) fn take_out(&mut self, victims: &[u32]) -> Result<usize> {
         let count = victims.len();
@@ -154,7 +161,7 @@ impl Engine {
         let mut start = 0;
         let mut taken = 0;
         let mut runs = 0;
-        let mut changed = [Taken { page: 0, frame: 0 }; EVICT_PAGES];
+        let mut changed = [Taken { page: 0, frame: 0 }; EVICT_PAGES_MAX];
         let mut changes = 0;
         while start < count {
             let mut run = 1;
@@ -190,6 +197,7 @@ impl Engine {
             }
         }
         self.scattered = runs * 2 > count;
+        self.in_runs = runs * RUN_PAGES_MIN <= count;
         self.write_back(&changed[..changes])?;
         Ok(taken)
     }

@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64_with_secret;
 use zeroize::Zeroizing;
 
 /// Pages of the longest write.
-const BUFFER_PAGES: usize = super::engine::EVICT_PAGES;
+const BUFFER_PAGES: usize = super::engine::EVICT_PAGES_MAX;
 /// Pages that one key seals: far fewer than nonces, and than AES-GCM may.
 const PAGES_PER_KEY: u64 = 1 << 40;
 
