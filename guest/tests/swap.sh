@@ -36,6 +36,12 @@ dies() {
 }
 # No lender is lost, or thought to be: on a busy machine one may be silent for too long.
 is_well() { netvm swap status >status && ! grep -E 'lost|missing' status; }
+# A lender that was killed is there again.
+lends() { netvm status --secret key 10.7.0.1:"$1" >lends 2>&1; }
+again() {
+    order "lender $1 $2 96M"
+    wait_until 60 lends "$2"
+}
 a="--lender 10.7.0.1:7070" b="--lender 10.7.0.1:7071"
 used() { netvm status --secret key --json 10.7.0.1:"$1" | grep -o '"resident_bytes":[0-9]*' | cut -d: -f2; }
 nothing_used() { [ "$(used "$1")" = 0 ] || { echo "$(used "$1") bytes are used"; false; }; }
@@ -92,7 +98,7 @@ for by in $means; do
     grep -q 'server dead' status
     netvm swap off
     gone
-    order 'lender b 7071 96M'
+    again b 7071
 
     echo "== $by: the only lender is lost"
     on --size 24M $a --by $by
@@ -104,7 +110,7 @@ for by in $means; do
     cat status
     netvm swap off
     gone
-    order 'lender a 7070 96M'
+    again a 7070
 done
 
 if [ "${means%% *}" = ublk ]; then
