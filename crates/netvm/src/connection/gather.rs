@@ -10,8 +10,11 @@ use std::time::{Duration, Instant};
 pub(crate) const TICK: Duration = Duration::from_micros(50);
 /// And how often at least.
 const TICK_MAX: Duration = Duration::from_micros(400);
-/// Gathered bytes that are worth a send of their own.
-pub(super) const SEND_BYTES: usize = 64 << 10;
+/// Gathered bytes that are worth a send of their own, however few writes they are;
+pub(super) const SEND_BYTES: usize = 256 << 10;
+/// or so many, of many writes: what each of them costs besides its bytes is spent by then.
+const CROWD_BYTES: usize = 64 << 10;
+const CROWD_WRITES: u32 = 256;
 /// A write that comes so soon after the one before was sent follows it closely; so does one that comes after less than half of what
 /// sending took, since a long one is still being copied by then.
 const CLOSE: Duration = Duration::from_micros(1);
@@ -40,6 +43,8 @@ pub(super) struct Gather {
     cost: Duration,
     /// Writes since the last tick.
     writes: u32,
+    /// Writes since one of them sent what there was, or a tick did.
+    unsent: u32,
     /// They were so many that one of them sent what there was.
     full: bool,
     pace: Duration,
@@ -54,9 +59,13 @@ impl Gather {
     pub(super) fn queued(&mut self, bytes: usize, now: impl FnOnce() -> Instant) -> Step {
         if self.on {
             self.writes += 1;
-            let is_full = bytes >= SEND_BYTES;
-            self.full |= is_full;
-            return if is_full { Step::Send } else { Step::Leave };
+            self.unsent += 1;
+            let is_full = bytes >= SEND_BYTES || (bytes >= CROWD_BYTES && self.unsent >= CROWD_WRITES);
+            if !is_full {
+                return Step::Leave;
+            }
+            (self.full, self.unsent) = (true, 0);
+            return Step::Send;
         }
         let now = now();
         let is_close =
@@ -88,7 +97,7 @@ impl Gather {
             (self.on, self.close, self.sent) = (false, 0, None);
         }
         self.pace = if self.full { (self.pace.max(TICK) * 2).min(TICK_MAX) } else { TICK };
-        (self.writes, self.full) = (0, false);
+        (self.writes, self.unsent, self.full) = (0, 0, false);
         goes_on.then_some(self.pace)
     }
 }
@@ -115,6 +124,11 @@ mod tests {
         }
         assert_eq!(sent, CLOSE_MIN + 1);
         assert_eq!(gather.queued(SEND_BYTES, at(1000)), Step::Send);
+        // Long ones until they are many bytes, short ones until they are many.
+        assert_eq!(gather.queued(CROWD_BYTES, at(1000)), Step::Leave);
+        let left = (2..CROWD_WRITES).all(|_| gather.queued(CROWD_BYTES, at(1000)) == Step::Leave);
+        assert!(left && gather.queued(CROWD_BYTES, at(1000)) == Step::Send);
+        assert_eq!(gather.queued(CROWD_BYTES, at(1000)), Step::Leave);
         assert_eq!(gather.tick(true), Some(TICK * 2), "a write has sent");
         assert_eq!(gather.tick(true), None, "a tick without writes is the last");
         assert_eq!(gather.queued(56, at(1000)), Step::Send);
