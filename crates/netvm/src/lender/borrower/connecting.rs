@@ -1,0 +1,135 @@
+//! Connections to one lender, and to several together; leases that are taken over.
+
+use super::*;
+
+impl Borrower {
+    /// Connects to the lender at `address` and opens an empty lease.
+    ///
+    /// # Errors
+    /// [`Error::Address`], [`Error::Connect`], [`Error::NotNetvm`], [`Error::Version`], [`Error::Refused`], [`Error::Timeout`];
+    /// [`Error::NeedsSecret`], [`Error::WrongSecret`], [`Error::NoSecret`], [`Error::NoEncryption`].
+    pub fn connect(address: &str, options: &BorrowOptions) -> Result<Self> {
+        alone(async |wait| Self::attach(wait, address, address, &[0; 16], options).await)
+    }
+
+    /// Connects to several lenders in the time of the slowest of them. Names are resolved one after the other.
+    ///
+    /// # Errors
+    /// Each as [`Borrower::connect`].
+    pub fn connect_all<'a>(
+        lenders: impl IntoIterator<Item = (&'a str, &'a BorrowOptions)>,
+    ) -> Vec<Result<Self>> {
+        let lenders: Vec<_> = lenders.into_iter().collect();
+        let waits: Vec<_> = lenders.iter().map(|_| Wait::default()).collect();
+        let attach = |((address, options), wait)| Self::attach(wait, address, address, &[0; 16], options);
+        together(&waits, lenders.into_iter().zip(&waits).map(attach))
+    }
+
+    /// Connects to the lender of a forked lease and takes it, with the secret of the connection that the ticket came over.
+    ///
+    /// # Errors
+    /// As [`Borrower::connect`]; [`Error::Op`] when the ticket is used or too old.
+    pub fn adopt(ticket: &ForkTicket, options: &BorrowOptions) -> Result<Self> {
+        alone(async |wait| Self::adopt_beside(wait, ticket, options).await)
+    }
+
+    /// Takes several in the time of the slowest of their lenders.
+    pub(crate) fn adopt_all<'a>(
+        tickets: impl IntoIterator<Item = &'a ForkTicket>,
+        options: &BorrowOptions,
+    ) -> Vec<Result<Self>> {
+        let tickets: Vec<_> = tickets.into_iter().collect();
+        let waits: Vec<_> = tickets.iter().map(|_| Wait::default()).collect();
+        let adopt = |(ticket, wait)| Self::adopt_beside(wait, ticket, options);
+        together(&waits, tickets.into_iter().zip(&waits).map(adopt))
+    }
+
+    async fn adopt_beside(wait: &Wait, ticket: &ForkTicket, options: &BorrowOptions) -> Result<Self> {
+        let options = BorrowOptions { security: ticket.security.clone(), ..options.clone() };
+        Self::attach(wait, &ticket.lender, &ticket.at, &ticket.ticket, &options).await
+    }
+
+    async fn attach(
+        wait: &Wait,
+        address: &str,
+        at: &str,
+        ticket: &[u8; 16],
+        options: &BorrowOptions,
+    ) -> Result<Self> {
+        let mut borrower = Self::open(wait, address, at, Role::Borrower, options).await?;
+        let pid = options.pid.unwrap_or_else(std::process::id);
+        let mut body = BodyWriter::default();
+        body.bytes(ticket).u32(pid).text(&options.name);
+        let answer = borrower.ask(wait, protocol::ATTACH, body.0, "lease").await?;
+        borrower.slab_bytes = borrower.number(&answer)?;
+        borrower.look_around(wait, options.link).await?;
+        // Who takes a fork's lease knows; and memory that is shared is memory.
+        if *ticket == [0; 16] && borrower.nearby.is_none() {
+            borrower.kind = match borrower.ask(wait, protocol::KIND, Vec::new(), "kind of memory").await {
+                Ok(answer) => Class::from_kind(BodyReader(&answer).u32().unwrap_or(0)),
+                Err(Error::Op { .. }) => Class::Remote,
+                Err(error) => return Err(error),
+            };
+        }
+        Ok(borrower)
+    }
+
+    pub(super) async fn open(
+        wait: &Wait,
+        address: &str,
+        at: &str,
+        role: Role,
+        options: &BorrowOptions,
+    ) -> Result<Self> {
+        let (hello, timeout) = (Hello::new(role), options.connect_timeout);
+        let (transport, theirs) =
+            greeting::connect_beside(wait, address, at, &hello, timeout, &options.security).await?;
+        Ok(Self::from_parts(BorrowerParts {
+            lender: address.to_owned(),
+            slab_bytes: 0,
+            transport,
+            security: options.security.clone(),
+            call_timeout: options.call_timeout,
+            limits: (theirs.ops_max, theirs.window),
+            nearby: None,
+            kind: Class::Remote,
+        }))
+    }
+
+    /// Gives the connection away, for another thread to take with [`Borrower::from_parts`].
+    ///
+    /// # Panics
+    /// When an operation is under way, or when anything but forking and attaching was ever posted on the connection.
+    pub fn into_parts(self) -> BorrowerParts {
+        assert!(self.pending() == 0, "operations are under way");
+        let Self { session, lender, slab_bytes, security, call_timeout, limits, nearby, kind, .. } = self;
+        let transport = session.into_links().next().expect("one rail");
+        BorrowerParts { lender, slab_bytes, transport, security, call_timeout, limits, nearby, kind }
+    }
+
+    /// Takes a connection given away with [`Borrower::into_parts`] before any write was posted on it.
+    pub fn from_parts(parts: BorrowerParts) -> Self {
+        let BorrowerParts { lender, slab_bytes, transport, security, call_timeout, limits, nearby, kind } =
+            parts;
+        let session = Session::new(vec![transport], limits.0, limits.1);
+        let ready = Vec::with_capacity(OPS_MAX);
+        let (waiting_since, broken) = (None, None);
+        Self {
+            session,
+            lender,
+            slab_bytes,
+            security,
+            call_timeout,
+            limits,
+            ready,
+            waiting_since,
+            probing: false,
+            delivery: Delivery::default(),
+            broken,
+            recall: None,
+            nearby,
+            kind,
+            unheard: 0,
+        }
+    }
+}
