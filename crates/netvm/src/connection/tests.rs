@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use netvm_core::endpoint::PostError;
 use netvm_core::limits::{OPS_MAX, WINDOW};
-use netvm_sys::net::{Listener, Stream};
+use netvm_sys::net::Listener;
 
 use super::PeerSession;
-use crate::link::{Caps, Incoming, Link, Outgoing};
+use crate::link::{Caps, Incoming, Link, Outgoing, Stream};
 use crate::node::{LinkChoice, Mapping, Node, Rights};
 use crate::region::{Region, WriteOptions};
 
@@ -63,7 +63,7 @@ fn world(rails: usize) -> World {
     let (mut ours, mut theirs, mut here, mut there) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).unwrap();
     for _ in 0..rails {
-        let one = Stream::connect(listener.address(), Duration::from_secs(1)).unwrap();
+        let one = crate::link::connect(listener.address());
         let two = std::iter::repeat_with(|| listener.accept().unwrap()).flatten().next().unwrap();
         for (link, links, counts) in [(one, &mut ours, &mut here), (two, &mut theirs, &mut there)] {
             counts.push(Counts::default());

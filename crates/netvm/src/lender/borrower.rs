@@ -167,11 +167,11 @@ impl Borrower {
     }
 
     /// What is to be known of its silence.
-    pub(crate) fn debt(&mut self) -> Debt {
-        if self.waiting_since.is_some_and(|since| since.elapsed() >= HEARD)
+    pub(crate) fn debt(&mut self, now: Instant) -> Debt {
+        if self.waiting_since.is_some_and(|since| now.saturating_duration_since(since) >= HEARD)
             && self.delivery.gets_on(self.acknowledged_bytes())
         {
-            self.waiting_since = Some(Instant::now());
+            self.waiting_since = Some(now);
         }
         let received_bytes = self.session.received_bytes();
         Debt { received_bytes, since: self.waiting_since, is_probed: self.is_only_probed() }

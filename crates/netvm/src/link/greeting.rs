@@ -119,7 +119,8 @@ pub(crate) async fn connect_beside(
     greet(wait, stream, address, hello, timeout, security).await
 }
 
-async fn dial(wait: &Wait, address: &Address, timeout: Duration) -> io::Result<Stream> {
+/// A stream to one address.
+pub(super) async fn dial(wait: &Wait, address: &Address, timeout: Duration) -> io::Result<Stream> {
     let deadline = Instant::now() + timeout;
     let mut dialing = Dialing::start(address)?;
     loop {

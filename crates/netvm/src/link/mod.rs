@@ -125,3 +125,10 @@ impl Link for Box<dyn Link> {
         (**self).wait_fd()
     }
 }
+
+/// For tests.
+#[cfg(test)]
+pub(crate) fn connect(address: &netvm_sys::net::Address) -> Stream {
+    together::alone(async |wait| greeting::dial(wait, address, std::time::Duration::from_secs(1)).await)
+        .unwrap()
+}

@@ -28,7 +28,7 @@ const LINKS: LinkChoice = LinkChoice::Socket;
 
 fn tcp() -> Pair {
     let listener = netvm_sys::net::Listener::bind(&"127.0.0.1:0".parse().unwrap()).unwrap();
-    let one = Stream::connect(listener.address(), Duration::from_secs(1)).unwrap();
+    let one = super::connect(listener.address());
     let two = loop {
         if let Some(stream) = listener.accept().unwrap() {
             break stream;

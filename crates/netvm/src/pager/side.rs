@@ -34,9 +34,9 @@ pub(super) struct Side {
 }
 
 impl Side {
-    fn debt(&mut self) -> Debt {
+    fn debt(&mut self, now: Instant) -> Debt {
         let live = self.borrower.as_mut().filter(|_| self.lost.is_none());
-        live.map(Borrower::debt).unwrap_or_default()
+        live.map(|borrower| borrower.debt(now)).unwrap_or_default()
     }
 
     /// When a read of `bytes` bytes is overdue.
@@ -240,11 +240,11 @@ impl Sides {
     fn look(&mut self, now: Instant) {
         self.patience.look(now);
         for side in self.sides.iter_mut().filter(|side| side.lost.is_none()) {
-            let debt = side.debt();
+            let debt = side.debt(now);
             self.patience.hear(&mut side.ear, debt);
         }
         for side in self.sides.iter_mut().filter(|side| side.lost.is_none()) {
-            let debt = side.debt();
+            let debt = side.debt(now);
             self.patience.wait(&mut side.ear, debt);
         }
     }

@@ -143,9 +143,9 @@ struct Side {
 }
 
 impl Side {
-    fn debt(&mut self) -> Debt {
+    fn debt(&mut self, now: Instant) -> Debt {
         let live = self.borrower.as_mut().filter(|_| self.lost.is_none());
-        live.map(Borrower::debt).unwrap_or_default()
+        live.map(|borrower| borrower.debt(now)).unwrap_or_default()
     }
 }
 
@@ -643,12 +643,12 @@ impl Volume {
         self.probe(now);
         self.patience.look(now);
         for side in &mut self.sides {
-            let debt = side.debt();
+            let debt = side.debt(now);
             self.patience.hear(&mut side.ear, debt);
         }
         let mut missed = [false; LENDERS_MAX];
         for (side, missed) in self.sides.iter_mut().zip(&mut missed) {
-            let debt = side.debt();
+            let debt = side.debt(now);
             self.patience.wait(&mut side.ear, debt);
             *missed = self.patience.is_missed(&side.ear);
         }
