@@ -519,13 +519,14 @@ typedef struct netvm_post_options {
     size_t size;
     netvm_counter *counter;     /* counts the operation */
     const netvm_signal *signal; /* of a put, as in netvm_put_with; NULL: none */
-    uint32_t flags;             /* NETVM_DONT_WAIT; for a put NETVM_FENCE and NETVM_QUEUE */
+    uint32_t flags;             /* NETVM_DONT_WAIT, NETVM_MORE; for a put NETVM_FENCE and NETVM_QUEUE */
     uint32_t reserved;          /* 0 */
 } netvm_post_options;
 #define NETVM_POST_OPTIONS_INIT { sizeof(netvm_post_options), NULL, NULL, 0, 0 }
 
 enum netvm_post_flags {
-    NETVM_DONT_WAIT = 2
+    NETVM_DONT_WAIT = 2,
+    NETVM_MORE = 8 /* another operation for this peer follows at once: they are sent together, at most 2 ms later */
 };
 
 /* At most NETVM_POST_BYTES_MAX bytes. */

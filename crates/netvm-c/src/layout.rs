@@ -102,6 +102,7 @@ pub fn all() -> Vec<(String, i128)> {
         ("NETVM_FAR_WONT_NEED", pager::WONT_NEED as usize),
         ("NETVM_FAR_DISCARD", pager::DISCARD as usize),
         ("NETVM_DONT_WAIT", posted::DONT_WAIT as usize),
+        ("NETVM_MORE", posted::MORE as usize),
         ("NETVM_POST_BYTES_MAX", region::PART_BYTES),
         ("NETVM_CONFIRM", sync::CONFIRM as usize),
     ];

@@ -18,6 +18,7 @@ use crate::region::{PART_BYTES, write_options};
 
 /// Flags of posting, besides those of puts.
 pub(crate) const DONT_WAIT: u32 = 2;
+pub(crate) const MORE: u32 = 8;
 
 impl Opaque for Counter {
     const TAG: u32 = 0x6E76_4320;
@@ -88,6 +89,7 @@ fn post<'a>(
     }
     let posting = region.post();
     let posting = if options.flags & DONT_WAIT != 0 { posting.without_waiting() } else { posting };
+    let posting = if options.flags & MORE != 0 { posting.followed() } else { posting };
     match (options.counter.optional()?, op) {
         (Some(counter), None) => Ok(counted(posting.counted(counter))?),
         (None, Some(op)) => op.fill(|| Ok(single(posting)?)),
@@ -97,8 +99,10 @@ fn post<'a>(
 
 /// For all but puts.
 fn no_put(options: &PostOptions) -> Result<()> {
-    if options.flags & !DONT_WAIT != 0 || options.signal.optional()?.is_some() {
-        return Err(Failure::argument("only puts have other flags than NETVM_DONT_WAIT, and signals"));
+    if options.flags & !(DONT_WAIT | MORE) != 0 || options.signal.optional()?.is_some() {
+        return Err(Failure::argument(
+            "only puts have other flags than NETVM_DONT_WAIT and NETVM_MORE, and signals",
+        ));
     }
     Ok(())
 }
@@ -125,7 +129,7 @@ pub extern "C" fn netvm_post_put(
         let op = op.wanted()?;
         let (handle, options) = (region.get()?, options.get()?);
         let local = posted_buffer(bytes, buffer.lasting(bytes))?;
-        let write = write_options(options.flags, DONT_WAIT, &options.signal)?;
+        let write = write_options(options.flags, DONT_WAIT | MORE, &options.signal)?;
         handle.post_put(offset, bytes, |region| {
             post(
                 region,

@@ -429,17 +429,33 @@ impl Counter {
 #[derive(Clone, Copy, Debug)]
 pub struct Posting<'a> {
     region: &'a Region,
-    waits: bool,
+    how: How,
+}
+
+/// How an operation is posted.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct How {
+    /// Waits for room.
+    pub(crate) waits: bool,
+    /// Another one follows at once.
+    pub(crate) followed: bool,
 }
 
 impl<'a> Posting<'a> {
     pub(crate) fn new(region: &'a Region) -> Self {
-        Self { region, waits: true }
+        Self { region, how: How { waits: true, followed: false } }
     }
 
     /// Fails with [`Error::WouldBlock`] instead of waiting for room.
     pub fn without_waiting(self) -> Self {
-        Self { waits: false, ..self }
+        Self { how: How { waits: false, ..self.how }, ..self }
+    }
+
+    /// Another operation for this peer follows at once: they are sent together, in one system call, when 256 KiB wait, the last
+    /// is posted without this, or somebody waits, tests or polls. libfabric's `FI_MORE`. If none of that happens the node's thread sends
+    /// it, within two milliseconds.
+    pub fn followed(self) -> Self {
+        Self { how: How { followed: true, ..self.how }, ..self }
     }
 
     /// Ends are counted instead of waited for one by one.
@@ -489,7 +505,7 @@ impl<'a> Posting<'a> {
         let post = |state: &mut crate::connection::State, token| {
             state.session.endpoint.post_call(token, method, body.to_vec())
         };
-        self.region.peer().start(self.waits, "call", target, post)
+        self.region.peer().start(self.how, "call", target, post)
     }
 
     fn op<T>(self, what: &'static str, start: impl FnOnce(Target) -> Result<()>) -> Result<Op<T>> {
@@ -522,9 +538,9 @@ impl<'a> Posting<'a> {
                 local.read_into(0, head).ok_or_else(crate::region::lengths)?;
                 rest = tail;
             }
-            return peer.start_copied(self.waits, handle, offset, &copy, options, target);
+            return peer.start_copied(self.how, handle, offset, &copy, options, target);
         }
-        peer.start(self.waits, "write", target, |state, token| {
+        peer.start(self.how, "write", target, |state, token| {
             let slot = state.session.endpoint.post_write_with(token, handle, offset, bytes, options)?;
             state.session.set_locals(slot, locals);
             Ok(slot)
@@ -539,7 +555,7 @@ impl<'a> Posting<'a> {
             target.end(Ok(Answer::Done));
             return Ok(());
         }
-        self.region.peer().start(self.waits, "read", target, |state, token| {
+        self.region.peer().start(self.how, "read", target, |state, token| {
             let slot = state.session.endpoint.post_read(token, handle, offset, bytes)?;
             state.session.set_locals(slot, locals);
             Ok(slot)
@@ -563,7 +579,7 @@ impl<'a> Posting<'a> {
         let post = |state: &mut crate::connection::State, token| {
             state.session.endpoint.post_atomic(token, handle, offset, &atomic)
         };
-        self.region.peer().start(self.waits, what, target, post)
+        self.region.peer().start(self.how, what, target, post)
     }
 
     fn start_flush(self, target: Target) -> Result<()> {
@@ -572,7 +588,7 @@ impl<'a> Posting<'a> {
             return Ok(());
         }
         let post = |state: &mut crate::connection::State, token| state.session.endpoint.post_flush(token);
-        self.region.peer().start(self.waits, "flush", target, post)
+        self.region.peer().start(self.how, "flush", target, post)
     }
 }
 

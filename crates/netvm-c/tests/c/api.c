@@ -254,6 +254,7 @@ static void posted(void) {
     options.counter = counter;
     for (int i = 0; i < BLOCKS; i++) {
         options.signal = i == BLOCKS - 1 ? &signal : NULL;
+        options.flags = i < BLOCKS - 1 ? NETVM_MORE : 0;
         OK(netvm_post_put(region, (uint64_t)i * BLOCK, mine + i * BLOCK, BLOCK, &options, NULL));
     }
     OK(netvm_board_wait(board, 6, LIMIT));

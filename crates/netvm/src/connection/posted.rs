@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use netvm_core::endpoint::{Answer, OpError, PostError};
 
-use super::gather::Step;
+use super::gather::{SEND_BYTES, Step};
 use super::{PATIENCE, PeerSession, State, TIMEOUT};
 use crate::error::{Error, Result};
-use crate::posted::Target;
+use crate::posted::{How, Target};
 use crate::region::WriteOptions;
 use crate::shm::{APPLIED, SHM_METHOD};
 
@@ -40,10 +40,10 @@ impl Targets {
 }
 
 impl PeerSession {
-    /// Posts an operation whose end is told to `target`; waits for room if `waits`.
+    /// Posts an operation whose end is told to `target`.
     pub(crate) fn start(
         &self,
-        waits: bool,
+        how: How,
         what: &'static str,
         target: Target,
         mut post: impl FnMut(&mut State, u64) -> Result<u16, PostError>,
@@ -59,8 +59,8 @@ impl PeerSession {
             }
             Ok(())
         };
-        let state = self.post_or_fail(state, waits, true, &mut post)?;
-        self.launch(state, false);
+        let state = self.post_or_fail(state, how.waits, true, &mut post)?;
+        self.launch(state, false, how.followed);
         Ok(())
     }
 
@@ -74,7 +74,7 @@ impl PeerSession {
             Ok(())
         };
         let (state, _) = self.post(state, post)?;
-        self.launch(state, true);
+        self.launch(state, true, false);
         Ok(())
     }
 
@@ -96,7 +96,7 @@ impl PeerSession {
     /// As [`PeerSession::start`], for a write whose bytes are copied: it has ended when it is posted.
     pub(crate) fn start_copied(
         &self,
-        waits: bool,
+        how: How,
         handle: u32,
         offset: u64,
         bytes: &[u8],
@@ -105,9 +105,9 @@ impl PeerSession {
     ) -> Result<()> {
         let mut post =
             |state: &mut State, _| state.session.endpoint.post_write_copied(handle, offset, bytes, options);
-        let state = self.post_or_fail(self.lock(), waits, false, &mut post)?;
+        let state = self.post_or_fail(self.lock(), how.waits, false, &mut post)?;
         target.end(Ok(Answer::Done));
-        self.launch(state, options.notify.is_some());
+        self.launch(state, options.notify.is_some(), how.followed);
         Ok(())
     }
 
@@ -151,9 +151,13 @@ impl PeerSession {
     }
 
     /// Sends what has been posted, now or together with what follows closely; the node's thread sends what the link does not take.
-    fn launch(&self, mut state: MutexGuard<'_, State>, tells: bool) {
+    fn launch(&self, mut state: MutexGuard<'_, State>, tells: bool, followed: bool) {
         let endpoint = &state.session.endpoint;
         let bytes = (0..endpoint.rails()).map(|rail| endpoint.queued_bytes(rail)).sum();
+        if followed && bytes < SEND_BYTES && state.broken.is_none() {
+            // In case nothing follows.
+            return self.begin_ticks(&mut state);
+        }
         if state.gather.queued(bytes, Instant::now) == Step::Leave && !tells {
             return;
         }
@@ -165,6 +169,13 @@ impl PeerSession {
         }
         self.collect(&mut state);
         self.leave_rest(&mut state);
+    }
+
+    /// Whether nothing is left to send, or the node's thread comes by.
+    #[cfg(test)]
+    pub(crate) fn is_sent_by_somebody(&self) -> bool {
+        let state = self.lock();
+        state.ticking || !state.session.has_output()
     }
 
     /// The node's thread sends what the link has not taken.

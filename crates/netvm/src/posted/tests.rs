@@ -260,3 +260,82 @@ fn a_cut_at_any_byte_leaves_atomics_done_unknown_or_lost() {
     }
     assert!(unknown > 0, "{unknown} {lost}");
 }
+
+/// Counts what it is given to send.
+struct Counting<L>(L, Arc<std::sync::atomic::AtomicUsize>);
+
+impl<L: Link> Link for Counting<L> {
+    fn caps(&self) -> Caps {
+        self.0.caps()
+    }
+    fn post(&mut self, pieces: &Outgoing<'_>) -> io::Result<usize> {
+        let sent = self.0.post(pieces);
+        self.1.fetch_add(usize::from(sent.is_ok()), Ordering::SeqCst);
+        sent
+    }
+    fn poll(&mut self, pieces: &mut Incoming<'_>) -> io::Result<usize> {
+        self.0.poll(pieces)
+    }
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.0.wait_fd()
+    }
+}
+
+#[test]
+fn what_is_followed_goes_with_the_last() {
+    let sends = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+    let (here, there) = Loopback::pair().unwrap();
+    let (server, _client, peer) = nodes(Counting(here, Arc::clone(&sends)), there);
+    let memory = Node::memory(1 << 20).unwrap();
+    let key = server.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap();
+    let region = peer.import("memory", &key).unwrap();
+    let local = Node::memory(1 << 20).unwrap();
+    local.shared().write_from(0, &[7; 1 << 20]).unwrap();
+    let piece = |index: usize, bytes: usize| local.shared().sub(index * bytes, bytes).unwrap();
+    let none = WriteOptions::default();
+    // Three of 20 KiB wait for the fourth. The node's thread may come by in between, but not each time.
+    let mut least = usize::MAX;
+    for _ in 0..20 {
+        region.flush().unwrap();
+        let before = sends.load(Ordering::SeqCst);
+        let mut ops: Vec<_> = (0..3)
+            .map(|index| {
+                let post = region.post().followed();
+                post.write(index as u64 * 20_480, &[piece(index, 20_480)], none).unwrap()
+            })
+            .collect();
+        ops.push(region.post().write(3 * 20_480, &[piece(3, 20_480)], none).unwrap());
+        ops.iter().for_each(|op| op.wait().unwrap());
+        least = least.min(sends.load(Ordering::SeqCst) - before);
+    }
+    assert_eq!(least, 1);
+    region.flush().unwrap();
+    assert!(memory.shared().sub(0, 4 * 20_480).unwrap().to_vec().iter().all(|&byte| byte == 7));
+    // What is many bytes is sent, whatever follows.
+    let before = sends.load(Ordering::SeqCst);
+    let op = region.post().followed().write(0, &[local.shared()], none).unwrap();
+    assert!(sends.load(Ordering::SeqCst) > before);
+    op.wait().unwrap();
+}
+
+#[test]
+fn what_nothing_follows_is_sent_all_the_same() {
+    for link in [LinkChoice::Socket, LinkChoice::Auto] {
+        let (_server, memory, _client, region) = over_tcp(link);
+        let local = Node::memory(1 << 20).unwrap();
+        for round in 1..=50u64 {
+            local.shared().with_u64(0, |word| word.store(round, Ordering::SeqCst)).unwrap();
+            let small = local.shared().sub(0, 8).unwrap();
+            region.post().followed().write(0, &[small], WriteOptions::default()).unwrap();
+            let read = region.post().followed().read(0, &[local.shared().sub(4096, 32 << 10).unwrap()]);
+            let read = read.unwrap();
+            assert!(region.session().is_sent_by_somebody());
+            let start = Instant::now();
+            while read.cell.get().is_none() {
+                assert!(start.elapsed() < Duration::from_secs(10), "nobody sent it");
+                std::thread::yield_now();
+            }
+            assert_eq!((word(&memory, 0), word(&local, 4096)), (round, round));
+        }
+    }
+}

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use netvm::copy::Copied;
 use netvm::node::Mapping;
 use netvm::notify::Notify;
-use netvm::posted::Op;
-use netvm::region::Region;
+use netvm::posted::{Op, Posting};
+use netvm::region::{Region, WriteOptions};
 
 use netvm::link::switch_looking_off;
 
@@ -25,8 +25,8 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 const WORD: u64 = PONG_OFFSET as u64 + (512 << 10);
 /// Larger pieces are put from where they lie; smaller ones are copied.
 const COPIED_BYTES_MAX: usize = 16 << 10;
-/// Bytes of gets under way at once, and how many at most.
-const GETS_BYTES: usize = 1 << 20;
+/// Bytes of long puts, and of gets, under way at once; and how many gets at most.
+const UNDER_WAY_BYTES: usize = 1 << 20;
 const GETS_MAX: usize = 128;
 /// They are posted in so many parts, so that there are always some under way.
 const GROUPS: usize = 4;
@@ -261,36 +261,41 @@ impl Pair {
         })
     }
 
-    /// GB/s of puts of `size` bytes, until all are there, `shift` bytes off the page.
+    /// GB/s of puts of `size` bytes, several always under way, until all are there, `shift` bytes off the page.
     pub fn put_bandwidth(&mut self, size: usize, shift: usize, time: Duration) -> Result<Sample> {
         let area = size.max(AREA_BYTES);
         let salt = self.salt;
         let source: Vec<u8> = (0..area).map(|index| (index / 7) as u8 ^ salt).collect();
-        self.local.shared().write_from(0, &source).ok_or("the area is too large")?;
         let local = self.local.shared();
-        let piece = |at: usize, bytes: usize| local.sub(at, bytes).ok_or("beyond the area");
-        let (start, mut count, mut at) = (Instant::now(), 0u64, 0);
-        while count == 0 || start.elapsed() < time {
-            for _ in 0..if size < AREA_BYTES { 64 } else { 1 } {
+        local.write_from(0, &source).ok_or("the area is too large")?;
+        let part = size.min(PIECE_BYTES_MAX);
+        let piece = |at: usize| local.sub(at, part).ok_or("beyond the area");
+        // Short ones are copied, and have ended when they are posted.
+        let group = if size <= COPIED_BYTES_MAX { 64 } else { (UNDER_WAY_BYTES / GROUPS / part).max(1) };
+        let mut under_way = VecDeque::new();
+        let (start, mut count, mut at) = (Instant::now(), 0, 0);
+        while count < area / part || start.elapsed() < time {
+            if under_way.len() == GROUPS {
+                wait_all(under_way.pop_front())?;
+            }
+            let mut ops = Vec::new();
+            for index in 0..group {
                 let offset = (at + shift) as u64;
                 if size <= COPIED_BYTES_MAX {
                     self.region.write(offset, &source[at..at + size])?;
-                } else if size <= PIECE_BYTES_MAX {
-                    self.region.write_shared(offset, &[piece(at, size)?])?;
                 } else {
-                    let pieces: std::result::Result<Vec<_>, &str> = (0..size / PIECE_BYTES_MAX)
-                        .map(|index| index * PIECE_BYTES_MAX)
-                        .map(|part| Ok((offset + part as u64, piece(at + part, PIECE_BYTES_MAX)?)))
-                        .collect();
-                    self.region.write_vectored(&pieces?)?;
+                    let post = group_post(&self.region, index + 1 < group);
+                    ops.push(post.write(offset, &[piece(at)?], WriteOptions::default())?);
                 }
                 count += 1;
-                at = if at + 2 * size > area { 0 } else { at + size };
+                at = if at + 2 * part > area { 0 } else { at + part };
             }
+            under_way.push_back(ops);
         }
+        under_way.into_iter().try_for_each(|ops| wait_all(Some(ops)))?;
         self.region.flush()?;
-        let sample = Sample::of_rate(count, size, start.elapsed());
-        let covered = area.min((count as usize).saturating_mul(size)) / size * size;
+        let sample = Sample::of_rate((count * part / size) as u64, size, start.elapsed());
+        let covered = area / part * part;
         self.expect(shift, &source[..covered])?;
         Ok(sample)
     }
@@ -302,7 +307,7 @@ impl Pair {
         let expected: Vec<u8> = (0..area + shift).map(|index| (index / 5) as u8 ^ salt).collect();
         self.region.write(0, &expected)?;
         let part = size.min(PIECE_BYTES_MAX);
-        let parts = (GETS_BYTES.max(size) / part).clamp(GROUPS, GETS_MAX);
+        let parts = (UNDER_WAY_BYTES.max(size) / part).clamp(GROUPS, GETS_MAX);
         let local = self.local.shared();
         let pieces: Vec<_> = (0..parts)
             .map(|index| index * part % area)
@@ -317,8 +322,10 @@ impl Pair {
                 wait_all(under_way.pop_front())?;
             }
             let group = next.next().ok_or("nothing to get")?;
-            let post = |&(offset, local): &(u64, _)| self.region.post().read(offset, &[local]);
-            under_way.push_back(group.iter().map(post).collect::<netvm::Result<Vec<Op>>>()?);
+            let ops = group.iter().enumerate().map(|(index, &(offset, local))| {
+                group_post(&self.region, index + 1 < group.len()).read(offset, &[local])
+            });
+            under_way.push_back(ops.collect::<netvm::Result<Vec<Op>>>()?);
             bytes += group.len() * part;
         }
         under_way.into_iter().try_for_each(|ops| wait_all(Some(ops)))?;
@@ -337,6 +344,11 @@ impl Pair {
         self.region.read(offset as u64, &mut bytes)?;
         if bytes == expected { Ok(()) } else { Err("what was put is not there".into()) }
     }
+}
+
+/// Posts one of a group: the last sends them.
+fn group_post(region: &Region, followed: bool) -> Posting<'_> {
+    if followed { region.post().followed() } else { region.post() }
 }
 
 fn wait_all(ops: Option<Vec<Op>>) -> Result<()> {
