@@ -23,8 +23,10 @@ const LONE_BYTES_MAX: u32 = 4 << 10;
 /// busy, a look in vain costs a tenth of a message.
 const QUIET_LOOKS: u32 = 64;
 const QUIET_EVERY: u32 = 8;
-/// Bytes offered to one send or receive; more would only be looked at again.
+/// Bytes offered to one receive; more would only be looked at again.
 const BATCH_BYTES_MAX: usize = 1 << 20;
+/// A send is given no further frame behind so many bytes: what the kernel copies would leave the cache before the peer takes it.
+const SEND_BYTES: usize = 256 << 10;
 
 /// Exported memory.
 pub(crate) trait Memory: Exports {
@@ -276,7 +278,7 @@ impl<L: Link> Session<L> {
                 }
             }
             skip = 0;
-            if out.total_bytes() >= BATCH_BYTES_MAX {
+            if out.total_bytes() >= SEND_BYTES {
                 break;
             }
         }
