@@ -356,6 +356,16 @@ impl Stream {
         if self.tcp { self.option(libc::IPPROTO_TCP, libc::TCP_USER_TIMEOUT, 0) } else { Ok(()) }
     }
 
+    /// From now on it counts as readable when so many bytes are there, when the peer has ended the stream, or when no more fit into its buffer.
+    /// A unix socket stays readable from the first byte on.
+    ///
+    /// # Errors
+    /// None in practice.
+    pub fn wake_at(&self, bytes: usize) -> io::Result<()> {
+        let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
+        if self.tcp { self.option(libc::SOL_SOCKET, libc::SO_RCVLOWAT, bytes) } else { Ok(()) }
+    }
+
     fn option(&self, level: i32, name: i32, value: i32) -> io::Result<()> {
         // SAFETY: the kernel reads one int from the local.
         let result = unsafe {
@@ -770,6 +780,29 @@ mod tests {
         places.bytes(&mut two);
         assert_eq!(places.scatter(1, b"xyzzzz").unwrap(), 4);
         assert_eq!((one, two), ([0, b'x'], *b"yzz"));
+    }
+
+    #[test]
+    fn a_socket_that_wakes_at_many_bytes_does_not_at_fewer() {
+        use std::io::Write;
+        let peer = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = peer.local_addr().unwrap().to_string().parse().unwrap();
+        let mut dialing = Dialing::start(&address).unwrap();
+        let stream = std::iter::repeat_with(|| dialing.progress().unwrap()).flatten().next().unwrap();
+        let mut sender = peer.accept().unwrap().0;
+        let (soon, long) = (Duration::from_millis(100), Duration::from_secs(10));
+        stream.wake_at(10_000).unwrap();
+        sender.write_all(&[1; 9_999]).unwrap();
+        assert!(!stream.wait(false, soon).unwrap());
+        sender.write_all(&[1]).unwrap();
+        assert!(stream.wait(false, long).unwrap());
+        stream.wake_at(20_000).unwrap();
+        assert!(!stream.wait(false, soon).unwrap());
+        stream.wake_at(1).unwrap();
+        assert!(stream.wait(false, long).unwrap());
+        stream.wake_at(20_000).unwrap();
+        drop(sender);
+        assert!(stream.wait(false, long).unwrap(), "the end of the stream");
     }
 
     #[test]

@@ -16,6 +16,8 @@ use super::wire::Wire;
 use super::{Method, STEP_BYTES};
 use crate::error::{Error, Result};
 
+/// Bytes that are received before they are written: with few the thread is woken often, and a file system that has large pages makes small ones.
+const TAKEN_BYTES: usize = 1 << 20;
 /// Bytes of the pipe that the kernel moves bytes through.
 const PIPE_BYTES: usize = 1 << 20;
 /// For fewer bytes no room is made ahead; nor for as many as a sender may claim that says the length of a whole file.
@@ -44,7 +46,7 @@ impl Sink {
     /// The connection cannot do what is asked.
     pub fn new(method: Method, wire: &Wire, shown: &str) -> Result<Self> {
         let pipe = if method == Method::Sendfile { Some(pipe_for(wire)?) } else { None };
-        Ok(Self { shown: shown.to_owned(), buffer: vec![0; STEP_BYTES], pipe })
+        Ok(Self { shown: shown.to_owned(), buffer: vec![0; TAKEN_BYTES], pipe })
     }
 
     /// Bytes for whoever needs some.
@@ -69,8 +71,8 @@ impl Sink {
         }
         let mut at = offset;
         while at < end {
-            let most = (end - at).min(STEP_BYTES as u64) as usize;
             let count = if let Some(mapping) = into.mapping {
+                let most = (end - at).min(STEP_BYTES as u64) as usize;
                 let place = mapping.shared().sub(at as usize, most);
                 let place = place.ok_or_else(|| wire.wrong("bytes that are not where they should be"))?;
                 let count = wire.receive_shared(place)?;
@@ -88,6 +90,7 @@ impl Sink {
                 count
             } else {
                 // Whole steps: what is written in one go gets memory in large pieces.
+                let most = (end - at).min(TAKEN_BYTES as u64) as usize;
                 wire.receive_exact(&mut self.buffer[..most])?;
                 let (piece, count) = (&self.buffer[..most], most);
                 let written = into.file.write_all_at(piece, at);

@@ -16,6 +16,8 @@ use crate::link::{Incoming, Link, Outgoing};
 pub(super) const IDLE: Duration = Duration::from_secs(60);
 /// Who works without sending says so this often.
 const WORKING: Duration = Duration::from_secs(5);
+/// For so long all bytes of a step are waited for before some are taken.
+const TOGETHER: Duration = Duration::from_millis(20);
 /// For so long a peer is told what went wrong.
 const FAREWELL: Duration = Duration::from_secs(3);
 /// Bytes that are received at once when they are not a file's; and that are gathered before they are sent.
@@ -234,7 +236,23 @@ impl Wire {
     pub fn receive_exact(&mut self, bytes: &mut [u8]) -> Result<()> {
         let mut have = 0;
         while have < bytes.len() {
-            have += self.receive_some(&mut bytes[have..])?;
+            let rest = &mut bytes[have..];
+            let taken = self.take(rest.len());
+            if !taken.is_empty() {
+                have += taken.len();
+                rest[..taken.len()].copy_from_slice(&self.buffer[taken]);
+                continue;
+            }
+            let mut into = Incoming::new();
+            into.bytes(rest);
+            match self.transport.poll(&mut into) {
+                Ok(0) => return Err(self.ended()),
+                Ok(count) => have += count,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.wait_for_many(bytes.len() - have)?;
+                }
+                Err(error) => return Err(self.cut(&error)),
+            }
         }
         Ok(())
     }
@@ -253,24 +271,7 @@ impl Wire {
         Ok(Some(self.buffer[self.have.start - 1]))
     }
 
-    /// Some of the next bytes, at least one.
-    pub fn receive_some(&mut self, bytes: &mut [u8]) -> Result<usize> {
-        let taken = self.take(bytes.len()).len();
-        if taken > 0 {
-            bytes[..taken].copy_from_slice(&self.buffer[self.have.start - taken..self.have.start]);
-            return Ok(taken);
-        }
-        loop {
-            let mut into = Incoming::new();
-            into.bytes(bytes);
-            let result = self.transport.poll(&mut into);
-            if let Some(count) = self.received(result)? {
-                return Ok(count);
-            }
-        }
-    }
-
-    /// As [`Wire::receive_some`], into memory that may go away: EFAULT then.
+    /// Some of the next bytes, at least one, into memory that may go away: EFAULT then.
     pub fn receive_shared(&mut self, memory: SharedSlice) -> Result<usize> {
         let taken = self.take(memory.len());
         let bytes = taken.len();
@@ -355,6 +356,19 @@ impl Wire {
     pub fn wait(&self, patience: Duration) -> Result<bool> {
         let waited = self.transport.stream().wait(false, patience);
         waited.map_err(|error| Error::system("wait for the peer", &error))
+    }
+
+    /// Waits until so many bytes have come, or some if that takes long: a peer that is woken for each of the sender's writes is woken often.
+    fn wait_for_many(&mut self, bytes: usize) -> Result<()> {
+        // Of an encrypted stream a part may be here already, and fewer follow.
+        if !self.is_plain() {
+            return self.wait_for_bytes();
+        }
+        let failed = |error| Error::system("wait for the peer", &error);
+        self.transport.stream().wake_at(bytes).map_err(failed)?;
+        let have = self.transport.stream().wait(false, TOGETHER).map_err(failed);
+        self.transport.stream().wake_at(1).map_err(failed)?;
+        if have? { Ok(()) } else { self.wait_for_bytes() }
     }
 
     fn wait_for_bytes(&mut self) -> Result<()> {
@@ -462,5 +476,62 @@ impl Wire {
             Frame::Done(totals) => Ok(totals),
             _ => Err(self.wrong("a message out of turn")),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::net::TcpListener;
+    use std::thread;
+
+    use super::*;
+    use crate::link::connect;
+
+    fn pair() -> (std::net::TcpStream, Wire) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap().to_string();
+        let stream = connect(&address.parse().unwrap());
+        let sender = listener.accept().unwrap().0;
+        sender.set_nodelay(true).unwrap();
+        (sender, Wire::new(Transport::Plain(stream, false), "the sender".to_owned(), true).unwrap())
+    }
+
+    #[test]
+    fn bytes_that_trickle_are_taken_and_the_next_single_one_is_seen() {
+        let (mut sender, mut wire) = pair();
+        let bytes: Vec<u8> = (0..300_000u32).map(|at| (at % 251) as u8).collect();
+        let sent = bytes.clone();
+        let trickles = thread::spawn(move || {
+            // Some pauses are longer than a step is waited for.
+            for (index, piece) in sent.chunks(30_000).enumerate() {
+                sender.write_all(piece).unwrap();
+                thread::sleep(Duration::from_millis(if index % 3 == 0 { 50 } else { 1 }));
+            }
+            sender.write_all(&[7]).unwrap();
+            sender
+        });
+        let mut got = vec![0; bytes.len()];
+        wire.receive_exact(&mut got).unwrap();
+        assert!(got == bytes);
+        // Asleep in this wait: one byte is enough again.
+        assert!(wire.wait(Duration::from_secs(10)).unwrap());
+        assert_eq!(wire.receive_first().unwrap(), Some(7));
+        drop(trickles.join().unwrap());
+    }
+
+    #[test]
+    fn who_waits_for_many_bytes_notices_that_no_more_will_come() {
+        let (mut sender, mut wire) = pair();
+        sender.write_all(&[1; 1000]).unwrap();
+        let ends = thread::spawn(move || {
+            thread::sleep(Duration::from_millis(5));
+            drop(sender);
+        });
+        let began = Instant::now();
+        let error = wire.receive_exact(&mut vec![0; 1 << 20]).unwrap_err();
+        assert!(matches!(error, Error::Cut { .. }), "{error}");
+        assert!(began.elapsed() < IDLE / 4, "{:?}", began.elapsed());
+        ends.join().unwrap();
     }
 }
