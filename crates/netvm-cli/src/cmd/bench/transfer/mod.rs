@@ -25,6 +25,7 @@ of 12 MB, 128 MiB, 512 MiB and 1 GiB. In each round every method has a turn at e
 included (--no-check does without), from the sender's first message to the receiver's last; of socat and rsync, which check nothing, from the
 start of the process to its end. The floor is a bare TCP stream that nobody writes anywhere. The rows `transfer-file` are what remains of it
 when bare streams are written into a new file in the same folder, one and as many as there are CPUs (2 to 4), by threads of one process, unchecked.
+Before each transfer as much is written to a file there, which is removed: so none pays for memory that a hypervisor has to find first.
 x2 is a file of 16 MiB or more over two connections (`netvm send --streams`); smaller ones always have one.
 
 onesided has two rows: over TCP, and as two processes of one machine do it by themselves. device is one-sided over TCP by the kernel module netvm_mem, as
@@ -179,10 +180,27 @@ impl Drop for Running {
     }
 }
 
+/// Has the system find memory for so many bytes of a file in `folder`: where a hypervisor takes back what is free, the first to write there pays
+/// several times what all others do, and who comes next in a round pays nothing.
+fn make_room(folder: &Path, bytes: u64) -> Result<(), Failure> {
+    let path = folder.join("room");
+    let block = vec![0x5A; 1 << 20];
+    let mut file = File::create(&path)?;
+    let mut left = bytes;
+    while left > 0 {
+        let step = left.min(block.len() as u64);
+        file.write_all(&block[..step as usize])?;
+        left -= step;
+    }
+    fs::remove_file(&path)?;
+    Ok(())
+}
+
 /// Seconds of one transfer; `None` where this link cannot be had.
 fn netvm(
     way: (&str, &str, &str, usize),
     files: &[PathBuf],
+    total: u64,
     target: &Path,
     check: bool,
 ) -> Result<Option<f64>, Failure> {
@@ -196,6 +214,7 @@ fn netvm(
     let mut line = String::new();
     said.read_line(&mut line)?;
     let (_, address) = line.trim().rsplit_once(" at ").ok_or_else(|| format!("netvm recv: {line}"))?;
+    make_room(target, total)?;
     let mut command = Command::new(&program);
     command.args(["send", "--json", "--to", address, "--method", sends]).args(files);
     command.args((!check).then_some("--no-check"));
@@ -268,10 +287,13 @@ pub fn run(args: &TransferArgs) -> Result<Vec<Row>, Failure> {
                 let which = (turn + round) % ways.len();
                 let times = (ROUND_BYTES / load.total()).clamp(1, 5);
                 for _ in 0..times {
+                    if !matches!(ways[which], Way::Netvm(..)) {
+                        make_room(&target, load.total())?;
+                    }
                     let seconds = match ways[which] {
                         Way::Netvm(sends, receives, link, streams) => {
                             let way = (sends, receives, link, streams);
-                            netvm(way, &files[index], &target, !args.no_check)
+                            netvm(way, &files[index], load.total(), &target, !args.no_check)
                         }
                         Way::Floor(streams) => {
                             let rate = floor::into_file(&target, load.total(), streams)?;
