@@ -2,6 +2,7 @@
 
 use std::error::Error;
 use std::io::Write;
+use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 
@@ -33,6 +34,20 @@ const PAGE_BYTES: usize = netvm_sys::bench_floor::PAGE_BYTES;
 pub struct BenchArgs {
     #[command(subcommand)]
     which: Which,
+}
+
+/// How long some of them work, and what they leave.
+#[derive(Args, Debug)]
+struct Form {
+    /// Little data, short runs
+    #[arg(long)]
+    quick: bool,
+    /// Print one JSON object per line
+    #[arg(long)]
+    json: bool,
+    /// Write a bar plot to this file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
 }
 
 #[derive(Subcommand, Debug)]

@@ -3,16 +3,15 @@
 use std::error::Error;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::Args;
 
 use super::child::Helper;
 use super::lender::Lender;
-use super::plot;
 use super::report::{Row, median_and_spread};
 use super::worker::Case;
+use super::{Form, plot};
 use crate::size::Size;
 
 type Failure = Box<dyn Error>;
@@ -52,21 +51,14 @@ pub struct TiersArgs {
     /// Only orders in which nothing is packed, or everything, besides what netvm chooses
     #[arg(long, value_name = "BOOL")]
     packed: Option<bool>,
-    /// Little memory, short phases, for tests
-    #[arg(long)]
-    quick: bool,
-    /// Print one JSON object per line
-    #[arg(long)]
-    json: bool,
-    /// Write a bar plot to this file
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+    #[command(flatten)]
+    form: Form,
 }
 
 impl TiersArgs {
     /// Whether JSON is wanted.
     pub fn json(&self) -> bool {
-        self.json
+        self.form.json
     }
 }
 
@@ -122,7 +114,7 @@ fn pass(mut from: TcpStream, mut to: TcpStream, delay: Duration) {
 pub fn run(args: &TiersArgs) -> Result<Vec<Row>, Failure> {
     let mut rows = packed(args)?;
     let mut found = vec![(None, measure(args, None)?)];
-    for (names, order) in ORDERS.iter().take(if args.quick { 2 } else { ORDERS.len() }) {
+    for (names, order) in ORDERS.iter().take(if args.form.quick { 2 } else { ORDERS.len() }) {
         for (index, name) in names.iter().enumerate() {
             let packed = index == 1;
             if args.packed.is_none_or(|wanted| wanted == packed) {
@@ -133,7 +125,7 @@ pub fn run(args: &TiersArgs) -> Result<Vec<Row>, Failure> {
     let best = found.iter().filter(|(name, _)| name.is_some()).map(|(_, each)| mean(each));
     let best = best.min_by(f64::total_cmp);
     rows.extend(found.into_iter().map(|(name, each)| row(args, name, &each, best)));
-    if let Some(path) = &args.svg {
+    if let Some(path) = &args.form.svg {
         plot::of_tiers(&rows, path)?;
     }
     Ok(rows)
@@ -156,7 +148,7 @@ fn packed(args: &TiersArgs) -> Result<Vec<Row>, Failure> {
         command.push(lender.address.clone());
         command.extend(["--local-bytes".to_owned(), (bytes / 8).max(4 << 20).to_string()]);
         command.extend(["--size-bytes".to_owned(), bytes.to_string()]);
-        command.extend(["--case-ms".to_owned(), if args.quick { "150" } else { "1000" }.to_owned()]);
+        command.extend(["--case-ms".to_owned(), if args.form.quick { "150" } else { "1000" }.to_owned()]);
         let mut worker = Helper::start(&command, false)?;
         worker.ask("fill")?;
         Ok((worker, lender))
@@ -165,7 +157,7 @@ fn packed(args: &TiersArgs) -> Result<Vec<Row>, Failure> {
     let mut rows = Vec::new();
     for case in [Case::RandomRead, Case::RandomRmw, Case::SeqRead, Case::SeqWrite] {
         let mut medians = [Vec::new(), Vec::new()];
-        for _ in 0..if args.quick { 2 } else { 5 } {
+        for _ in 0..if args.form.quick { 2 } else { 5 } {
             for ((worker, _), medians) in pairs.iter_mut().zip(&mut medians) {
                 medians.push(worker.ask(case.name())?.median);
             }
@@ -217,13 +209,13 @@ fn row(args: &TiersArgs, name: Option<&'static str>, each: &[f64], best: Option<
 }
 
 fn size(args: &TiersArgs) -> u64 {
-    if args.quick { 24 << 20 } else { args.size.0.next_multiple_of(8 << 20) }
+    if args.form.quick { 24 << 20 } else { args.size.0.next_multiple_of(8 << 20) }
 }
 
 /// Microseconds of an access in each phase: as netvm chooses, or in this order.
 fn measure(args: &TiersArgs, fixed: Option<([usize; 3], bool)>) -> Result<Vec<f64>, Failure> {
     let bytes = size(args);
-    let seconds = if args.quick { 0.5 } else { args.phase_seconds };
+    let seconds = if args.form.quick { 0.5 } else { args.phase_seconds };
     let folder = std::env::temp_dir();
     let folder = folder.to_str().ok_or("the folder for temporary files has a strange name")?;
     let near = Lender::start("127.0.0.1:0", bytes / 4, &[], false)?;
@@ -248,5 +240,5 @@ fn measure(args: &TiersArgs, fixed: Option<([usize; 3], bool)>) -> Result<Vec<f6
     let mut worker = Helper::start(&command, false)?;
     worker.ask("fill")?;
     let phase = |_| worker.ask(Case::Phases.name()).map(|outcome| outcome.median);
-    (0..if args.quick { 2 } else { args.phases }).map(phase).collect()
+    (0..if args.form.quick { 2 } else { args.phases }).map(phase).collect()
 }

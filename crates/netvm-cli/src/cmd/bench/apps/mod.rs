@@ -12,6 +12,7 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 
+use super::Form;
 use super::report::{self, Row};
 use super::swap::Kind;
 use measure::on_netvm;
@@ -44,21 +45,14 @@ pub struct AppsArgs {
     /// Measure this kind of swap too, as root
     #[arg(long, value_enum, value_name = "KIND")]
     swap: Vec<Kind>,
-    /// Little data, one run of each
-    #[arg(long)]
-    quick: bool,
-    /// Print one JSON object per line
-    #[arg(long)]
-    json: bool,
-    /// Write a bar plot of the ratios to this file
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+    #[command(flatten)]
+    form: Form,
 }
 
 impl AppsArgs {
     /// Whether JSON is wanted.
     pub fn json(&self) -> bool {
-        self.json
+        self.form.json
     }
 }
 
@@ -91,14 +85,14 @@ pub fn run(args: &AppsArgs) -> Result<Vec<Row>, Box<dyn Error>> {
     let apps = if args.app.is_empty() { App::value_variants().to_vec() } else { args.app.clone() };
     let mut rows = Vec::new();
     for app in apps {
-        match app.prepare(&folder.0, args.quick) {
+        match app.prepare(&folder.0, args.form.quick) {
             Ok(work) => measure_app(args, app, &work, &mut rows)?,
             Err(reason) => {
                 rows.extend(args.local_percent.iter().map(|percent| skipped(app, *percent, &reason)));
             }
         }
     }
-    if let Some(path) = &args.svg {
+    if let Some(path) = &args.form.svg {
         plot::write(&rows, path)?;
     }
     Ok(rows)
@@ -111,7 +105,7 @@ fn skipped(app: App, percent: u64, reason: &str) -> Row {
 }
 
 fn measure_app(args: &AppsArgs, app: App, work: &Work, rows: &mut Vec<Row>) -> Result<(), Box<dyn Error>> {
-    let repetitions = if args.quick { 1 } else { args.repetitions };
+    let repetitions = if args.form.quick { 1 } else { args.repetitions };
     let mut ram = Vec::new();
     for _ in 0..repetitions {
         match in_ram(work) {
@@ -159,7 +153,7 @@ fn swap_row(
     kind: Kind,
     (expected, floor): (&str, &Summary),
 ) -> Result<Row, Box<dyn Error>> {
-    let repetitions = if args.quick { 1 } else { args.repetitions };
+    let repetitions = if args.form.quick { 1 } else { args.repetitions };
     let outcomes = swapped::measure(work, kind, measure::part(bytes, percent), bytes, repetitions);
     Ok(match outcomes {
         Ok(outcomes) => {

@@ -5,15 +5,15 @@ mod lenders;
 use std::error::Error;
 use std::ffi::OsString;
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
 
 use super::apps::{Folder, Outcome, Work, carry_out, in_ram, part};
-use super::plot;
 use super::report::{Row, median_and_spread};
+use super::{Form, plot};
 use crate::size::Size;
 use lenders::Lenders;
 
@@ -53,15 +53,8 @@ pub struct FailureArgs {
     /// Runs of each
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
     repetitions: u32,
-    /// Little data, one run of each
-    #[arg(long)]
-    quick: bool,
-    /// Print one JSON object per line
-    #[arg(long)]
-    json: bool,
-    /// Write a bar plot to this file
-    #[arg(long, value_name = "FILE")]
-    svg: Option<PathBuf>,
+    #[command(flatten)]
+    form: Form,
     /// The network may be cut: it is nobody else's
     #[arg(long, hide = true)]
     own_network: bool,
@@ -138,10 +131,10 @@ pub fn run(args: &FailureArgs) -> Result<(), Failure> {
         return if status? { Ok(()) } else { Err("the bench failed".into()) };
     }
     let rows = rows(args)?;
-    if let Some(path) = &args.svg {
+    if let Some(path) = &args.form.svg {
         plot::of_failure(&rows, path)?;
     }
-    super::print(&rows, args.json)
+    super::print(&rows, args.form.json)
 }
 
 fn wanted<T: ValueEnum + Clone>(named: &[T]) -> Vec<T> {
@@ -171,7 +164,7 @@ fn rows(args: &FailureArgs) -> Result<Vec<Row>, Failure> {
         lenders::network("up")?;
     }
     let folder = Folder::new("failure")?;
-    let size = if args.quick { 6 << 20 } else { args.size.0.max(4 << 20) };
+    let size = if args.form.quick { 6 << 20 } else { args.size.0.max(4 << 20) };
     let work = sort(&folder.0, size)?;
     let bench = Bench {
         work: &work,
@@ -180,7 +173,7 @@ fn rows(args: &FailureArgs) -> Result<Vec<Row>, Failure> {
         memory_bytes: size * 2,
         local_bytes: part(size * 2, args.local_percent),
         expected: in_ram(&work)?,
-        repetitions: if args.quick { 1 } else { args.repetitions },
+        repetitions: if args.form.quick { 1 } else { args.repetitions },
         own_network: args.own_network,
     };
     let mut rows = Vec::new();
