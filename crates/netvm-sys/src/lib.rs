@@ -31,6 +31,7 @@ pub mod slow;
 pub mod swap;
 pub mod table;
 pub mod thread;
+mod together;
 pub mod ublk;
 pub mod uffd;
 pub mod words;

@@ -13,6 +13,7 @@
 use crate::local::LocalCopy;
 use crate::raw;
 use crate::shared::SharedSlice;
+use crate::together::{TOGETHER_MAX, Together};
 use crate::uffd::{
     FEATURE_MOVE, FEATURE_PAGEFAULT_FLAG_WP, FEATURE_POISON, FEATURE_SIGBUS, FEATURE_THREAD_ID, Fault,
     PAGE_BYTES, Userfault,
@@ -23,6 +24,7 @@ use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
 
+const FAULTER_FEATURES: u64 = FEATURE_MOVE | FEATURE_POISON | FEATURE_PAGEFAULT_FLAG_WP | FEATURE_SIGBUS;
 const FEATURES: u64 = FEATURE_MOVE | FEATURE_POISON | FEATURE_PAGEFAULT_FLAG_WP | FEATURE_THREAD_ID;
 
 /// How pages travel between the far area and the pool.
@@ -117,6 +119,8 @@ pub struct PagedArea {
     /// One page behind the pool: a thread that reads it wakes the pager.
     doorbell: Reservation,
     design: FrameDesign,
+    /// Where pages can be installed write-protected and leave together.
+    together: Option<Together>,
     memory: Option<File>,
 }
 
@@ -147,7 +151,7 @@ impl PagedArea {
     ) -> io::Result<Self> {
         let uffd = match told {
             Told::Reader => Userfault::open(FEATURES)?,
-            Told::Faulter => Userfault::open(FEATURE_MOVE | FEATURE_POISON | FEATURE_SIGBUS)?,
+            Told::Faulter => Userfault::open(FAULTER_FEATURES)?,
         };
         const FAULTER: u64 = FEATURE_MOVE | FEATURE_SIGBUS;
         let can_tell = uffd.features() & FAULTER == FAULTER && design != Some(FrameDesign::Copy);
@@ -168,9 +172,13 @@ impl PagedArea {
         let area = Reservation::new(area_bytes)?;
         let pool = Reservation::new(frames * PAGE_BYTES)?;
         let doorbell = Reservation::new(PAGE_BYTES)?;
-        let mut paged = Self { uffd, told, area, pool, doorbell, design, memory: None };
+        let mut paged = Self { uffd, told, area, pool, doorbell, design, together: None, memory: None };
         paged.set_fork(false)?;
         paged.set_up_pool()?;
+        // A child of a fork would have pages that are not protected any more: so only where it has none.
+        if told == Told::Faulter && paged.uffd.features() & FEATURE_PAGEFAULT_FLAG_WP != 0 {
+            paged.together = Together::new(paged.pool.start);
+        }
         Ok(paged)
     }
 
@@ -188,6 +196,15 @@ impl PagedArea {
             }
         }
         Ok(())
+    }
+
+    /// Whether pages can be installed write-protected ([`PagedArea::install_fresh`]) and leave together ([`PagedArea::extract_together`]).
+    pub fn takes_together(&self) -> bool {
+        self.together.is_some()
+    }
+
+    fn protects(&self) -> bool {
+        self.design == FrameDesign::Copy || self.takes_together()
     }
 
     /// Opens what belongs into the pager thread's own descriptor table.
@@ -281,7 +298,7 @@ impl PagedArea {
             map(address, bytes, protection, libc::MAP_FIXED)?;
             raw::madvise(address, bytes, libc::MADV_NOHUGEPAGE).or_else(no_thp)?;
             raw::madvise(address, bytes, libc::MADV_DONTFORK)?;
-            self.uffd.register(address, bytes, self.design == FrameDesign::Copy)
+            self.uffd.register(address, bytes, self.protects())
         }
     }
 
@@ -469,16 +486,23 @@ impl PagedArea {
     }
 
     /// Installs a copy of a full frame at a missing page, in memory of its own, and wakes who waits for it. The frame stays full, so the
-    /// caller has given up as much memory before. Unlike a move it need not interrupt threads of the process on other CPUs.
+    /// caller has given up as much memory before. Unlike a move it need not interrupt threads of the process on other CPUs. With `protect`, a
+    /// write to the page is a fault until [`PagedArea::unprotect`].
     ///
     /// # Errors
     /// ENOMEM when the machine has none, and nothing has changed; else as [`PagedArea::install`].
-    pub fn install_fresh(&mut self, address: usize, frame: usize) -> io::Result<()> {
+    pub fn install_fresh(&mut self, address: usize, frame: usize, protect: bool) -> io::Result<()> {
         self.area.check(address, PAGE_BYTES)?;
+        assert!(!protect || self.takes_together(), "nobody serves writes to protected pages");
         let from = self.frame_address(frame, 1);
         loop {
             // SAFETY: both ranges are ours (checked); the frame is full, so reading it cannot fault.
-            let (done, result) = unsafe { self.uffd.copy(address, from, PAGE_BYTES, true) };
+            let (done, result) = unsafe {
+                match protect {
+                    true => self.uffd.copy_protected(address, from, PAGE_BYTES),
+                    false => self.uffd.copy(address, from, PAGE_BYTES, true),
+                }
+            };
             match result {
                 // The kernel may find the process changing its mappings at any time.
                 Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && done == 0 => {}
@@ -547,6 +571,23 @@ impl PagedArea {
             }
         }
         (pages, Ok(()))
+    }
+
+    /// Copies installed, write-protected pages into full frames, and takes the pages' memory: they are missing then. At most [`TOGETHER_MAX`].
+    /// Stops at the first that is not there; returns how many left.
+    ///
+    /// # Errors
+    /// EINVAL outside the area; when the process has closed our descriptor.
+    pub fn extract_together(&mut self, pages: &[usize], frames: &[usize]) -> io::Result<usize> {
+        let Some(together) = &self.together else { return Ok(0) };
+        let mut to = [0; TOGETHER_MAX];
+        for (index, (&page, &frame)) in pages.iter().zip(frames).enumerate() {
+            self.area.check(page, PAGE_BYTES)?;
+            to[index] = self.frame_address(frame, 1);
+        }
+        // SAFETY: pages and frames are ours (checked), and no reference into the pool is alive (`&mut self`). The pages are protected by the
+        // caller's promise; whoever writes to one faults, and waits for the caller.
+        unsafe { together.take(pages, &to[..frames.len()]) }
     }
 
     /// One page into one empty frame by copy: for kernels without MOVE, and for pages whose protection differs.
@@ -659,7 +700,7 @@ impl PagedArea {
         memory.is_none_or(|memory| memory.read_at(&mut [0], address as u64).is_ok_and(|bytes| bytes == 1))
     }
 
-    /// Lifts write protection (Copy design) and wakes the writer.
+    /// Lifts write protection and wakes the writer.
     ///
     /// # Errors
     /// ENOENT when the range was unmapped meanwhile.

@@ -3,6 +3,7 @@
 //! `syscall(2)` is variadic: every argument is passed here as a whole register, or its upper half would be garbage.
 
 use std::io;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// mmap(2); `flags` are passed as given.
 ///
@@ -56,6 +57,47 @@ pub unsafe fn munmap(address: usize, bytes: usize) -> io::Result<()> {
 pub unsafe fn madvise(address: usize, bytes: usize, advice: i32) -> io::Result<()> {
     // SAFETY: forwarded from the caller.
     check(unsafe { libc::syscall(libc::SYS_madvise, address, bytes, advice as isize) }).map(drop)
+}
+
+/// A descriptor of this process, for [`madvise_many`].
+pub fn own_pidfd() -> io::Result<OwnedFd> {
+    // SAFETY: two numbers; the kernel checks them.
+    let fd = check(unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id() as isize, 0_isize) })?;
+    // SAFETY: just opened, and nobody else's.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
+/// process_madvise(2) on ranges of this process, named by `pidfd`; returns the bytes done, from the first range on. The process may do itself
+/// what it may do by madvise(2) since Linux 6.13; since 6.16 other CPUs are interrupted once for all ranges.
+///
+/// # Safety
+/// As [`madvise`], for each range.
+pub unsafe fn madvise_many(pidfd: BorrowedFd<'_>, ranges: &[libc::iovec], advice: i32) -> io::Result<usize> {
+    // SAFETY: the ranges are only read; for the rest forwarded from the caller.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_process_madvise,
+            pidfd.as_raw_fd() as isize,
+            ranges.as_ptr(),
+            ranges.len(),
+            advice as isize,
+            0_isize,
+        )
+    })
+}
+
+/// Copies memory of this process to other memory of it, by process_vm_readv(2): a source that cannot be read is an error, or the end of what is
+/// done, and no signal. Returns the bytes done.
+///
+/// # Safety
+/// The caller owns all of `to`, and nothing refers to it.
+pub unsafe fn copy_many(process: u32, to: &[libc::iovec], from: &[libc::iovec]) -> io::Result<usize> {
+    // SAFETY: both lists are only read; for the rest forwarded from the caller.
+    let copied = unsafe {
+        let (to_count, from_count) = (to.len() as _, from.len() as _);
+        libc::process_vm_readv(process as i32, to.as_ptr(), to_count, from.as_ptr(), from_count, 0)
+    };
+    if copied < 0 { Err(io::Error::last_os_error()) } else { Ok(copied as usize) }
 }
 
 /// mprotect(2).

@@ -23,8 +23,8 @@ use std::sync::{Mutex, PoisonError};
 /// Serves the faults of a range, on any of the program's threads, several at once.
 pub trait Server: Send + Sync {
     /// Returns when the access at `address` can be repeated: the page is there, or was asked for in vain. False: it is not the server's, as
-    /// in a child of a fork.
-    fn serve(&self, address: usize) -> bool;
+    /// in a child of a fork. `write`: the access was one, or that is not known.
+    fn serve(&self, address: usize, write: bool) -> bool;
 }
 
 struct Served {
@@ -66,7 +66,8 @@ extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut l
     // Not what a process has sent, nor a page whose memory is broken.
     if code == libc::BUS_ADRERR
         && let Some(served) = find(address)
-        && serve_here(served, address)
+        // SAFETY: the kernel's context.
+        && serve_here(served, address, unsafe { is_write(context) })
     {
         return;
     }
@@ -86,13 +87,33 @@ fn find(address: usize) -> Option<&'static Served> {
     }
 }
 
-fn serve_here(served: &'static Served, address: usize) -> bool {
+/// Whether the access that faulted was a write; true where the processor's way to say so is not known here.
+///
+/// # Safety
+/// The context is that of a handler.
+#[allow(clippy::missing_const_for_fn, reason = "not on all processors")]
+unsafe fn is_write(context: *mut libc::c_void) -> bool {
+    #[cfg(target_arch = "x86_64")]
+    {
+        const WRITE: i64 = 1 << 1;
+        // SAFETY: the kernel passes a valid ucontext_t to a handler with SA_SIGINFO.
+        let context = unsafe { &*context.cast::<libc::ucontext_t>() };
+        context.uc_mcontext.gregs[libc::REG_ERR as usize] & WRITE != 0
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    {
+        let _ = context;
+        true
+    }
+}
+
+fn serve_here(served: &'static Served, address: usize, write: bool) -> bool {
     if INSIDE.replace(true) {
         die(&format!("far memory at {address:#x} was touched while a fault of this thread was being served"));
     }
     // SAFETY: this thread's own errno.
     let errno = unsafe { *libc::__errno_location() };
-    let served = uncancelled(|| catch_unwind(AssertUnwindSafe(|| served.server.serve(address))));
+    let served = uncancelled(|| catch_unwind(AssertUnwindSafe(|| served.server.serve(address, write))));
     let Ok(served) = served else { die("a fault of far memory could not be served, for a mistake in netvm") };
     // SAFETY: as above; it becomes what it was.
     unsafe { *libc::__errno_location() = errno };
@@ -110,7 +131,7 @@ mod tests {
     struct Copies(Arc<FaultFloor>, AtomicU32);
 
     impl Server for Copies {
-        fn serve(&self, address: usize) -> bool {
+        fn serve(&self, address: usize, _: bool) -> bool {
             self.1.fetch_add(1, Ordering::Relaxed);
             let page = self.0.page_at(address).unwrap();
             // SAFETY: this thread's own errno.

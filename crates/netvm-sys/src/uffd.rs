@@ -39,6 +39,7 @@ const IOC_NEW: u64 = 0xAA00;
 const REGISTER_MISSING: u64 = 1;
 const REGISTER_WP: u64 = 2;
 const MODE_DONTWAKE: u64 = 1;
+const COPY_WP: u64 = 2;
 const WRITEPROTECT_WP: u64 = 1;
 
 const EVENT_PAGEFAULT: u8 = 0x12;
@@ -253,7 +254,15 @@ impl Userfault {
     /// # Safety
     /// The caller owns both ranges; `from` holds the contents that the destination must have.
     pub unsafe fn copy(&self, to: usize, from: usize, bytes: usize, wake: bool) -> (usize, io::Result<()>) {
-        self.transfer(IOC_COPY, to, from, bytes, wake)
+        self.transfer(IOC_COPY, to, from, bytes, if wake { 0 } else { MODE_DONTWAKE })
+    }
+
+    /// The same; the pages are write-protected from the beginning.
+    ///
+    /// # Safety
+    /// As [`Userfault::copy`]; the caller serves write-protect faults there.
+    pub unsafe fn copy_protected(&self, to: usize, from: usize, bytes: usize) -> (usize, io::Result<()>) {
+        self.transfer(IOC_COPY, to, from, bytes, COPY_WP)
     }
 
     /// Moves pages without a copy; `from` is missing afterwards.
@@ -267,7 +276,7 @@ impl Userfault {
         bytes: usize,
         wake: bool,
     ) -> (usize, io::Result<()>) {
-        self.transfer(IOC_MOVE, to, from, bytes, wake)
+        self.transfer(IOC_MOVE, to, from, bytes, if wake { 0 } else { MODE_DONTWAKE })
     }
 
     fn transfer(
@@ -276,15 +285,9 @@ impl Userfault {
         to: usize,
         from: usize,
         bytes: usize,
-        wake: bool,
+        mode: u64,
     ) -> (usize, io::Result<()>) {
-        let mut argument = Transfer {
-            to: to as u64,
-            from: from as u64,
-            bytes: bytes as u64,
-            mode: if wake { 0 } else { MODE_DONTWAKE },
-            done: 0,
-        };
+        let mut argument = Transfer { to: to as u64, from: from as u64, bytes: bytes as u64, mode, done: 0 };
         // SAFETY: `argument` outlives the call; our callers' contracts cover the two ranges.
         let result = self.result(unsafe { libc::ioctl(self.fd.as_raw_fd(), ioctl as _, &mut argument) });
         // A negative `done` is an errno, not a count.

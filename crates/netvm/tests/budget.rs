@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Random, alone, lend};
-use netvm::pager::{FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig, TierPolicy};
+use netvm::pager::{FaultPath, FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig, TierPolicy};
 use netvm_sys::shared::SharedSlice;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -84,7 +84,7 @@ impl Worker<'_> {
     }
 }
 
-fn stays_exact(design: Option<FrameDesign>) {
+fn stays_exact(design: Option<FrameDesign>, fault_path: FaultPath) {
     let lent = lend(96 << 20);
     let (low, high) = (LOCAL_BYTES_MIN, 2 * LOCAL_BYTES_MIN);
     let pager = Pager::start(PagerConfig {
@@ -94,6 +94,7 @@ fn stays_exact(design: Option<FrameDesign>) {
         area_bytes: 1 << 34,
         tier: TierPolicy::Lender,
         design,
+        fault_path,
         ..PagerConfig::default()
     })
     .unwrap();
@@ -141,11 +142,17 @@ fn stays_exact(design: Option<FrameDesign>) {
 #[test]
 fn the_budget_stays_exact() {
     let Some(_alone) = alone() else { return };
-    stays_exact(None);
+    stays_exact(None, FaultPath::Auto);
 }
 
 #[test]
 fn the_budget_stays_exact_in_the_copying_design() {
     let Some(_alone) = alone() else { return };
-    stays_exact(Some(FrameDesign::Copy));
+    stays_exact(Some(FrameDesign::Copy), FaultPath::Auto);
+}
+
+#[test]
+fn the_budget_stays_exact_where_pages_leave_together() {
+    let Some(_alone) = alone() else { return };
+    stays_exact(None, FaultPath::InThread);
 }

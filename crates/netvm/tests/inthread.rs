@@ -206,6 +206,61 @@ fn system_calls_on_missing_pages_fail_and_pinned_ones_do_not() {
     assert!(refused.to_string().contains("system calls on it fail"), "{refused}");
 }
 
+/// Pages that came to be read are protected; of those the program may drop some, and have the kernel write to others.
+#[test]
+fn protected_pages_are_dropped_pinned_and_moved() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let pager = over(&lent, |_| {});
+    let bytes = 3 * LOCAL_BYTES_MIN as usize;
+    let memory = mapped(&pager, 0, bytes);
+    let (address, pages) = (pager.area().start, bytes / PAGE);
+    let value = |page: usize| page as u64 + 1;
+    (0..pages).for_each(|page| set_word(memory, page * 512, value(page)));
+    let mut random = Random::new(8);
+    let mut others = |rounds: usize| {
+        for _ in 0..rounds {
+            let page = pages / 2 + random.next() as usize % (pages / 2);
+            assert_eq!(word(memory, page * 512), value(page));
+        }
+    };
+    others(6000);
+    for page in (3..pages / 2).step_by(61) {
+        assert_eq!(word(memory, page * 512), value(page));
+        // SAFETY: what was there is not needed any more.
+        let dropped =
+            unsafe { libc::madvise((address + page * PAGE) as *mut libc::c_void, PAGE, libc::MADV_DONTNEED) };
+        assert_eq!((dropped, word(memory, page * 512)), (0, 0));
+        set_word(memory, page * 512 + 7, 5);
+        others(300);
+        assert_eq!((word(memory, page * 512), word(memory, page * 512 + 7)), (0, 5), "page {page}");
+    }
+    others(4000);
+    for page in (5..pages / 2).step_by(67) {
+        let before = word(memory, page * 512 + 7);
+        pager.pin(address + page * PAGE, PAGE).unwrap();
+        let zeros = std::fs::File::open("/dev/zero").unwrap();
+        // SAFETY: far memory that is mapped, and nobody refers to it.
+        let read = unsafe {
+            use std::os::fd::AsRawFd;
+            libc::read(zeros.as_raw_fd(), (address + page * PAGE) as *mut libc::c_void, 8)
+        };
+        assert_eq!((read, word(memory, page * 512)), (8, 0), "page {page}");
+        pager.unpin(address + page * PAGE, PAGE).unwrap();
+        others(300);
+        assert_eq!((word(memory, page * 512), word(memory, page * 512 + 7)), (0, before), "page {page}");
+    }
+    // Moved pages are as they were, and can be written to.
+    others(4000);
+    let new = mapped(&pager, 1 << 30, bytes / 2);
+    pager.relocate(address + bytes / 2, address + (1 << 30), bytes / 2).unwrap();
+    for page in 0..pages / 2 {
+        assert_eq!(word(new, page * 512), value(pages / 2 + page));
+        set_word(new, page * 512 + 1, 9);
+    }
+    (0..pages / 2).for_each(|page| assert_eq!(word(new, page * 512 + 1), 9, "page {page}"));
+}
+
 #[test]
 fn what_cannot_be_is_refused() {
     let Some(_alone) = alone() else { return };

@@ -37,7 +37,8 @@ pub enum PageState {
 /// ```
 /// A packed page has the number of its piece in place of a frame; a remote one the moment when it was given up, on a clock of 27 bits; a
 /// mapped one how many more times it is spared when its turn to be evicted comes.
-/// `wanted`: a thread waits for it (Writing, Fetching); it was in use before, not only read ahead (Cached). `queued`: it stands in the queue of mapped pages.
+/// `wanted`: a thread waits for it (Writing, Fetching); it was in use before, not only read ahead (Cached); it is write-protected, and as it
+/// came (Mapped: [`Entry::protected`]). `queued`: it stands in the queue of mapped pages.
 /// An all-zero word is an untouched page, so a fresh table of zeroes is a table of untouched pages.
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 pub struct Entry(u64);
@@ -113,6 +114,18 @@ impl Entry {
         Self(if wanted { self.0 | WANTED } else { self.0 & !WANTED })
     }
 
+    /// Mapped, write-protected, and as it came: its slot, if it has one, holds the same.
+    pub const fn protected(self) -> bool {
+        self.0 & (STATE | WANTED) == PageState::Mapped as u64 | WANTED
+    }
+
+    /// Sets whether a mapped page is write-protected.
+    #[must_use]
+    pub const fn with_protected(self, protected: bool) -> Self {
+        assert!(matches!(self.state(), PageState::Mapped));
+        self.with_wanted(protected)
+    }
+
     /// It stands in the queue of mapped pages.
     pub const fn queued(self) -> bool {
         self.0 & QUEUED != 0
@@ -153,6 +166,13 @@ mod tests {
         let entry = entry.with_frame(5).with_slot(7).with_state(PageState::Remote).with_wanted(false);
         assert_eq!((entry.frame(), entry.slot(), entry.state()), (5, 7, PageState::Remote));
         assert!(entry.queued() && !entry.wanted());
+    }
+
+    #[test]
+    fn only_mapped_pages_are_protected() {
+        let entry = Entry::default().with_state(PageState::Mapped).with_slot(9).with_protected(true);
+        assert!(entry.protected() && !entry.with_protected(false).protected());
+        assert!(!entry.with_state(PageState::Cached).protected(), "there the flag means something else");
     }
 
     #[test]

@@ -10,13 +10,16 @@ use super::placement::{self, Placement};
 use super::seals::Seals;
 use super::table::PageTable;
 use super::tier::Tier;
+use super::together::TO_WRITE_MAX;
 use super::{FaultPath, Pager, PagerConfig};
 use crate::error::{Error, Result};
 use crate::lender::BorrowOptions;
 use crate::runfile::Slot as RunSlot;
 use crate::stats::PagerStats;
 use netvm_core::limits::PAYLOAD_BYTES_MAX;
-use netvm_core::residency::{Entry, FRAME_MAX, FrameChain, FrameSet, Marks, PageQueue, PageState, Streams};
+use netvm_core::residency::{
+    Entry, FRAME_MAX, FrameChain, FrameSet, Marks, PageQueue, PageState, Protection, Streams,
+};
 use netvm_sys::cpu::Hold;
 use netvm_sys::paged::{Bell, PagedArea, Told};
 use netvm_sys::shared::SharedSlice;
@@ -100,6 +103,13 @@ pub(super) struct Engine {
     pub(super) scattered: bool,
     /// or were long runs of them.
     pub(super) in_runs: bool,
+    /// Most of them left together.
+    pub(super) together: bool,
+    pub(super) protection: Protection,
+    /// Pages on their way of which it is known that they will be written to.
+    pub(super) to_write: Vec<u32>,
+    /// Pages that left together so far.
+    pub(super) left_together: u64,
     /// Frames in state Writing.
     pub(super) writing_frames: usize,
     /// Installed pages that the kernel did not let go when last asked.
@@ -177,6 +187,10 @@ impl Engine {
             spare_wanted: false,
             scattered: false,
             in_runs: false,
+            together: false,
+            protection: Protection::new(),
+            to_write: Vec::with_capacity(TO_WRITE_MAX),
+            left_together: 0,
             writing_frames: 0,
             busy_streak: 0,
             placement: Placement::new(config.private_lender),
@@ -707,11 +721,12 @@ impl Engine {
         Ok(filled)
     }
 
-    /// A page enters the program's address space.
+    /// A page enters the program's address space, or the queue of those that are in it.
     pub(super) fn note_mapped(&mut self, page: u32, entry: Entry) {
+        let protected = entry.protected();
         if !entry.queued() {
             self.mapped.push(page);
         }
-        self.table.set(page, entry.with_state(PageState::Mapped).with_wanted(false).with_queued(true));
+        self.table.set(page, entry.with_state(PageState::Mapped).with_protected(protected).with_queued(true));
     }
 }

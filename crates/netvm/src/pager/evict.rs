@@ -2,6 +2,7 @@
 
 use super::engine::{EVICT_PAGES, EVICT_PAGES_MAX, Engine, Transfer};
 use super::error::{PagerError, system};
+use super::fresh::SPARE_STEP;
 use super::tier::{PACK_PAGES, repeated_word};
 use crate::error::Result;
 use netvm_core::residency::{Entry, PageState};
@@ -24,9 +25,9 @@ const BUSY_MAX: usize = 100_000;
 
 /// A page taken out of the program's address space, in its frame.
 #[derive(Clone, Copy)]
-struct Taken {
-    page: u32,
-    frame: u32,
+pub(super) struct Taken {
+    pub(super) page: u32,
+    pub(super) frame: u32,
 }
 
 impl Engine {
@@ -44,14 +45,20 @@ impl Engine {
         if self.budget.may_grow() {
             return Ok(false);
         }
-        let (available, reserve) = (self.available(), self.reserve());
+        let (mut available, mut reserve) = (self.available(), self.reserve());
+        if self.together {
+            // What leaves together leaves spare pages behind, no frames.
+            (available, reserve) = (available + self.spare, reserve + SPARE_STEP);
+        }
         let scattered = self.scattered && self.tier.choice.step() == 0;
         let (pages, slack) = match scattered {
             true if self.backing.reads() == 0 => (SCATTERED_PAGES, SCATTERED_SLACK),
             true => (SCATTERED_PAGES, SCATTERED_PAGES / 2),
             false => (self.evict_pages(), EVICT_PAGES / 2),
         };
-        if available + slack > reserve {
+        let spare_is_low =
+            self.together && self.spare < self.spare_enough() && available <= reserve + EVICT_PAGES;
+        if available + slack > reserve && !spare_is_low {
             return Ok(false);
         }
         let taken = self.evict(pages)?;
@@ -156,10 +163,12 @@ impl Engine {
     /// Takes mapped pages, at most [`EVICT_PAGES_MAX`], out of the program's address space; writes those that changed. Returns how many it
     /// took.
     pub(super) fn take_out(&mut self, victims: &[u32]) -> Result<usize> {
-        let count = victims.len();
+        let mut rest = [0; EVICT_PAGES_MAX];
+        let (together, count) = self.take_out_together(victims, &mut rest)?;
+        let victims = &rest[..count];
         // Neighbours are moved and written together.
         let mut start = 0;
-        let mut taken = 0;
+        let mut taken = together;
         let mut runs = 0;
         let mut changed = [Taken { page: 0, frame: 0 }; EVICT_PAGES_MAX];
         let mut changes = 0;
@@ -181,7 +190,7 @@ impl Engine {
                 }
                 for index in 0..moved as u32 {
                     let one = Taken { page: page + index, frame: frame as u32 + index };
-                    if self.sort_out(one)? {
+                    if self.sort_out(one, false)? {
                         changed[changes] = one;
                         changes += 1;
                     }
@@ -196,8 +205,9 @@ impl Engine {
                 }
             }
         }
-        self.scattered = runs * 2 > count;
-        self.in_runs = runs * RUN_PAGES_MIN <= count;
+        self.scattered = runs * 2 > count + together;
+        self.in_runs = together == 0 && runs * RUN_PAGES_MIN <= count;
+        self.together = together > count;
         self.write_back(&changed[..changes])?;
         Ok(taken)
     }
@@ -216,10 +226,10 @@ impl Engine {
         }
     }
 
-    /// Decides what a page that was taken out needs. True: it changed and must be written.
-    fn sort_out(&mut self, taken: Taken) -> Result<bool> {
+    /// Decides what a page that was taken out needs; `same`: it is known to be what its slot holds. True: it changed and must be written.
+    pub(super) fn sort_out(&mut self, taken: Taken, same: bool) -> Result<bool> {
         let Taken { page, frame } = taken;
-        let entry = self.table.get(page);
+        let entry = self.table.get(page).with_protected(false);
         match repeated_word(self.paged.frame_bytes(frame as usize)) {
             Some(0) => {
                 self.backing.release_slot(entry.slot())?;
@@ -239,9 +249,12 @@ impl Engine {
             }
             _ => {}
         }
-        let hash = self.content_hash(frame);
-        let clean = entry.slot() != 0 && hash == self.table.hash(page);
-        self.table.set_hash(page, hash);
+        let clean = same || {
+            let hash = self.content_hash(frame);
+            let clean = entry.slot() != 0 && hash == self.table.hash(page);
+            self.table.set_hash(page, hash);
+            clean
+        };
         if self.packing && self.pack(page, frame, entry, clean)? {
             return Ok(false);
         }

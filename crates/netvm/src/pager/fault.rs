@@ -24,11 +24,14 @@ impl Engine {
             PageState::Mapped if fault.protected => {
                 self.paged.unprotect(fault.address).map_err(|e| system("lift write protection", e))
             }
-            PageState::Mapped => self
-                .paged
-                .install_zero_if_missing(fault.address)
-                .or_else(gone)
-                .map_err(|e| system("wake a thread", e)),
+            PageState::Mapped => {
+                if fault.write && entry.protected() {
+                    self.protection.note_write();
+                }
+                self.lift_protection(page, entry, fault.write)?;
+                let there = self.paged.install_zero_if_missing(fault.address).or_else(gone);
+                there.map_err(|e| system("wake a thread", e))
+            }
             PageState::Writing => {
                 self.table.set(page, entry.with_wanted(true));
                 Ok(())
@@ -46,6 +49,9 @@ impl Engine {
             | PageState::Remote
             | PageState::Packed
             | PageState::Filled => {
+                if fault.write {
+                    self.note_write_ahead(page);
+                }
                 let ahead = self.ahead(page);
                 if self.bring_in(page, ahead.map)? {
                     self.bring_what_followed(page)?;
@@ -159,7 +165,9 @@ impl Engine {
     /// Installs frames and wakes who waits.
     pub(super) fn install(&mut self, page: u32, frame: u32, pages: u32) -> Result<()> {
         self.tier.note_answered();
-        if pages != 1 || !self.install_fresh(page, frame)? {
+        let protect = pages == 1 && self.protects_next(page);
+        let is_fresh = pages == 1 && self.install_fresh(page, frame, protect)?;
+        if !is_fresh {
             let address = self.address_of(page);
             let installed = self.paged.install(address, frame as usize, pages as usize);
             installed.map_err(|source| system("install a page", source))?;
@@ -169,6 +177,9 @@ impl Engine {
             let entry = self.table.get(page + index);
             let is_rescued = entry.state() == PageState::Cached && entry.wanted();
             self.note_mapped(page + index, entry.with_frame(if is_rescued { SPARED } else { 0 }));
+        }
+        if is_fresh && protect {
+            self.table.set(page, self.table.get(page).with_protected(true));
         }
         Ok(())
     }
@@ -440,7 +451,8 @@ impl Engine {
         self.table.set(page, Entry::default().with_queued(entry.queued()));
         self.table.set_hash(to, self.table.hash(page));
         let queued = self.table.get(to).queued();
-        self.note_mapped(to, entry.with_queued(queued));
+        // A move lifts the protection.
+        self.note_mapped(to, entry.with_protected(false).with_queued(queued));
     }
 
     fn shift_by_frame(&mut self, page: u32, to: u32) -> Result<()> {

@@ -5,7 +5,7 @@ use super::error::{PagerError, system};
 use crate::error::Result;
 
 /// Pages of the budget that are given up at a time,
-const SPARE_STEP: usize = 32;
+pub(super) const SPARE_STEP: usize = 32;
 /// when fewer than these are left and an answer is on its way,
 const SPARE_MIN: usize = 16;
 /// or fewer than these.
@@ -13,12 +13,12 @@ const SPARE_FEW: usize = 4;
 
 impl Engine {
     /// Installs a page by a copy of its frame, if a page of the budget is to be had for it. False when nothing has changed.
-    pub(super) fn install_fresh(&mut self, page: u32, frame: u32) -> Result<bool> {
+    pub(super) fn install_fresh(&mut self, page: u32, frame: u32, protect: bool) -> Result<bool> {
         self.spare_wanted = true;
         if self.spare == 0 {
             return Ok(false);
         }
-        match self.paged.install_fresh(self.address_of(page), frame as usize) {
+        match self.paged.install_fresh(self.address_of(page), frame as usize, protect) {
             Ok(()) => {
                 self.spare -= 1;
                 // The next page arrives in it, while it is in the cache.
@@ -31,10 +31,14 @@ impl Engine {
         }
     }
 
+    /// With fewer spare pages than this more are made.
+    pub(super) fn spare_enough(&self) -> usize {
+        if self.backing.reads() > 0 { SPARE_MIN } else { SPARE_FEW }
+    }
+
     /// While nobody waits: gives up memory of the pool for pages that will arrive by copy, if single pages do arrive.
     pub(super) fn make_spare(&mut self) -> Result<()> {
-        let enough = if self.backing.reads() > 0 { SPARE_MIN } else { SPARE_FEW };
-        if self.spare >= enough || !self.spare_wanted {
+        if self.spare >= self.spare_enough() || !self.spare_wanted {
             return Ok(());
         }
         self.spare_wanted = false;

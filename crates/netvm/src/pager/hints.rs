@@ -141,6 +141,13 @@ impl Engine {
             self.bring_in(page, PIN_STEP.min(pages.end - page))?;
             self.finish_all()?;
         }
+        // System calls that write to a protected page fail.
+        for page in pages {
+            let entry = self.table.get(page);
+            if entry.protected() {
+                self.lift_protection(page, entry, true)?;
+            }
+        }
         Ok(())
     }
 

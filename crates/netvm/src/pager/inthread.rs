@@ -110,7 +110,7 @@ impl InThread {
     }
 
     fn settle(&self, engine: &mut Engine) {
-        self.combine.settle(|address| engine.is_settled(address as usize), futex_wake);
+        self.combine.settle(|wanted| engine.is_settled(posted(wanted).address), futex_wake);
     }
 
     fn wait(&self, waiting: &mut Waiting, post: Option<&Post>) {
@@ -174,9 +174,9 @@ impl InThread {
     }
 
     /// With the turn: serves a fault of this thread, and what others post meanwhile. `known`: it has been taken up.
-    fn lead(&self, address: usize, known: bool) {
+    fn lead(&self, fault: Fault, known: bool) {
         let mut engine = self.engine();
-        if let Err(error) = engine.lead(self, address, known) {
+        if let Err(error) = engine.lead(self, fault, known) {
             engine.end(&error);
         }
         self.leave(engine);
@@ -235,7 +235,7 @@ struct Next {
 pub(super) struct Faults(pub(super) Arc<InThread>);
 
 impl Server for Faults {
-    fn serve(&self, address: usize) -> bool {
+    fn serve(&self, address: usize, write: bool) -> bool {
         let all = &*self.0;
         // A child has no far memory: what is there now is somebody else's.
         if all.process != std::process::id() {
@@ -251,7 +251,7 @@ impl Server for Faults {
         if times >= REPEATED && all.with(|engine| engine.is_broken(address)) {
             return false;
         }
-        all.serve(address);
+        all.serve(Fault { address, write, ..Fault::default() });
         true
     }
 }
@@ -263,14 +263,14 @@ thread_local! {
 
 impl InThread {
     /// Returns when the access to this page can be repeated.
-    fn serve(&self, address: usize) {
+    fn serve(&self, fault: Fault) {
         let all = self;
         let mut waiting = Waiting::default();
         let (post, asleep) = loop {
             if all.combine.try_take() {
-                return all.lead(address, false);
+                return all.lead(fault, false);
             }
-            match all.combine.post(address as u64) {
+            match all.combine.post(fault.address as u64 | u64::from(fault.write)) {
                 Some(posted) => break posted,
                 None => all.wait(&mut waiting, None),
             }
@@ -286,7 +286,7 @@ impl InThread {
             if all.combine.try_take() {
                 return match all.combine.withdraw(post) {
                     Withdrawn::Done => all.leave(all.engine()),
-                    was => all.lead(address, was == Withdrawn::Taken),
+                    was => all.lead(fault, was == Withdrawn::Taken),
                 };
             }
             all.wait(&mut waiting, Some(&post));
@@ -328,16 +328,15 @@ impl Engine {
     }
 
     /// Serves a fault until its page is there.
-    fn lead(&mut self, all: &InThread, address: usize, known: bool) -> Result<()> {
+    fn lead(&mut self, all: &InThread, fault: Fault, known: bool) -> Result<()> {
         if !known {
             self.tier.note_fault(&mut self.stats);
-            self.fault(Fault { address, ..Fault::default() })?;
+            self.fault(fault)?;
         }
         // What has been asked for only now cannot have come.
         let mut look = known;
         loop {
-            all.combine
-                .take_posts(|other| self.fault(Fault { address: other as usize, ..Fault::default() }))?;
+            all.combine.take_posts(|other| self.fault(posted(other)))?;
             self.backing.push()?;
             let moved = (look || self.writing_frames > 0 || self.backing.has_ended()) && self.progress()?;
             if !self.deferred.is_empty() && self.in_flight() == 0 {
@@ -350,7 +349,7 @@ impl Engine {
             let evicted = self.evict_ahead()? | self.tend_pool()?;
             self.make_spare()?;
             self.backing.push()?;
-            if self.is_settled(address) {
+            if self.is_settled(fault.address) {
                 return Ok(());
             }
             all.settle(self);
@@ -392,7 +391,7 @@ impl Engine {
 
     /// What was left over: answers that nobody waits for, eviction, signs of life. True: there is more.
     fn tidy(&mut self, all: &InThread, pager: &Pager, ticked: &mut Instant) -> Result<bool> {
-        all.combine.take_posts(|other| self.fault(Fault { address: other as usize, ..Fault::default() }))?;
+        all.combine.take_posts(|other| self.fault(posted(other)))?;
         self.backing.push()?;
         self.progress()?;
         if !self.deferred.is_empty() && self.in_flight() == 0 {
@@ -415,6 +414,11 @@ impl Engine {
         }
         Ok(steps == STEPS_MAX || self.backing.has_ended())
     }
+}
+
+/// A fault from the number that was posted for it: the address of its page, and in the lowest bit whether it is a write.
+fn posted(wanted: u64) -> Fault {
+    Fault { address: wanted as usize & !1, write: wanted & 1 != 0, ..Fault::default() }
 }
 
 /// Why a pager cannot be set up like this.

@@ -27,6 +27,7 @@ mod seals;
 mod side;
 mod table;
 mod tier;
+mod together;
 
 pub use erasure::Erasure;
 pub use error::PagerError;

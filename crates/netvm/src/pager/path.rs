@@ -22,9 +22,10 @@ pub enum FaultPath {
     /// The pager's thread, looking for a millisecond after each event before it sleeps: for a CPU of its own.
     Spin,
     /// The thread that faults, in a handler of SIGBUS: no other thread is woken. For far memory of a program that knows of it:
-    /// system calls fail with EFAULT where they meet a page that is not there ([`Pager::pin`](super::Pager::pin) it), so it cannot be exported; a
-    /// handler of SIGBUS that the program sets later must pass on what it does not know, threads must not block SIGBUS, and need 64 KiB of their stacks for
-    /// it. Far memory must not be what the program's malloc hands out, nor signal handlers that interrupt malloc touch it.
+    /// system calls fail with EFAULT where they meet a page that is not there, or write to one that has only been read since it came
+    /// ([`Pager::pin`](super::Pager::pin) it), so it cannot be exported; a handler of SIGBUS that the program sets later must pass on what it
+    /// does not know, threads must not block SIGBUS, and need 64 KiB of their stacks for it. Far memory must not be what the program's malloc
+    /// hands out, nor signal handlers that interrupt malloc touch it.
     InThread,
 }
 

@@ -26,7 +26,7 @@ type Failure = Box<dyn Error>;
   netvm bench fault --placement same-cpu --peers none --seconds 2
   netvm bench fault --placement same-cpu --replicas 2 --peers none
   netvm bench fault --placement same-cpu --encrypt-pages --peers none
-  netvm bench fault --placement same-cpu --fault-path in-thread --threads 2 --peers none
+  netvm bench fault --placement nearby-unpinned --fault-path in-thread --threads 2 --peers none
   netvm bench fault --json --svg fault.svg   for a program, and a picture
   netvm bench fault --walks --local-percent 75,50,25,10   what an access costs with so much local memory
 
@@ -97,9 +97,11 @@ enum Placements {
     Spin,
     /// All on one CPU, and the lender's memory shared: pages come without it
     Nearby,
+    /// The same as the kernel likes: several threads on several CPUs
+    NearbyUnpinned,
     /// As the kernel likes
     Unpinned,
-    /// All of them
+    /// All of them but nearby-unpinned
     All,
 }
 
@@ -177,6 +179,16 @@ fn placements(wanted: Placements) -> Result<Vec<Placement>, Failure> {
             nearby: true,
         });
     }
+    if matches!(wanted, Placements::NearbyUnpinned) {
+        all.push(Placement {
+            name: NEARBY_UNPINNED,
+            program: None,
+            pager: None,
+            lender: None,
+            spin: false,
+            nearby: true,
+        });
+    }
     if matches!(wanted, Placements::Unpinned | Placements::All) {
         all.push(Placement {
             name: "unpinned",
@@ -210,6 +222,7 @@ impl Series {
 }
 
 const NEARBY: &str = "nearby";
+const NEARBY_UNPINNED: &str = "nearby-unpinned";
 const ROUND_TRIP: &str = "round-trip-16-4096";
 const STREAM: &str = "stream";
 const FAULT_COPY: &str = "fault-copy";
@@ -219,6 +232,10 @@ const FAULT_COPY_SHARDS: &str = "fault-copy-shards";
 const FAULT_MOVE: &str = "fault-move";
 const COPY_PAGE: &str = "copy-4k";
 const COPY_SEQUENTIAL: &str = "copy-sequential";
+
+fn is_nearby(placement: Option<&str>) -> bool {
+    matches!(placement, Some(NEARBY | NEARBY_UNPINNED))
+}
 
 #[derive(Default)]
 struct Table {
@@ -257,10 +274,10 @@ impl Table {
     fn floor(&self, placement: Option<&str>, case: &str) -> Option<f64> {
         match case {
             // Nothing crosses a network.
-            "random-read" | "random-rmw" | "random-read-threads" if placement == Some(NEARBY) => {
+            "random-read" | "random-rmw" | "random-read-threads" if is_nearby(placement) => {
                 self.median(placement, "floor-uffd", FAULT_COPY)
             }
-            _ if placement == Some(NEARBY) => self.median(None, "memcpy", COPY_SEQUENTIAL),
+            _ if is_nearby(placement) => self.median(None, "memcpy", COPY_SEQUENTIAL),
             "random-read" | "random-rmw" | "random-read-threads" => Some(
                 self.median(placement, "floor-uffd", FAULT_COPY)?
                     + self.median(placement, "floor-tcp", ROUND_TRIP)?,
@@ -279,7 +296,7 @@ impl Table {
         let mut row = Row::new("fault", series.case, if sequential { "GB/s" } else { "us" });
         row.placement = series.placement;
         row.peer = series.peer;
-        let link = if series.placement == Some(NEARBY) { "shm" } else { "tcp" };
+        let link = if is_nearby(series.placement) { "shm" } else { "tcp" };
         row.link = matches!(series.peer, None | Some("floor-tcp")).then_some(link.into());
         row.size_bytes = Some(match series.case {
             STREAM | COPY_SEQUENTIAL => floors::STREAM_BYTES,

@@ -95,3 +95,82 @@ fn what_is_left_over_is_looked_after_soon_and_not_while_others_do() {
     }
     assert!(least < 50, "{least} looks in 100 ms");
 }
+
+/// Number of a page that has been filled with `round`.
+fn number(page: usize, round: usize) -> usize {
+    page << 16 | round | 1
+}
+
+fn left_together(shared: &InThread) -> u64 {
+    without_signals(|| shared.with_turn(|engine| engine.left_together).0)
+}
+
+/// Pages in random order, which is no stream.
+fn scattered(seed: usize) -> impl Iterator<Item = usize> {
+    let mut random = seed as u64 | 1;
+    std::iter::repeat_with(move || {
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        (random >> 20) as usize % (BYTES / PAGE_BYTES)
+    })
+}
+
+#[test]
+fn pages_that_nobody_writes_to_leave_together_and_writes_are_not_lost() {
+    let Some(pager) = start() else { return };
+    let shared = pager.in_thread.clone().unwrap();
+    if !without_signals(|| shared.with_turn(|engine| engine.paged.takes_together()).0) {
+        eprintln!("pages_that_nobody_writes_to: skipped (this kernel cannot take pages together)");
+        return;
+    }
+    let address = pager.area().start;
+    pager.map(address, BYTES, libc::PROT_READ | libc::PROT_WRITE).unwrap();
+    let memory = pager.memory(address, BYTES).unwrap();
+    let (pages, frames) = (BYTES / PAGE_BYTES, LOCAL_BYTES_MIN / PAGE_BYTES as u64);
+    let read = |page: usize, word: usize| {
+        let mut bytes = [0; 8];
+        memory.read_into(page * PAGE_BYTES + word * 8, &mut bytes).unwrap();
+        usize::from_le_bytes(bytes)
+    };
+    let write = |page: usize, word: usize, value: usize| {
+        memory.write_from(page * PAGE_BYTES + word * 8, &value.to_le_bytes()).unwrap();
+    };
+    (0..pages).for_each(|page| write(page, 0, number(page, 0)));
+
+    // Two threads only read.
+    std::thread::scope(|scope| {
+        for seed in [3, 4] {
+            scope.spawn(move || {
+                for page in scattered(seed).take(12_000) {
+                    assert_eq!(read(page, 0), number(page, 0), "page {page}");
+                }
+            });
+        }
+    });
+    let (together, stats) = (left_together(&shared), pager.stats());
+    assert!(together > stats.remote_reads / 2, "{together} of {} left together", stats.remote_reads);
+    assert!(stats.local_frames_peak <= frames, "{stats:?}");
+
+    // Each of four threads has a word of every page, reads it, and now and then writes it afterwards: to a protected page.
+    std::thread::scope(|scope| {
+        for thread in 1..5 {
+            scope.spawn(move || {
+                let mut model = vec![0; pages];
+                for (step, page) in scattered(thread * 77).take(12_000).enumerate() {
+                    assert_eq!(read(page, thread), model[page], "page {page} of thread {thread}");
+                    if step % 16 == 0 {
+                        model[page] = number(page, step);
+                        write(page, thread, model[page]);
+                    }
+                }
+                for (page, &value) in model.iter().enumerate() {
+                    assert_eq!(read(page, thread), value, "page {page} of thread {thread}");
+                }
+            });
+        }
+    });
+    let (after, stats) = (left_together(&shared), pager.stats());
+    assert!(after > together + 2000, "only {} more left together", after - together);
+    assert!(stats.local_frames_peak <= frames, "{stats:?}");
+}

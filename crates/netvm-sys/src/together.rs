@@ -1,0 +1,74 @@
+//! Many pages leave the far area together: other CPUs are interrupted once for all of them, where a move interrupts them for each run.
+//!
+//! The pages are write-protected, so that their contents are the same from the copy until their memory is gone. Nobody is interrupted to
+//! protect them, as they were installed so.
+
+use crate::raw;
+use crate::uffd::PAGE_BYTES;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+/// Most pages at a time.
+pub const TOGETHER_MAX: usize = 64;
+
+/// What it takes of the process.
+#[derive(Debug)]
+pub(crate) struct Together {
+    pidfd: OwnedFd,
+    process: u32,
+}
+
+impl Together {
+    /// `None` where the kernel cannot, or a filter of system calls does not let us. `empty`: a page of the caller's without memory.
+    pub(crate) fn new(empty: usize) -> Option<Self> {
+        let together = Self { pidfd: raw::own_pidfd().ok()?, process: std::process::id() };
+        let (word, mut copied) = (1_u64, 0_u64);
+        let bytes = size_of::<u64>();
+        let from = libc::iovec { iov_base: (&raw const word).cast_mut().cast(), iov_len: bytes };
+        let to = libc::iovec { iov_base: (&raw mut copied).cast(), iov_len: bytes };
+        // SAFETY: a local, to which nothing else refers meanwhile; the page has nothing that could be lost.
+        let (read, dropped) = unsafe {
+            (raw::copy_many(together.process, &[to], &[from]), together.drop_memory(&[page(empty)]))
+        };
+        (read.ok() == Some(bytes) && dropped.ok() == Some(PAGE_BYTES)).then_some(together)
+    }
+
+    /// Copies `pages` to full `frames`, and takes the pages' memory. Returns how many, from the first on: fewer than all where one is not
+    /// there, or cannot be read.
+    ///
+    /// # Errors
+    /// When the process has closed our descriptor.
+    ///
+    /// # Safety
+    /// The caller owns pages and frames; nothing refers to the frames, and nobody can write to the pages without its help.
+    pub(crate) unsafe fn take(&self, pages: &[usize], frames: &[usize]) -> io::Result<usize> {
+        assert!(pages.len() == frames.len() && pages.len() <= TOGETHER_MAX, "{} pages", pages.len());
+        let (mut from, mut to) = ([page(0); TOGETHER_MAX], [page(0); TOGETHER_MAX]);
+        for (index, (&source, &frame)) in pages.iter().zip(frames).enumerate() {
+            (from[index], to[index]) = (page(source), page(frame));
+        }
+        let count = pages.len();
+        // SAFETY: forwarded from the caller.
+        let copied = match unsafe { raw::copy_many(self.process, &to[..count], &from[..count]) } {
+            Ok(bytes) => bytes / PAGE_BYTES,
+            Err(error) if error.raw_os_error() == Some(libc::EFAULT) => 0,
+            Err(error) => return Err(error),
+        };
+        if copied == 0 {
+            return Ok(0);
+        }
+        // SAFETY: forwarded from the caller; what they held is in the frames.
+        Ok(unsafe { self.drop_memory(&from[..copied]) }? / PAGE_BYTES)
+    }
+
+    /// # Safety
+    /// The caller owns the pages and gives up what is in them.
+    unsafe fn drop_memory(&self, pages: &[libc::iovec]) -> io::Result<usize> {
+        // SAFETY: forwarded from the caller.
+        unsafe { raw::madvise_many(self.pidfd.as_fd(), pages, libc::MADV_DONTNEED) }
+    }
+}
+
+fn page(address: usize) -> libc::iovec {
+    libc::iovec { iov_base: std::ptr::with_exposed_provenance_mut(address), iov_len: PAGE_BYTES }
+}
