@@ -102,6 +102,12 @@ extern "C" fn on_sigbus(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
     }
 }
 
+/// Whoever else has to do with the handlers of this process's SIGBUS meanwhile.
+#[cfg(test)]
+pub(crate) fn alone() -> MutexGuard<'static, ()> {
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -146,6 +146,7 @@ mod tests {
 
     #[test]
     fn several_ranges_are_served_and_errno_is_kept() {
+        let _alone = crate::bench_sigbus::alone();
         let features = FloorFeatures { sigbus: true, ..FloorFeatures::default() };
         let (Ok(first), Ok(second)) = (FaultFloor::new(64, features), FaultFloor::new(8, features)) else {
             eprintln!("several_ranges_are_served_and_errno_is_kept: skipped (no userfaultfd here)");
