@@ -264,7 +264,7 @@ enum netvm_fault_path {
     NETVM_FAULTS_SAME_CPU = 2, /* the pager's thread, on the CPU of a thread that does nearly all the faulting */
     NETVM_FAULTS_SPIN = 3,     /* the pager's thread, looking, for a CPU of its own */
     NETVM_FAULTS_IN_THREAD = 4 /* the thread that faults, in a handler of SIGBUS: fastest. System calls fail with EFAULT where they meet a
-                                * page that is not there (netvm_far_pin it), so it cannot be exported; threads must not block SIGBUS; a handler of SIGBUS that the program sets
+                                * page that is not there, or write to one that has only been read since it came (netvm_far_pin it), so it cannot be exported; threads must not block SIGBUS; a handler of SIGBUS that the program sets
                                 * later must call the one it replaces, with all signals blocked (sa_mask) and no SA_ONSTACK; threads
                                 * need 64 KiB of their stacks for it; far memory must not be what malloc hands out */
 };
