@@ -369,6 +369,32 @@ fn a_program_whose_only_lender_packs_what_does_not_shrink_goes_on() {
     assert!(error.to_string().contains("sufficed for 12 MiB"), "{error}");
 }
 
+/// What lacks a copy after a loss gets one from a lender that packs what does not shrink, when nobody else has room.
+#[test]
+fn a_packed_lender_is_pressed_for_what_a_lost_one_had() {
+    let Some(_alone) = alone() else { return };
+    let (lost, other) = (Serving::new(16), Serving::new(16));
+    let packed = lend(config(4, 24));
+    let far = FarMemory::builder().lenders([&lost, &other, packed].map(|lender| lender.address.as_str()));
+    let far = far.local(4 * MIB).area(1 << 34).tier(TierPolicy::Lender).link(LinkChoice::Socket);
+    let far = far.replicas(2).start().unwrap();
+    let mut random = Random::new(31);
+    let mut vec = far.vec::<u64>();
+    vec.reserve_exact(14 << 17);
+    vec.extend((0..14 << 17).map(|_| random.next()));
+    let before = held(packed);
+    assert!(before.used_bytes <= 2 * MIB, "what is plain is used first: {before:?}");
+    drop(lost);
+    until("the loss was seen", || far.stats().lenders_lost == 1);
+    until("all has two copies again", || far.stats().pages_unprotected == 0);
+    let after = held(packed);
+    // More than it lends without being pressed.
+    assert!(after.used_bytes >= 10 * MIB && after.spilled_bytes >= 4 * MIB, "{after:?}");
+    let mut random = Random::new(31);
+    assert!(vec.iter().all(|&word| word == random.next()));
+    std::mem::forget(other);
+}
+
 fn until(what: &str, mut so: impl FnMut() -> bool) {
     let end = Instant::now() + Duration::from_secs(30);
     while !so() {

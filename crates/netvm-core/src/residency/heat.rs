@@ -43,7 +43,7 @@ impl SlotMap {
             slab.heat -= slab.heat.div_ceil(COOLING);
         }
         // Those that were full may have room.
-        self.places.iter_mut().for_each(|place| place.full = false);
+        self.places.iter_mut().for_each(Place::may_have_room);
     }
 
     /// When what was chosen last has been moved, or could not be: whether there is another slab that is to change places. Nothing cools.
@@ -161,7 +161,7 @@ mod tests {
             while let Some(step) = self.map.next_step() {
                 self.map.step_posted();
                 let end = match step {
-                    Step::Borrow { lender } => self.lend(lender).map_or(StepEnd::Full, StepEnd::Borrowed),
+                    Step::Borrow { lender, .. } => self.lend(lender).map_or(StepEnd::Full, StepEnd::Borrowed),
                     _ => StepEnd::Done,
                 };
                 self.map.step_ended(end);

@@ -18,6 +18,8 @@ pub enum Step {
     Borrow {
         /// Its number.
         lender: u32,
+        /// It has refused, and so has everybody else: what it would rather not lend, too.
+        press: bool,
     },
     /// Read pages into the buffer for chunks.
     Read {
@@ -133,7 +135,7 @@ impl SlotMap {
 
     /// Whether a lender is asked for a slab.
     pub(super) fn is_asking(&self, lender: u32) -> bool {
-        matches!(self.mender.in_flight, Some(Step::Borrow { lender: asked }) if asked == lender)
+        matches!(self.mender.in_flight, Some(Step::Borrow { lender: asked, .. }) if asked == lender)
     }
 
     /// Slots of the slab that a step reads from or writes to, from the step's first page on; those that hold nothing are none.
@@ -206,12 +208,14 @@ impl SlotMap {
                     let candidate = self.candidate(copies.as_slice());
                     // To one that asks for its own memory only what has too few copies.
                     let usable = |lender: &u32| is_poor || self.places[*lender as usize].recalled == 0;
-                    if let Some(lender) = candidate.filter(usable) {
+                    let last = || Some((self.last_resort(copies.as_slice()).filter(|_| is_poor)?, true));
+                    let asked = candidate.filter(usable).map(|lender| (lender, false)).or_else(last);
+                    if let Some((lender, press)) = asked {
                         let leaver = leaver.filter(|_| !is_poor);
                         let part = leaver.map_or_else(|| copies.missing(total), |copy| copy.part);
                         let leaving = leaver.map(|copy| copy.lender);
                         self.mender.growing = Some(Growing::new(index, lender, part, leaving));
-                        return Some(Step::Borrow { lender });
+                        return Some(Step::Borrow { lender, press });
                     }
                     if let Some(lender) = leaving
                         && self.places[lender as usize].stuck == Stuck::No
@@ -237,7 +241,7 @@ impl SlotMap {
             return None;
         }
         self.mender.growing = Some(Growing { wished: true, ..Growing::new(index, to, part, Some(from)) });
-        Some(Step::Borrow { lender: to })
+        Some(Step::Borrow { lender: to, press: false })
     }
 
     /// `None` when there is nothing more to do for it.
@@ -257,7 +261,7 @@ impl SlotMap {
             self.mender.growing = None;
             if let Some(lender) = growing.leaving.filter(|_| growing.wished) {
                 // There is room for another one now.
-                self.places[lender as usize].full = false;
+                self.places[lender as usize].may_have_room();
                 self.wish_over = true;
             }
             // What was posted to it before comes before its return.
@@ -292,7 +296,7 @@ impl SlotMap {
         let Some(step) = self.mender.in_flight.take() else { return };
         let growing = self.mender.growing.as_mut();
         match (step, end) {
-            (Step::Borrow { lender }, StepEnd::Borrowed(slab)) => {
+            (Step::Borrow { lender, .. }, StepEnd::Borrowed(slab)) => {
                 let part = growing.as_ref().map_or(0, |growing| growing.part);
                 let copy = SlabCopy { lender, slab, part };
                 match growing {
@@ -304,8 +308,10 @@ impl SlotMap {
                     None => self.not_wanted(copy),
                 }
             }
-            (Step::Borrow { lender }, end) => {
-                self.places[lender as usize].full |= end == StepEnd::Full;
+            (Step::Borrow { lender, press }, end) => {
+                let place = &mut self.places[lender as usize];
+                place.full |= end == StepEnd::Full;
+                place.pressed |= press && end == StepEnd::Full;
                 self.wish_over |= growing.is_some_and(|growing| growing.wished);
                 self.mender.growing = None;
             }

@@ -31,6 +31,8 @@ pub(super) struct Place {
     pub(super) alive: bool,
     /// It had no slab left when it was last asked.
     pub(super) full: bool,
+    /// Not even for who has nobody else.
+    pub(super) pressed: bool,
     pub(super) slabs: u32,
     /// What its memory costs: the lowest is the cheapest.
     pub(super) class: u8,
@@ -55,7 +57,12 @@ pub const ALL: u32 = u32::MAX;
 
 impl Place {
     fn new(alive: bool) -> Self {
-        Self { alive, full: false, slabs: 0, class: 0, recalled: 0, stuck: Stuck::No }
+        Self { alive, full: false, pressed: false, slabs: 0, class: 0, recalled: 0, stuck: Stuck::No }
+    }
+
+    /// It is worth being asked again.
+    pub(super) fn may_have_room(&mut self) {
+        (self.full, self.pressed) = (false, false);
     }
 }
 
@@ -230,7 +237,7 @@ impl SlotMap {
 
     /// A slab that was borrowed is not needed: to be given back, see [`SlotMap::take_return`].
     pub fn not_wanted(&mut self, copy: SlabCopy) {
-        self.places[copy.lender as usize].full = false;
+        self.places[copy.lender as usize].may_have_room();
         self.returns.push(copy);
     }
 
@@ -262,6 +269,18 @@ impl SlotMap {
             .map(|(index, _)| index as u32)
     }
 
+    /// When there is no candidate: the lender to press for a slab, so that what lacks a copy gets one. It has refused before, and was not pressed
+    /// since somebody gave something back.
+    pub(super) fn last_resort(&self, taken: &[SlabCopy]) -> Option<u32> {
+        let fits = |(index, place): &(usize, &Place)| {
+            let has_copy = taken.iter().any(|copy| copy.lender as usize == *index);
+            place.alive && place.full && !place.pressed && !has_copy
+        };
+        let lenders = self.places.iter().enumerate().filter(fits);
+        let best = lenders.min_by_key(|(_, place)| (place.recalled > 0, place.class, place.slabs))?;
+        Some(best.0 as u32)
+    }
+
     /// A lender has no slab left.
     pub fn lender_full(&mut self, lender: u32) {
         self.places[lender as usize].full = true;
@@ -269,7 +288,7 @@ impl SlotMap {
 
     /// Lenders that were full may have something again.
     pub fn ask_again(&mut self) {
-        self.places.iter_mut().for_each(|place| place.full = false);
+        self.places.iter_mut().for_each(Place::may_have_room);
         self.mender.look_again();
     }
 

@@ -323,6 +323,16 @@ impl Borrower {
         self.post_call(token | BORROW_BIT, protocol::BORROW, BodyWriter::default())
     }
 
+    /// The same for who has found no slab anywhere else, as [`Borrower::press_for_slab`].
+    ///
+    /// # Errors
+    /// [`PostError::Full`] is backpressure: poll, then post again.
+    pub fn post_press(&mut self, token: u64) -> Result<(), PostError> {
+        let mut body = BodyWriter::default();
+        body.u32(1);
+        self.post_call(token | BORROW_BIT, protocol::BORROW, body)
+    }
+
     /// Gives a slab back. Writes to it that are posted before this has ended may be executed first, or refused.
     ///
     /// # Errors

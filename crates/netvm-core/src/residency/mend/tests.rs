@@ -236,7 +236,7 @@ impl World {
         {
             let lender = match step {
                 Step::Read { from, page, pages } => return self.read_parts(from, page, pages),
-                Step::Borrow { lender } | Step::Write { to: SlabCopy { lender, .. }, .. } => lender,
+                Step::Borrow { lender, .. } | Step::Write { to: SlabCopy { lender, .. }, .. } => lender,
             };
             if self.map.is_alive(lender) {
                 self.lenders[lender as usize].queue.push_back(Op::Step(step));
@@ -441,5 +441,46 @@ fn a_child_leaves_what_grows_to_its_parent() {
     world.map.leave_mending();
     let lender = lender.unwrap() as u32;
     assert_eq!(world.map.take_return(), Some(SlabCopy { lender, slab: 9, part: 1 }));
-    assert_eq!((world.map.next_step(), world.map.poor()), (Some(Step::Borrow { lender }), 20));
+    assert_eq!((world.map.next_step(), world.map.poor()), (Some(Step::Borrow { lender, press: false }), 20));
+}
+
+#[test]
+fn who_refused_is_pressed_when_nobody_else_has_room_for_what_lacks_a_copy() {
+    let mut world = World::new(2, Redundancy::replicas(2), 4);
+    world.borrow();
+    let (slot, count) = world.map.take_run(20).unwrap();
+    world.write(slot, count);
+    world.lose(1);
+    let has = world.map.locate(slot).unwrap().0[0].lender;
+    let others: Vec<u32> = (0..4).filter(|&lender| lender != has && lender != 1).collect();
+    let mut asked = Vec::new();
+    for round in 0..2 {
+        while let Some(Step::Borrow { lender, press }) = world.map.next_step() {
+            asked.push((press, lender));
+            world.map.step_ended(StepEnd::Full);
+        }
+        asked.sort_unstable();
+        let expected: Vec<_> =
+            [false, true].iter().flat_map(|&press| others.iter().map(move |&other| (press, other))).collect();
+        assert_eq!(asked, expected, "round {round}: each once, and once more pressed");
+        asked.clear();
+        // Nobody is asked again before something may have changed.
+        assert_eq!(world.map.next_step(), None);
+        world.map.ask_again();
+    }
+    for press in [false, true] {
+        for _ in &others {
+            let step = world.map.next_step();
+            assert!(
+                matches!(step, Some(Step::Borrow { press: pressed, .. }) if pressed == press),
+                "{step:?}"
+            );
+            if press {
+                world.map.step_ended(StepEnd::Borrowed(7));
+                assert!(world.map.is_mending());
+                return;
+            }
+            world.map.step_ended(StepEnd::Full);
+        }
+    }
 }

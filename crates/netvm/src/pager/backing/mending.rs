@@ -237,8 +237,9 @@ impl Backing {
         self.mending.borrowing = matches!(step, Step::Borrow { .. });
         let part_bytes = self.part_bytes();
         match step {
-            Step::Borrow { lender } => {
-                self.sides.live(lender).ok_or(PostError::Closed)?.post_borrow(MEND_STEP)
+            Step::Borrow { lender, press } => {
+                let borrower = self.sides.live(lender).ok_or(PostError::Closed)?;
+                if press { borrower.post_press(MEND_STEP) } else { borrower.post_borrow(MEND_STEP) }
             }
             Step::Read { from, page, pages } => {
                 self.post_chunk_reads(from, u64::from(page) * part_bytes, pages)
