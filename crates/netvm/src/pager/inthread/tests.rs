@@ -7,6 +7,12 @@ use netvm_sys::shared::SharedSlice;
 
 const BYTES: usize = 4 * LOCAL_BYTES_MIN as usize;
 
+/// Sleeps are counted of all pagers of the process: one test at a time.
+fn alone() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+}
+
 fn start() -> Option<Arc<Pager>> {
     if let Err(error) = netvm_sys::uffd::probe() {
         eprintln!("what_is_left_over: skipped (userfaultfd: {error})");
@@ -56,6 +62,7 @@ fn sleeps() -> u64 {
 
 #[test]
 fn what_is_left_over_is_looked_after_soon_and_not_while_others_do() {
+    let _alone = alone();
     let Some(pager) = start() else { return };
     let address = pager.area().start;
     pager.map(address, BYTES, libc::PROT_READ | libc::PROT_WRITE).unwrap();
@@ -118,6 +125,7 @@ fn scattered(seed: usize) -> impl Iterator<Item = usize> {
 
 #[test]
 fn pages_that_nobody_writes_to_leave_together_and_writes_are_not_lost() {
+    let _alone = alone();
     let Some(pager) = start() else { return };
     let shared = pager.in_thread.clone().unwrap();
     if !without_signals(|| shared.with_turn(|engine| engine.paged.takes_together()).0) {
