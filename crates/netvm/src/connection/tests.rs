@@ -10,7 +10,7 @@ use netvm_core::endpoint::PostError;
 use netvm_core::limits::{OPS_MAX, WINDOW};
 use netvm_sys::net::Listener;
 
-use super::PeerSession;
+use super::{LOOK_MAX, PeerSession};
 use crate::link::{Caps, Incoming, Link, Outgoing, Stream};
 use crate::node::{LinkChoice, Mapping, Node, Rights};
 use crate::region::{Region, WriteOptions};
@@ -180,4 +180,60 @@ fn fill(session: &PeerSession, handle: u32) {
     netvm_sys::thread::poll(&mut fds, Some(Duration::from_secs(20))).unwrap();
     assert!(fds.iter().any(|fd| fd.revents & libc::POLLIN != 0), "nothing has been applied");
     session.lock().led = false;
+}
+
+/// A link on which bytes come little by little.
+struct Little(Stream, Instant);
+
+impl Little {
+    const BYTES: usize = 4096;
+    const PACE: Duration = Duration::from_micros(20);
+}
+
+impl Link for Little {
+    fn caps(&self) -> Caps {
+        self.0.caps()
+    }
+
+    fn post(&mut self, pieces: &Outgoing<'_>) -> io::Result<usize> {
+        self.0.post(pieces)
+    }
+
+    fn poll(&mut self, pieces: &mut Incoming<'_>) -> io::Result<usize> {
+        if self.1.elapsed() < Self::PACE {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        self.1 = Instant::now();
+        pieces.truncate(Self::BYTES.min(pieces.total_bytes()));
+        self.0.poll(pieces)
+    }
+
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.0.wait_fd()
+    }
+}
+
+#[test]
+fn who_looks_goes_on_looking_while_bytes_come() {
+    let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
+    let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).unwrap();
+    let one = crate::link::connect(listener.address());
+    let two = std::iter::repeat_with(|| listener.accept().unwrap()).flatten().next().unwrap();
+    server.serve_links(vec![Box::new(two)]).unwrap();
+    let link = Box::new(Little(one, Instant::now()));
+    let peer = client.connect_links(vec![link], (OPS_MAX as u32, WINDOW as u32), "peer").unwrap();
+    peer.choose(LinkChoice::Socket);
+    let memory = Node::memory(1 << 20).unwrap();
+    let key = server.export("memory", memory, Rights::ReadWrite).unwrap();
+    let region = peer.import("memory", &key).unwrap();
+    // Each takes a multiple of what is looked for at once.
+    let mut bytes = vec![0; 128 << 10];
+    assert!(Little::PACE * (bytes.len() / Little::BYTES) as u32 > LOOK_MAX * 4);
+    let mut least = u32::MAX;
+    for _ in 0..50 {
+        let before = region.session().sleeps.load(Ordering::Relaxed);
+        region.read(0, &mut bytes).unwrap();
+        least = least.min(region.session().sleeps.load(Ordering::Relaxed) - before);
+    }
+    assert_eq!(least, 0);
 }

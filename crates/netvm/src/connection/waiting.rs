@@ -105,7 +105,7 @@ impl PeerSession {
         // The clock is asked only by those who must wait.
         let mut deadline = None;
         let mut leads = false;
-        let mut look_until = None;
+        let (mut budget, mut look_until) = (Duration::ZERO, None);
         let result = loop {
             if let Some(result) = ready(self, &mut state) {
                 if look_until.is_some() {
@@ -137,7 +137,7 @@ impl PeerSession {
                 let is_series =
                     state.waited.is_some_and(|end| now.saturating_duration_since(end) <= SERIES_GAP);
                 state.series = if is_series { state.series + 1 } else { 0 };
-                let budget = trial(&mut state).budget();
+                budget = trial(&mut state).budget();
                 look_until = (!budget.is_zero()).then(|| now + budget);
             }
             if let Some(until) = look_until {
@@ -146,7 +146,10 @@ impl PeerSession {
                     drop(state);
                     std::hint::spin_loop();
                     state = self.lock();
-                    self.glance(&mut state);
+                    if self.glance(&mut state) {
+                        // Of what is long there is more to come.
+                        look_until = Some(Instant::now() + budget);
+                    }
                     continue;
                 }
                 look_until = None;
