@@ -271,6 +271,7 @@ impl Pair {
         let part = size.min(PIECE_BYTES_MAX);
         let piece = |at: usize| local.sub(at, part).ok_or("beyond the area");
         // Short ones are copied, and have ended when they are posted.
+        let ends_at_once = self.region.link() == "shm";
         let group = if size <= COPIED_BYTES_MAX { 64 } else { (UNDER_WAY_BYTES / GROUPS / part).max(1) };
         let mut under_way = VecDeque::new();
         let (start, mut count, mut at) = (Instant::now(), 0, 0);
@@ -283,6 +284,8 @@ impl Pair {
                 let offset = (at + shift) as u64;
                 if size <= COPIED_BYTES_MAX {
                     self.region.write(offset, &source[at..at + size])?;
+                } else if ends_at_once {
+                    self.region.write_shared(offset, &[piece(at)?])?;
                 } else {
                     let post = group_post(&self.region, index + 1 < group);
                     ops.push(post.write(offset, &[piece(at)?], WriteOptions::default())?);
