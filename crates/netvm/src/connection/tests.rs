@@ -229,11 +229,14 @@ fn who_looks_goes_on_looking_while_bytes_come() {
     // Each takes a multiple of what is looked for at once.
     let mut bytes = vec![0; 128 << 10];
     assert!(Little::PACE * (bytes.len() / Little::BYTES) as u32 > LOOK_MAX * 4);
-    let mut least = u32::MAX;
-    for _ in 0..50 {
+    // Whoever has to share his CPU may come late, but not each time.
+    let start = Instant::now();
+    loop {
         let before = region.session().sleeps.load(Ordering::Relaxed);
         region.read(0, &mut bytes).unwrap();
-        least = least.min(region.session().sleeps.load(Ordering::Relaxed) - before);
+        if region.session().sleeps.load(Ordering::Relaxed) == before {
+            return;
+        }
+        assert!(start.elapsed() < Duration::from_secs(10), "each wait slept");
     }
-    assert_eq!(least, 0);
 }
