@@ -8,9 +8,11 @@
 //! blocks the thread that took it.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::raw;
 
 /// Bytes in a page. The floors are written for 4 KiB pages only.
 pub const PAGE_BYTES: usize = 4096;
@@ -113,7 +115,7 @@ impl FaultFloor {
                 return Err(error);
             }
         };
-        let floor = Self { uffd, pidfd: open_own_pidfd().ok(), area, pool, pages };
+        let floor = Self { uffd, pidfd: raw::pidfd(std::process::id() as i32).ok(), area, pool, pages };
         let protects = features.write_protect || features.write_protect_async;
         let mode = REGISTER_MODE_MISSING | if protects { REGISTER_MODE_WP } else { 0 };
         floor.register(area, mode)?;
@@ -270,20 +272,9 @@ impl FaultFloor {
             vector.iov_len = PAGE_BYTES;
         }
         // SAFETY: the vectors name pages of the area (checked in `area_address`) of this very process.
-        let result = unsafe {
-            libc::syscall(
-                libc::SYS_process_madvise,
-                pidfd.as_raw_fd(),
-                vectors.as_ptr(),
-                pages.len(),
-                libc::MADV_DONTNEED,
-                0,
-            )
-        };
-        if result as usize == pages.len() * PAGE_BYTES {
+        let done = unsafe { raw::madvise_many(pidfd.as_fd(), &vectors[..pages.len()], libc::MADV_DONTNEED) }?;
+        if done == pages.len() * PAGE_BYTES {
             Ok(())
-        } else if result < 0 {
-            Err(io::Error::last_os_error())
         } else {
             Err(io::Error::from_raw_os_error(libc::EAGAIN))
         }
@@ -353,16 +344,6 @@ fn open_userfaultfd() -> io::Result<OwnedFd> {
     let fd = unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, libc::O_CLOEXEC) };
     if fd < 0 {
         return Err(refused);
-    }
-    // SAFETY: the kernel has just given us this descriptor.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
-}
-
-fn open_own_pidfd() -> io::Result<OwnedFd> {
-    // SAFETY: pidfd_open(2) takes a pid and flags only.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) } as RawFd;
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
     }
     // SAFETY: the kernel has just given us this descriptor.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })

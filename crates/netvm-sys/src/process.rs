@@ -1,11 +1,12 @@
 //! Memory of another process that is not mapped here: process_vm_readv(2) and process_vm_writev(2), where the kernel lets us.
 
 use std::io;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use crate::fdpass::FdSocket;
+use crate::raw;
 use crate::shared::SharedSlice;
 
 /// Where in the other process: address and length, laid out as the kernel's `iovec`. The kernel reads it when the copy begins: whoever else
@@ -35,13 +36,7 @@ impl Process {
         if id <= 0 || id == std::process::id() as i32 {
             return Err(io::ErrorKind::Unsupported.into());
         }
-        // SAFETY: no pointers.
-        let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, id as isize, 0_usize) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a descriptor that the kernel just gave us.
-        let pidfd = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+        let pidfd = raw::pidfd(id)?;
         let process = Self { id, pidfd, channel };
         // Its connection is open, so it had not ended before, and its number is not another's.
         process.check()?;

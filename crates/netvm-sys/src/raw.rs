@@ -59,10 +59,10 @@ pub unsafe fn madvise(address: usize, bytes: usize, advice: i32) -> io::Result<(
     check(unsafe { libc::syscall(libc::SYS_madvise, address, bytes, advice as isize) }).map(drop)
 }
 
-/// A descriptor of this process, for [`madvise_many`].
-pub fn own_pidfd() -> io::Result<OwnedFd> {
+/// A descriptor of the process of this number.
+pub fn pidfd(process: i32) -> io::Result<OwnedFd> {
     // SAFETY: two numbers; the kernel checks them.
-    let fd = check(unsafe { libc::syscall(libc::SYS_pidfd_open, std::process::id() as isize, 0_isize) })?;
+    let fd = check(unsafe { libc::syscall(libc::SYS_pidfd_open, process as isize, 0_isize) })?;
     // SAFETY: just opened, and nobody else's.
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }

@@ -21,7 +21,8 @@ pub(crate) struct Together {
 impl Together {
     /// `None` where the kernel cannot, or a filter of system calls does not let us. `empty`: a page of the caller's without memory.
     pub(crate) fn new(empty: usize) -> Option<Self> {
-        let together = Self { pidfd: raw::own_pidfd().ok()?, process: std::process::id() };
+        let process = std::process::id();
+        let together = Self { pidfd: raw::pidfd(process as i32).ok()?, process };
         let (word, mut copied) = (1_u64, 0_u64);
         let bytes = size_of::<u64>();
         let from = libc::iovec { iov_base: (&raw const word).cast_mut().cast(), iov_len: bytes };
