@@ -334,7 +334,8 @@ enum netvm_far_advice {
 NETVM_API int netvm_far_advise(netvm_pager *pager, const void *address, size_t bytes, int advice);
 
 /* Brings far memory in and keeps it in this machine, until netvm_far_unpin with the same numbers has been called as often, or the memory
- * is freed. NETVM_ERR_FULL when all pins together need more than three quarters of the budget; nothing is pinned then. */
+ * is freed. NETVM_ERR_FULL when all pins together need more than three quarters of the budget; nothing is pinned then. What is given to a
+ * pipe or a socket without a copy (vmsplice, MSG_ZEROCOPY) must be pinned until it has been read there. */
 NETVM_API int netvm_far_pin(netvm_pager *pager, const void *address, size_t bytes);
 NETVM_API int netvm_far_unpin(netvm_pager *pager, const void *address, size_t bytes);
 

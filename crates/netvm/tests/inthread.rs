@@ -206,6 +206,118 @@ fn system_calls_on_missing_pages_fail_and_pinned_ones_do_not() {
     assert!(refused.to_string().contains("system calls on it fail"), "{refused}");
 }
 
+/// A device may read a page while it leaves: that takes what was there, and nobody else gets the memory before.
+#[test]
+fn pages_that_a_device_reads_leave_all_the_same() {
+    use std::os::unix::fs::OpenOptionsExt;
+    struct Ends<'a>(&'a AtomicBool);
+    impl Drop for Ends<'_> {
+        fn drop(&mut self) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+    let Some(_alone) = alone() else { return };
+    let path = std::env::temp_dir().join(format!("netvm-inthread-{}", std::process::id()));
+    let mut how = std::fs::OpenOptions::new();
+    how.read(true).write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT);
+    let opened = how.open(&path);
+    let _ = std::fs::remove_file(&path);
+    let Ok(file) = opened else {
+        eprintln!("pages_that_a_device_reads: skipped (the temporary folder's file system has no O_DIRECT)");
+        return;
+    };
+    let lent = lend(64 << 20);
+    let pager = over(&lent, |_| {});
+    let bytes = 3 * LOCAL_BYTES_MIN as usize;
+    let memory = mapped(&pager, 0, bytes);
+    let (address, pages) = (pager.area().start, bytes / PAGE);
+    let value = |page: usize, place: usize| (page * 512 + place) as u64 | 1 << 40;
+    for page in 0..pages {
+        (0..512).for_each(|place| set_word(memory, page * 512 + place, value(page, place)));
+    }
+    let end = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let ends = Ends(&end);
+        // Two threads read other pages all the time: what is here leaves within some hundred of their faults.
+        for seed in [1, 2] {
+            let end = &end;
+            scope.spawn(move || {
+                let mut random = Random::new(seed);
+                while !end.load(Ordering::Relaxed) {
+                    let (page, place) = (random.next() as usize % pages, random.next() as usize % 512);
+                    assert_eq!(word(memory, page * 512 + place), value(page, place));
+                }
+            });
+        }
+        let mut random = Random::new(31);
+        let mut written = 0;
+        while written < 1500 {
+            let page = random.next() as usize % pages;
+            assert_eq!(word(memory, page * 512), value(page, 0));
+            let from = (address + page * PAGE) as *const libc::c_void;
+            let at = (written * PAGE) as i64;
+            // SAFETY: far memory is mapped; the kernel checks what it can reach of it.
+            let count = unsafe {
+                use std::os::fd::AsRawFd;
+                libc::pwrite(file.as_raw_fd(), from, PAGE, at)
+            };
+            if count < 0 {
+                let error = std::io::Error::last_os_error();
+                assert_eq!(error.raw_os_error(), Some(libc::EFAULT), "it had left before: {error}");
+                continue;
+            }
+            let got = netvm::node::Node::memory(PAGE).unwrap();
+            // SAFETY: a mapping of so many bytes, which nobody refers to.
+            let read = unsafe {
+                use std::os::fd::AsRawFd;
+                libc::pread(file.as_raw_fd(), got.shared().as_ptr().cast(), PAGE, at)
+            };
+            assert_eq!((count, read), (PAGE as isize, PAGE as isize));
+            (0..512).for_each(|place| {
+                assert_eq!(word(got.shared(), place), value(page, place), "page {page}, word {place}");
+            });
+            written += 1;
+        }
+        drop(ends);
+    });
+    for page in 0..pages {
+        (0..512).for_each(|place| assert_eq!(word(memory, page * 512 + place), value(page, place)));
+    }
+}
+
+#[test]
+fn what_a_pipe_refers_to_stays_while_it_is_pinned() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let pager = over(&lent, |_| {});
+    let bytes = 3 * LOCAL_BYTES_MIN as usize;
+    let memory = mapped(&pager, 0, bytes);
+    let (address, pages) = (pager.area().start, bytes / PAGE);
+    (0..pages).for_each(|page| set_word(memory, page * 512, page as u64 + 1));
+    let mut ends = [0; 2];
+    // SAFETY: two descriptors fit.
+    assert_eq!(unsafe { libc::pipe(ends.as_mut_ptr()) }, 0);
+    let mut random = Random::new(9);
+    for page in (0..pages).step_by(97) {
+        let at = address + page * PAGE;
+        // Pages that were written to are moved.
+        set_word(memory, page * 512 + 1, 3);
+        pager.pin(at, PAGE).unwrap();
+        let piece = libc::iovec { iov_base: at as *mut libc::c_void, iov_len: PAGE };
+        // SAFETY: far memory is mapped; the kernel checks what it can reach of it.
+        assert_eq!(unsafe { libc::vmsplice(ends[1], &raw const piece, 1, 0) }, PAGE as isize);
+        for _ in 0..1500 {
+            let other = random.next() as usize % pages;
+            assert_eq!(word(memory, other * 512), other as u64 + 1);
+        }
+        let mut got = [0_u8; PAGE];
+        // SAFETY: a local buffer of so many bytes.
+        assert_eq!(unsafe { libc::read(ends[0], got.as_mut_ptr().cast(), PAGE) }, PAGE as isize);
+        assert_eq!(u64::from_le_bytes(got[..8].try_into().unwrap()), page as u64 + 1);
+        pager.unpin(at, PAGE).unwrap();
+    }
+}
+
 /// Pages that came to be read are protected; of those the program may drop some, and have the kernel write to others.
 #[test]
 fn protected_pages_are_dropped_pinned_and_moved() {

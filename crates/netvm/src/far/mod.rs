@@ -166,6 +166,9 @@ impl FarMemory {
 
     /// Brings these in and keeps them in local memory, until the pin is dropped: `&[T]`, `&mut [T]`, or a whole collection.
     ///
+    /// Pages that are given to a pipe or a socket without a copy (vmsplice, MSG_ZEROCOPY) must be pinned until they have been read there, or
+    /// other contents may be read.
+    ///
     /// # Errors
     /// [`PagerError::PinnedTooMuch`] when all pins together need more than three quarters of the budget.
     pub fn pin<T, V: Deref<Target = [T]>>(&self, values: V) -> Result<Pin<'_, V>> {

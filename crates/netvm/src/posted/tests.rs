@@ -339,3 +339,48 @@ fn what_nothing_follows_is_sent_all_the_same() {
         }
     }
 }
+
+#[test]
+fn more_is_followed_than_there_is_room_for() {
+    let (_server, memory, _client, region) = over_tcp(LinkChoice::Socket);
+    memory.shared().write_from(0, &[9; 1 << 20]).unwrap();
+    let local = Node::memory(1 << 20).unwrap();
+    let counter = Counter::new();
+    let piece = |index: u64| local.shared().sub(index as usize % 256 * 4096, 4096).unwrap();
+    // Short requests: their bytes would never make a send, so only the want of room does.
+    for index in 0..4 * OPS_MAX as u64 {
+        region.post().followed().counted(&counter).read(index % 256 * 4096, &[piece(index)]).unwrap();
+    }
+    let full = (0..2 * OPS_MAX as u64).try_for_each(|index| {
+        let post = region.post().followed().without_waiting().counted(&counter);
+        post.read(index % 256 * 4096, &[piece(index)])
+    });
+    assert!(matches!(full, Ok(()) | Err(Error::WouldBlock { .. })), "{full:?}");
+    assert_eq!(counter.wait_all(SOON), Ok(true));
+    assert!(local.shared().to_vec().iter().all(|&byte| byte == 9));
+}
+
+#[test]
+fn what_is_followed_ends_with_its_peer() {
+    for round in 0..20 {
+        let (server, _memory, _client, region) = over_tcp(LinkChoice::Socket);
+        let local = Node::memory(1 << 20).unwrap();
+        let whole = local.shared();
+        let reads: Vec<_> = (0..10).map(|_| region.post().followed().read(0, &[whole]).unwrap()).collect();
+        let write =
+            region.post().followed().write(0, &[whole.sub(0, 20_000).unwrap()], WriteOptions::default());
+        if round % 2 == 0 {
+            std::thread::sleep(Duration::from_micros(100 * round));
+        }
+        drop(server);
+        // Done, or lost with the peer: nobody waits for ever.
+        let start = Instant::now();
+        for ended in reads.iter().map(Op::wait).chain([write.and_then(|write| write.wait())]) {
+            assert!(
+                matches!(&ended, Ok(()) | Err(Error::LenderLost { .. } | Error::OutcomeUnknown { .. })),
+                "{ended:?}"
+            );
+        }
+        assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    }
+}
