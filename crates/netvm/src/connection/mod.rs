@@ -10,7 +10,7 @@ mod ride;
 mod tests;
 mod waiting;
 
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak, mpsc};
@@ -109,7 +109,8 @@ pub(crate) const LEASE_TICK_MAX: Duration = Duration::from_micros(1600);
 pub(crate) struct State {
     pub(crate) session: Session<Box<dyn Link>>,
     pub(crate) imports: ImportTable,
-    ended: HashMap<u64, Result<Answer, OpError>>,
+    /// A few at most, by token.
+    ended: BTreeMap<u64, Result<Answer, OpError>>,
     targets: Targets,
     pub(crate) next_token: u64,
     /// A user waits on the links itself; the node's thread keeps out.
@@ -181,7 +182,7 @@ impl PeerSession {
         let state = State {
             session: Session::new(links, limits.0, limits.1),
             imports: ImportTable::default(),
-            ended: HashMap::new(),
+            ended: BTreeMap::new(),
             targets: Targets::default(),
             next_token: 0,
             led: false,

@@ -105,7 +105,8 @@ impl PeerSession {
         // The clock is asked only by those who must wait.
         let mut deadline = None;
         let mut leads = false;
-        let (mut budget, mut look_until) = (Duration::ZERO, None);
+        let (mut budget, mut look_until, mut came) = (Duration::ZERO, None, false);
+        let mut last = None;
         let result = loop {
             if let Some(result) = ready(self, &mut state) {
                 if look_until.is_some() {
@@ -113,7 +114,11 @@ impl PeerSession {
                 }
                 break Some(result);
             }
-            let now = Instant::now();
+            let now = *last.insert(Instant::now());
+            if std::mem::take(&mut came) {
+                // Of what is long there is more to come.
+                look_until = Some(now + budget);
+            }
             let left = deadline.get_or_insert(now + limit).saturating_duration_since(now);
             if left.is_zero() {
                 break None;
@@ -146,10 +151,7 @@ impl PeerSession {
                     drop(state);
                     std::hint::spin_loop();
                     state = self.lock();
-                    if self.glance(&mut state) {
-                        // Of what is long there is more to come.
-                        look_until = Some(Instant::now() + budget);
-                    }
+                    came = self.glance(&mut state);
                     continue;
                 }
                 look_until = None;
@@ -173,6 +175,7 @@ impl PeerSession {
             let pause = if stalled { PATIENCE } else { Duration::from_millis(100) };
             let waited = netvm_sys::thread::poll(&mut fds[..rails], Some(left.min(pause)));
             state = self.lock();
+            last = Some(Instant::now());
             if let Err(error) = waited {
                 break Some(Err(Error::system("wait for a peer", &error)));
             }
@@ -183,7 +186,7 @@ impl PeerSession {
         };
         if leads {
             state.led = false;
-            state.waited = Some(Instant::now());
+            state.waited = last;
             state.visits += 1;
             if state.leased || state.series >= SERIES_MIN {
                 if !std::mem::replace(&mut state.leased, true) && state.broken.is_none() {
