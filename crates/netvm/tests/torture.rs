@@ -149,6 +149,8 @@ impl Worker<'_> {
             false => (FEW, LONG),
         };
         put(self.region, TAKING + 8 * self.number, &[count.into()]);
+        // Over a connection this and what is used up may arrive when we are dead, and have been asked what we had.
+        self.region.flush().unwrap();
         match items.consume(count, timeout) {
             Ok(()) => {
                 let free = items.add(count).unwrap();
@@ -371,6 +373,7 @@ fn torture(sections: u64, kill_every: Duration) {
     );
     assert_eq!(counter, LOCKS * target);
     assert!(memory.get(WAKES) > 0, "nobody was woken in the monitor");
+    assert!(deaths > kills && kills > 0 && told > 0, "{deaths} deaths, {kills} kills, {told} told");
     let peer = home.connect_local(&home).unwrap();
     for lock in 0..LOCKS {
         assert_eq!(memory.get(lock * RECORD + CHECKSUM), checksum(target));
