@@ -53,7 +53,7 @@ grep -q 'no block device' refusal
 
 echo "== what is measured"
 measure disk
-netvm bench block --quick --device /dev/ublkb0 --device /dev/nbd0 --overwrite --plot /results/disk.svg
+netvm bench block --quick --device /dev/ublkb0 --device /dev/nbd0 --overwrite --svg /results/disk.svg
 end_disks
 
 echo "== with a lender on this machine: what the kernel's side costs"

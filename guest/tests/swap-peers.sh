@@ -24,7 +24,7 @@ measure() {
         options="$options --kind $kind"
     done
     netvm bench swap --size 12M --local 5M --case-ms 500 --rounds 2 $options \
-        --json --plot "/results/$1.svg" >"/results/$1.json" 2>bench.log || { cat bench.log; fail "it ended"; }
+        --json --svg "/results/$1.svg" >"/results/$1.json" 2>bench.log || { cat bench.log; fail "it ended"; }
     cat bench.log "/results/$1.json"
     for kind in $2; do
         bench_rows "$kind" "/results/$1.json"

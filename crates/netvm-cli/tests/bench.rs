@@ -299,10 +299,27 @@ fn a_partner_that_fails_leaves_nothing_behind() {
     std::fs::remove_dir(&folder).unwrap();
 }
 
+/// Not after minutes of measuring.
+#[test]
+fn a_picture_that_cannot_be_written_is_told_first() {
+    let benches = "fault rma block swap file transfer eviction tiers failure apps";
+    let commands = benches.split(' ').map(|bench| vec!["bench", bench]).chain([vec!["demo"]]);
+    for command in commands {
+        let output = Command::new(env!("CARGO_BIN_EXE_netvm"))
+            .args(&command)
+            .args(["--svg", "/proc/no/such.svg"])
+            .output()
+            .unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{command:?}: {said}");
+        assert!(said.contains("cannot write /proc/no/such.svg"), "{command:?}: {said}");
+    }
+}
+
 #[test]
 fn bench_block() {
     let svg = std::env::temp_dir().join(format!("netvm-bench-block-{}.svg", std::process::id()));
-    let rows = rows_of(&["block", "--quick", "--json", "--plot", svg.to_str().unwrap()]);
+    let rows = rows_of(&["block", "--quick", "--json", "--svg", svg.to_str().unwrap()]);
     let picture = std::fs::read_to_string(&svg).unwrap();
     assert!(
         picture.contains("nbd-128k-qd4")
@@ -347,7 +364,7 @@ fn bench_swap_and_disks_say_what_is_wrong() {
 fn bench_file() {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_netvm"));
     let svg = std::env::temp_dir().join(format!("netvm-bench-file-{}.svg", std::process::id()));
-    command.args(["bench", "file", "--quick", "--json", "--plot"]).arg(&svg);
+    command.args(["bench", "file", "--quick", "--json", "--svg"]).arg(&svg);
     let child =
         command.stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
     let folder = format!("/netvm-{}-", child.id());
@@ -386,7 +403,7 @@ fn bench_file() {
 #[test]
 fn transfers_have_a_row_for_each_method_and_size() {
     let svg = std::env::temp_dir().join(format!("netvm-bench-transfer-test-{}.svg", std::process::id()));
-    let arguments = ["transfer", "--quick", "--json", "--plot", svg.to_str().unwrap()];
+    let arguments = ["transfer", "--quick", "--json", "--svg", svg.to_str().unwrap()];
     let rows = rows_of(&arguments);
     let cpus = std::thread::available_parallelism().unwrap().get();
     let several = format!("tcp-x{}", cpus.clamp(2, 4));
@@ -499,7 +516,7 @@ fn bench_failure_has_programs_outlive_lenders() {
 #[test]
 fn evictions_are_compared_on_traces() {
     let svg = std::env::temp_dir().join(format!("netvm-bench-eviction-{}.svg", std::process::id()));
-    let rows = rows_of(&["eviction", "--quick", "--json", "--plot", svg.to_str().unwrap()]);
+    let rows = rows_of(&["eviction", "--quick", "--json", "--svg", svg.to_str().unwrap()]);
     assert_eq!(rows.len(), 5 * 4 * 7, "{rows:?}");
     let missed = |case: &str, peer: Option<&str>| {
         let row = rows.iter().find(|row| row["case"] == case && row["peer"].as_str() == peer).unwrap();

@@ -34,7 +34,7 @@ pub struct DemoArgs {
     #[command(flatten)]
     security: SecurityArgs,
     /// Where to write the plot
-    #[arg(long, value_name = "FILE", default_value = "netvm-demo.svg")]
+    #[arg(long, value_name = "FILE", default_value = "netvm-demo.svg", value_parser = super::bench::picture)]
     svg: PathBuf,
 }
 

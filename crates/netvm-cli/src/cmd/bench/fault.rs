@@ -80,7 +80,7 @@ pub struct FaultArgs {
     #[arg(long, value_name = "PATH", default_value = "auto")]
     fault_path: FaultPath,
     /// Write a bar plot of the medians to this file
-    #[arg(long)]
+    #[arg(long, value_name = "FILE", value_parser = super::picture)]
     svg: Option<PathBuf>,
     /// Whether to measure disk swap and zram as well (needs root)
     #[arg(long, value_enum, default_value = "auto")]

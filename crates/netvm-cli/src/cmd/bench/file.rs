@@ -45,7 +45,7 @@ pub struct FileArgs {
     #[arg(long)]
     quick: bool,
     /// Draw the rows to this SVG file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long = "svg", alias = "plot", value_name = "FILE", value_parser = super::picture)]
     plot: Option<std::path::PathBuf>,
 }
 

@@ -1,6 +1,7 @@
 //! `netvm bench`: measurements that carry their floors with them.
 
 use std::error::Error;
+use std::fs::OpenOptions;
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -46,8 +47,20 @@ struct Form {
     #[arg(long)]
     json: bool,
     /// Write a bar plot to this file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", value_parser = picture)]
     svg: Option<PathBuf>,
+}
+
+/// A file that a picture can be written to: who cannot is told before something is measured for minutes.
+pub(super) fn picture(path: &str) -> Result<PathBuf, String> {
+    let path = PathBuf::from(path);
+    let is_new = !path.exists();
+    let open = OpenOptions::new().append(true).create(true).open(&path);
+    open.map_err(|error| format!("cannot write {}: {error}", path.display()))?;
+    if is_new {
+        let _ = std::fs::remove_file(&path);
+    }
+    Ok(path)
 }
 
 #[derive(Subcommand, Debug)]

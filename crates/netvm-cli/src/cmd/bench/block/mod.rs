@@ -34,7 +34,7 @@ nbdkit and nbd-server have rows when they are installed (packages nbdkit and nbd
 and an io_uring, or, where the kernel has none, by a thread for each. What is on them is overwritten. Of a ublk or nbd.ko disk on lent memory, each operation pays for its way to the lender, too.
 
 Examples:
-  netvm bench block --plot block.svg
+  netvm bench block --svg block.svg
   netvm bench block --device /dev/ublkb0 --device /dev/nbd0 --overwrite")]
 pub struct BlockArgs {
     /// Print one JSON object per line
@@ -56,7 +56,7 @@ pub struct BlockArgs {
     #[arg(long)]
     quick: bool,
     /// Draw the rows to this SVG file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long = "svg", alias = "plot", value_name = "FILE", value_parser = super::picture)]
     plot: Option<std::path::PathBuf>,
 }
 

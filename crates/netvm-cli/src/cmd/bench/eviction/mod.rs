@@ -23,7 +23,7 @@ then all pages once), phases (another tenth of the pages every while).
 
 With --trace: records of `netvm run --learn FILE`. They have the faults of that run, so give it very little local memory:
   netvm run --local 4M --tier lender --learn job.record -- ./job
-  netvm bench eviction --trace job.record --plot eviction.svg")]
+  netvm bench eviction --trace job.record --svg eviction.svg")]
 pub struct EvictionArgs {
     /// Print one JSON object per line
     #[arg(long)]
@@ -35,7 +35,7 @@ pub struct EvictionArgs {
     #[arg(long, value_name = "FILE")]
     trace: Vec<PathBuf>,
     /// Draw miss ratios by local memory to this SVG file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long = "svg", alias = "plot", value_name = "FILE", value_parser = super::picture)]
     plot: Option<PathBuf>,
 }
 

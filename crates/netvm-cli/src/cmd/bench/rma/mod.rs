@@ -114,7 +114,7 @@ pub struct RmaArgs {
     #[arg(long, value_enum)]
     peers: Option<Peers>,
     /// Write plots of latency and bandwidth by size to this file
-    #[arg(long)]
+    #[arg(long, value_name = "FILE", value_parser = super::picture)]
     svg: Option<PathBuf>,
 }
 

@@ -39,7 +39,7 @@ lender's memory itself, as nbdkit has its own.
 Examples:
   netvm bench swap --kind zram --kind disk
   netvm bench swap --kind nbdkit --kind netvm-nbd --nearby
-  netvm bench swap --kind netvm-ublk --kind netvm-nbd --lender big:7070 --secret key --plot swap.svg")]
+  netvm bench swap --kind netvm-ublk --kind netvm-nbd --lender big:7070 --secret key --svg swap.svg")]
 pub struct SwapArgs {
     /// Where pages go; may be given several times [default: all]
     #[arg(long, value_enum)]
@@ -68,7 +68,7 @@ pub struct SwapArgs {
     #[arg(long)]
     quick: bool,
     /// Draw the rows to this SVG file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long = "svg", alias = "plot", value_name = "FILE", value_parser = super::picture)]
     plot: Option<std::path::PathBuf>,
 }
 

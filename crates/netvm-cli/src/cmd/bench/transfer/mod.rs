@@ -34,7 +34,7 @@ root, where it is loaded. What the file system costs is in every row: --dir
 
 Examples:
   netvm bench transfer --quick
-  netvm bench transfer --dir /dev/shm --rounds 5 --plot transfer.svg")]
+  netvm bench transfer --dir /dev/shm --rounds 5 --svg transfer.svg")]
 pub struct TransferArgs {
     /// Print one JSON object per line
     #[arg(long)]
@@ -52,7 +52,7 @@ pub struct TransferArgs {
     #[arg(long)]
     no_check: bool,
     /// Draw the rates by size to this SVG file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long = "svg", alias = "plot", value_name = "FILE", value_parser = super::picture)]
     plot: Option<PathBuf>,
 }
 
