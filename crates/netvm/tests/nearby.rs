@@ -66,6 +66,29 @@ fn transfers_are_the_borrowers_own_work_after_the_first_write() {
 }
 
 #[test]
+fn many_writes_at_once_do_not_keep_it_on_the_session() {
+    let lender = Serving::new(4);
+    let mut borrower = lender.connect_by(LinkChoice::Auto);
+    let memory = Mapping::anonymous(4096).unwrap();
+    let slab = borrower.borrow_slab().unwrap();
+    for page in 0..100 {
+        borrower.post_write(page, slab, page * 4096, memory.shared()).unwrap();
+        assert!(!borrower.has_ended(), "the lender has to provide the memory");
+    }
+    settle(&mut borrower);
+    // Nobody reads or flushes: nothing but the writes themselves can lead back.
+    let over_session = (0..400).filter(|page| {
+        borrower.post_write(0, slab, page % 200 * 4096, memory.shared()).unwrap();
+        let direct = borrower.has_ended();
+        settle(&mut borrower);
+        std::thread::sleep(Duration::from_millis(1));
+        !direct
+    });
+    let count = over_session.count();
+    assert!(count < 100, "{count}");
+}
+
+#[test]
 fn slabs_come_and_go_between_borrowers_of_both_kinds() {
     let lender = Serving::new(6);
     let mut random = Random::new(11);

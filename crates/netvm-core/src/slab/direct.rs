@@ -1,12 +1,17 @@
 //! Which transfers a borrower on the lender's host does by itself, and which go over the session: docs/design/nearby.md.
 
-use alloc::collections::BTreeMap;
+use alloc::collections::{BTreeMap, VecDeque};
 use alloc::vec::Vec;
+
+use crate::limits::WINDOW;
 
 /// Memory is provided in units of so many bytes, or of a slab when that is smaller.
 pub const UNIT_BYTES: u64 = 4 << 20;
-/// Most writes whose application is unknown; with more everything goes over the session.
-const UNKNOWN_MAX: usize = 64;
+/// Most writes whose application is unknown: as many as the session lets be on their way. With more everything would go over the session, behind
+/// which a lender that is slower than its borrower is never through.
+const UNKNOWN_MAX: usize = WINDOW as usize;
+/// With so many the lender is asked which it has applied: of writes alone it tells rarely.
+const ASK_FROM: usize = 32;
 
 /// The way of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +56,8 @@ pub struct Direct {
     slab_bytes: u64,
     /// Slabs in the lease's own file, with the states of their units.
     slabs: BTreeMap<u32, Vec<State>>,
-    unknown: Vec<Unknown>,
+    /// In the order of their numbers.
+    unknown: VecDeque<Unknown>,
     /// Some writes were too many to be remembered: all below this number.
     unknown_below: u64,
     /// Units that the lender has been asked for, by the number of the asking.
@@ -65,7 +71,8 @@ impl Direct {
         Self {
             slab_bytes,
             slabs: BTreeMap::new(),
-            unknown: Vec::new(),
+            // Now: who serves swap must not allocate later.
+            unknown: VecDeque::with_capacity(UNKNOWN_MAX),
             unknown_below: 0,
             asked: BTreeMap::new(),
             next_asking: 0,
@@ -117,20 +124,22 @@ impl Direct {
         }
     }
 
-    /// A write has been posted on the session as number `sequence`. Calls `provide` with every unit that the lender is to be asked for,
-    /// behind that write, and with the number of the asking; false from there: it cannot be asked now.
+    /// A write has been posted on the session as number `sequence`; `applied` of them are known to have been applied. Calls `provide` with every
+    /// unit that the lender is to be asked for, behind that write, and with the number of the asking; false from there: it cannot be asked now.
     pub fn written(
         &mut self,
+        applied: u64,
         sequence: u64,
         slab: u32,
         offset: u64,
         bytes: u64,
         mut provide: impl FnMut(Unit, u32) -> bool,
     ) {
+        self.forget(applied);
         let Some(units) = self.slabs.get_mut(&slab) else { return };
         let Some(end) = offset.checked_add(bytes).filter(|&end| end <= self.slab_bytes) else { return };
         if self.unknown.len() < UNKNOWN_MAX {
-            self.unknown.push(Unknown { sequence, slab, start: offset, end });
+            self.unknown.push_back(Unknown { sequence, slab, start: offset, end });
         } else {
             self.unknown_below = sequence + 1;
         }
@@ -145,6 +154,11 @@ impl Direct {
         }
     }
 
+    /// Whether the lender should be asked which writes it has applied, behind all that were posted; `applied` are known.
+    pub fn wants_word(&self, applied: u64) -> bool {
+        self.unknown.len() >= ASK_FROM || self.unknown_below > applied
+    }
+
     /// The lender has answered the asking with this number.
     pub fn provided(&mut self, asked: u32, done: bool) {
         let Some(Unit { slab, index }) = self.asked.remove(&asked) else { return };
@@ -154,16 +168,21 @@ impl Direct {
         }
     }
 
+    /// So many writes are known to have been applied.
+    #[inline]
+    fn forget(&mut self, applied: u64) {
+        while self.unknown.front().is_some_and(|write| write.sequence < applied) {
+            self.unknown.pop_front();
+        }
+    }
+
     /// Whether all session writes of these bytes are known to have been applied.
     #[inline]
     fn is_settled(&mut self, applied: u64, slab: u32, start: u64, end: u64) -> bool {
         if self.unknown_below > applied {
             return false;
         }
-        if self.unknown.is_empty() {
-            return true;
-        }
-        self.unknown.retain(|write| write.sequence >= applied);
+        self.forget(applied);
         !self.unknown.iter().any(|write| write.slab == slab && write.start < end && start < write.end)
     }
 }

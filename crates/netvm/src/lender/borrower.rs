@@ -274,10 +274,13 @@ impl Borrower {
         let slot = self.session.endpoint.post_write(token, slab, offset, bytes)?;
         self.posted(slot, locals);
         let Self { session, slab_bytes, nearby: Some(nearby), .. } = self else { return Ok(()) };
-        nearby.direct.written(sequence, slab, offset, bytes.into(), |unit, asking| {
+        nearby.direct.written(applied, sequence, slab, offset, bytes.into(), |unit, asking| {
             let (token, body) = (PROVIDE_BIT | u64::from(asking), nearby::provision(unit, *slab_bytes));
             session.endpoint.post_call(token, protocol::PROVIDE, body).is_ok()
         });
+        if nearby.direct.wants_word(applied) {
+            self.probe();
+        }
         Ok(())
     }
 

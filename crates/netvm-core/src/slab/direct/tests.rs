@@ -64,7 +64,7 @@ fn every_transfer_sees_all_that_was_posted_before() {
                         session.push_back(Message::Write { slab, cells, value: step });
                         let refused = random.once_in(40);
                         let takes = !random.once_in(4);
-                        direct.written(posted, slab, offset, bytes, |unit, asked| {
+                        direct.written(applied, posted, slab, offset, bytes, |unit, asked| {
                             if takes {
                                 session.push_back(Message::Provide(unit, asked, !refused));
                             }
@@ -145,15 +145,15 @@ fn execute(
 fn what_is_not_in_the_file_or_beyond_the_slab_goes_over_the_session() {
     let mut direct = Direct::new(SLAB);
     assert_eq!(direct.read(0, 7, 0, 1), Way::Session);
-    direct.written(0, 7, 0, 1, |_, _| unreachable!("not in the file"));
+    direct.written(0, 0, 7, 0, 1, |_, _| unreachable!("not in the file"));
     direct.borrowed(7);
     assert_eq!(direct.read(0, 7, SLAB - 1, 1), Way::Direct);
     assert_eq!(direct.read(0, 7, SLAB, 1), Way::Session);
     assert_eq!(direct.read(0, 7, u64::MAX, 2), Way::Session);
     assert_eq!(direct.write(0, 7, 1, u64::MAX), Way::Session);
-    direct.written(0, 7, u64::MAX, 2, |_, _| unreachable!("beyond the slab"));
+    direct.written(0, 0, 7, u64::MAX, 2, |_, _| unreachable!("beyond the slab"));
     let mut asked = Vec::new();
-    direct.written(0, 7, UNIT_BYTES - 1, 2, |unit, number| {
+    direct.written(0, 0, 7, UNIT_BYTES - 1, 2, |unit, number| {
         asked.push((unit, number));
         true
     });
@@ -172,9 +172,29 @@ fn what_is_not_in_the_file_or_beyond_the_slab_goes_over_the_session() {
 fn more_writes_than_can_be_remembered_keep_everything_on_the_session() {
     let mut direct = Direct::new(SLAB);
     direct.borrowed(0);
-    for sequence in 0..100 {
-        direct.written(sequence, 0, 4096 * sequence, 4096, |_, _| true);
+    let count = UNKNOWN_MAX as u64 + 36;
+    for sequence in 0..count {
+        direct.written(0, sequence, 0, sequence, 1, |_, _| true);
     }
-    assert_eq!(direct.read(99, 0, UNIT_BYTES, 1), Way::Session);
-    assert_eq!(direct.read(100, 0, 0, 1), Way::Direct);
+    assert_eq!(direct.read(count - 1, 0, UNIT_BYTES, 1), Way::Session);
+    assert_eq!(direct.read(count, 0, 0, 1), Way::Direct);
+}
+
+#[test]
+fn a_lender_that_is_far_behind_keeps_only_those_bytes_on_the_session() {
+    let mut direct = Direct::new(SLAB);
+    direct.borrowed(0);
+    direct.written(0, 0, 0, 0, 1, |_, _| true);
+    direct.provided(0, true);
+    for sequence in 1..2000 {
+        direct.written(0, sequence, 0, sequence, 1, |_, _| false);
+        assert_eq!(direct.wants_word(0), sequence >= 31, "{sequence}");
+    }
+    assert_eq!(direct.write(0, 0, 2000, 1), Way::Direct);
+    assert_eq!(direct.write(0, 0, 1999, 1), Way::Session);
+    assert_eq!(direct.write(1000, 0, 999, 1), Way::Direct);
+    assert_eq!(direct.write(1000, 0, 1000, 1), Way::Session);
+    assert!(direct.wants_word(1000));
+    assert_eq!(direct.write(1980, 0, 1979, 1), Way::Direct);
+    assert!(!direct.wants_word(1980), "the next frame of the lender tells soon enough");
 }
