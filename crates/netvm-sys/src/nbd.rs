@@ -199,6 +199,31 @@ impl NbdSocket {
         }
     }
 
+    /// Receives until `into` is full, in one call, whatever pieces it comes in.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` at the end of the connection.
+    pub fn receive_all(&self, into: SharedSlice) -> io::Result<()> {
+        let mut got = 0;
+        while let Some(rest) = into.sub(got, into.len() - got).filter(|rest| !rest.is_empty()) {
+            // SAFETY: the kernel writes at most as many bytes as the shared memory has, which may change at any time.
+            let count = unsafe {
+                libc::recv(self.fd.as_raw_fd(), rest.as_ptr().cast(), rest.len(), libc::MSG_WAITALL)
+            };
+            match count {
+                0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                1.. => got += count as usize,
+                _ => {
+                    let error = io::Error::last_os_error();
+                    if error.kind() != io::ErrorKind::Interrupted {
+                        return Err(error);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Ends the connection, for both sides.
     pub fn end(&self) {
         // SAFETY: no memory.
