@@ -7,6 +7,10 @@ use netvm_core::residency::{Ahead, Entry, PageState};
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::ops::Range;
 
+/// Pages of a run for which neighbouring frames are worth looking for,
+const RUN_PAGES_MIN: u32 = 16;
+/// and how many frames may be free meanwhile that are none.
+const LOOSE_FRAMES_MAX: usize = 128;
 /// A page is worth being spared that is needed again before one in so many local pages has been evicted.
 const AGAIN_PART: usize = 2;
 
@@ -111,11 +115,19 @@ impl Engine {
 
     /// Free frames: from the free set, by growing within the budget, or from pages that are cached and safe elsewhere.
     pub(super) fn take_frames(&mut self, want: u32) -> Result<Option<(u32, u32)>> {
-        if self.free.len() < want as usize {
+        let want_frames = want as usize;
+        if self.free.len() < want_frames {
             let grown = self.grow()?;
             if grown == 0 {
-                self.give_up_cached(want as usize - self.free.len());
+                self.give_up_cached(want_frames - self.free.len());
             }
+        }
+        // Frames that are no neighbours may stay for a while: pages that left together are, and their frames become free together.
+        if want >= RUN_PAGES_MIN
+            && self.free.len() < want_frames + LOOSE_FRAMES_MAX
+            && self.free.find_run(want_frames).is_none_or(|(_, frames)| frames < want_frames)
+        {
+            self.give_up_cached(want_frames);
         }
         if self.free.is_empty() {
             self.use_spare_pages()?;
