@@ -54,7 +54,7 @@ impl Engine {
         let (pages, slack) = match scattered {
             true if self.backing.reads() == 0 => (SCATTERED_PAGES, SCATTERED_SLACK),
             true => (SCATTERED_PAGES, SCATTERED_PAGES / 2),
-            false => (self.evict_pages(), EVICT_PAGES / 2),
+            false => (self.evict_pages(available + EVICT_PAGES_MAX <= reserve), EVICT_PAGES / 2),
         };
         let spare_is_low =
             self.together && self.spare < self.spare_enough() && available <= reserve + EVICT_PAGES;
@@ -71,7 +71,7 @@ impl Engine {
         if !self.cached.is_empty() || self.writing_frames >= EVICT_PAGES {
             return Ok(());
         }
-        let taken = self.evict(self.evict_pages())?;
+        let taken = self.evict(self.evict_pages(true))?;
         if taken == 0 && self.take_from_pool_now()? {
             return Ok(());
         }
@@ -81,11 +81,12 @@ impl Engine {
         Ok(())
     }
 
-    /// Pages to evict in one step.
-    fn evict_pages(&self) -> usize {
+    /// Pages to evict in one step; `behind`: far fewer frames are ready than should be.
+    fn evict_pages(&self, behind: bool) -> usize {
         match self.tier.choice.step() {
-            // With memory that is shared a write is a copy, here and now: a longer step only makes faults wait.
-            0 if self.in_runs && !self.backing.is_nearby() => EVICT_PAGES_MAX,
+            // With memory that is shared a write is a copy, here and now, and a longer step makes faults wait. But a fault of a stream uses up as many
+            // frames: were fewer made ready for each, it would soon wait for all of them.
+            0 if self.in_runs && (behind || !self.backing.is_nearby()) => EVICT_PAGES_MAX,
             0 => EVICT_PAGES,
             _ => PACK_PAGES,
         }
