@@ -14,7 +14,20 @@ const THREADS: usize = 3;
 const ROUNDS: usize = 24;
 
 /// Bytes of memory in mappings that are watched by a userfaultfd, as the kernel counts them: the far area, and the pool.
+///
+/// It counts one mapping after the other: a page that the pager moves meanwhile may be seen in both, or in none. So until two counts agree.
 fn resident_bytes() -> u64 {
+    let mut last = count_resident_bytes();
+    loop {
+        let next = count_resident_bytes();
+        if next == last {
+            return next;
+        }
+        last = next;
+    }
+}
+
+fn count_resident_bytes() -> u64 {
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let (mut sum, mut rss) = (0, 0);
     for line in smaps.lines() {
