@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 /// Pages that one eviction step handles: enough to share the cost of a system call, few enough not to delay a fault.
 pub(super) const EVICT_PAGES: usize = 32;
 /// The same where the last ones were long runs of neighbours, as a stream leaves them behind: each run is one call, and one message.
-pub(super) const EVICT_PAGES_MAX: usize = 64;
+pub(super) const EVICT_PAGES_MAX: usize = 128;
 /// How many times a page is spared that was needed again soon after it had been evicted.
 pub(super) const SPARED: u32 = 2;
 /// Frames that get memory at a time while the budget is not used up.

@@ -54,7 +54,7 @@ impl Engine {
         let (pages, slack) = match scattered {
             true if self.backing.reads() == 0 => (SCATTERED_PAGES, SCATTERED_SLACK),
             true => (SCATTERED_PAGES, SCATTERED_PAGES / 2),
-            false => (self.evict_pages(available + EVICT_PAGES_MAX <= reserve), EVICT_PAGES / 2),
+            false => (self.evict_pages(available + 2 * EVICT_PAGES <= reserve), EVICT_PAGES / 2),
         };
         let spare_is_low =
             self.together && self.spare < self.spare_enough() && available <= reserve + EVICT_PAGES;

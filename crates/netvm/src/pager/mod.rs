@@ -136,7 +136,7 @@ impl Default for PagerConfig {
             tier: TierPolicy::Auto,
             fixed_order: false,
             learn: None,
-            prefetch_pages_max: 64,
+            prefetch_pages_max: 128,
             spin_us: 0,
             cpu: None,
             private_lender: None,
