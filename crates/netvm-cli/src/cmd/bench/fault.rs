@@ -380,6 +380,7 @@ pub fn run(args: &FaultArgs) -> Result<(), Failure> {
             size_bytes: plan.size_bytes,
             repetitions: plan.repetitions,
             case: plan.case,
+            fault_path: plan.fault_path,
             peers: args.peers == Peers::Auto,
         };
         let rows = walks.rows();

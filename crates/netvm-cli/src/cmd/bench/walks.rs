@@ -3,6 +3,8 @@
 use std::error::Error;
 use std::time::Duration;
 
+use netvm::pager::FaultPath;
+
 use super::child::Helper;
 use super::fault::Placement;
 use super::floors;
@@ -29,6 +31,8 @@ pub struct Walks<'a> {
     pub repetitions: usize,
     /// Time of one repetition of one case.
     pub case: Duration,
+    /// Who serves faults.
+    pub fault_path: FaultPath,
     /// Swap as well.
     pub peers: bool,
 }
@@ -79,7 +83,8 @@ impl Walks<'_> {
         let said = lender.line()?;
         let address = said.rsplit(' ').next().unwrap_or_default();
         let mut command = words(&format!(
-            "bench worker --lender {address} --local-bytes {} --size-bytes {} --case-ms {} --tier {}",
+            "bench worker --lender {address} --fault-path {} --local-bytes {} --size-bytes {} --case-ms {} --tier {}",
+            self.fault_path,
             self.local_bytes(percent),
             self.size_bytes,
             self.case.as_millis(),
