@@ -14,7 +14,7 @@ use crate::code::{Code, Failure, Result};
 use crate::ffi::{In, Opaque, Options, Out, OutHandle, Own, Ref, Source, Target};
 use crate::lasting::{RegionHandle, inside};
 use crate::node::named;
-use crate::region::{PART_BYTES, write_options};
+use crate::region::{FENCE, PART_BYTES, Piece, QUEUE, pieces, write_options};
 
 /// Flags of posting, besides those of puts.
 pub(crate) const DONT_WAIT: u32 = 2;
@@ -127,18 +127,28 @@ pub extern "C" fn netvm_post_put(
 ) -> c_int {
     call(|| {
         let op = op.wanted()?;
-        let (handle, options) = (region.get()?, options.get()?);
-        let local = posted_buffer(bytes, buffer.lasting(bytes))?;
-        let write = write_options(options.flags, DONT_WAIT | MORE, &options.signal)?;
-        handle.post_put(offset, bytes, |region| {
-            post(
-                region,
-                &options,
-                op,
-                |posting| posting.write(offset, &[local], write),
-                |posting| posting.write(offset, &[local], write).map(Posted::Plain),
-            )
-        })
+        post_put(region.get()?, offset, buffer, bytes, &options.get()?, op)
+    })
+}
+
+fn post_put(
+    handle: &RegionHandle,
+    offset: u64,
+    buffer: Source,
+    bytes: usize,
+    options: &PostOptions,
+    op: Option<&OutHandle<Posted>>,
+) -> Result<()> {
+    let local = posted_buffer(bytes, buffer.lasting(bytes))?;
+    let write = write_options(options.flags, DONT_WAIT | MORE, &options.signal)?;
+    handle.post_put(offset, bytes, |region| {
+        post(
+            region,
+            options,
+            op,
+            |posting| posting.write(offset, &[local], write),
+            |posting| posting.write(offset, &[local], write).map(Posted::Plain),
+        )
     })
 }
 
@@ -156,16 +166,27 @@ pub extern "C" fn netvm_post_get(
         let op = op.wanted()?;
         let (region, options) = (region.get()?.now()?, options.get()?);
         no_put(&options)?;
-        inside(&region, offset, bytes)?;
-        let local = posted_buffer(bytes, buffer.lasting(bytes))?;
-        post(
-            &region,
-            &options,
-            op,
-            |posting| posting.read(offset, &[local]),
-            |posting| posting.read(offset, &[local]).map(Posted::Plain),
-        )
+        post_get(&region, offset, buffer, bytes, &options, op)
     })
+}
+
+fn post_get(
+    region: &Region,
+    offset: u64,
+    buffer: Target,
+    bytes: usize,
+    options: &PostOptions,
+    op: Option<&OutHandle<Posted>>,
+) -> Result<()> {
+    inside(region, offset, bytes)?;
+    let local = posted_buffer(bytes, buffer.lasting(bytes))?;
+    post(
+        region,
+        options,
+        op,
+        |posting| posting.read(offset, &[local]),
+        |posting| posting.read(offset, &[local]).map(Posted::Plain),
+    )
 }
 
 /// Posts a flush.
@@ -187,6 +208,78 @@ pub extern "C" fn netvm_post_flush(
                 |posting| posting.flush(),
                 |posting| posting.flush().map(Posted::Plain),
             )
+        })
+    })
+}
+
+/// Posts all pieces, each with the options of its own.
+fn post_each<'a>(
+    region: &Region,
+    iov: &'a In<Piece>,
+    count: usize,
+    options: &PostOptions,
+    posted: &Out<usize>,
+    mut one: impl FnMut(&'a Piece, &PostOptions) -> Result<()>,
+) -> Result<()> {
+    if options.counter.optional()?.is_none() {
+        return Err(Failure::argument("operations on several pieces need a counter"));
+    }
+    posted.set_if_wanted(0)?;
+    let all = pieces(region, iov, count)?;
+    for piece in all {
+        posted_buffer(piece.bytes, piece.buffer.lasting(piece.bytes))?;
+    }
+    for (index, piece) in all.iter().enumerate() {
+        let mut options = *options;
+        if index > 0 {
+            options.flags &= !FENCE;
+        }
+        if index + 1 < all.len() {
+            options.flags = options.flags & !QUEUE | MORE;
+            options.signal = In::NULL;
+        }
+        one(piece, &options)?;
+        posted.set_if_wanted(index + 1)?;
+    }
+    Ok(())
+}
+
+/// Posts writes of pieces.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_post_putv(
+    region: Ref<RegionHandle>,
+    iov: In<Piece>,
+    count: usize,
+    options: Options<PostOptions>,
+    posted: Out<usize>,
+) -> c_int {
+    call(|| {
+        let (handle, options) = (region.get()?, options.get()?);
+        write_options(options.flags, DONT_WAIT | MORE, &options.signal)?;
+        post_each(&*handle.writing(0, 0)?, &iov, count, &options, &posted, |piece, options| {
+            post_put(handle, piece.offset, piece.buffer.source(), piece.bytes, options, None)
+        })?;
+        if count == 0 && options.signal.optional()?.is_some() {
+            post_put(handle, 0, Source::NULL, 0, &options, None)?;
+        }
+        Ok(())
+    })
+}
+
+/// Posts reads of pieces.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_post_getv(
+    region: Ref<RegionHandle>,
+    iov: In<Piece>,
+    count: usize,
+    options: Options<PostOptions>,
+    posted: Out<usize>,
+) -> c_int {
+    call(|| {
+        let (region, options) = (region.get()?.now()?, options.get()?);
+        no_put(&options)?;
+        post_each(&region, &iov, count, &options, &posted, |piece, options| {
+            post_get(&region, piece.offset, piece.buffer, piece.bytes, options, None)
         })
     })
 }

@@ -31,7 +31,7 @@ pub(crate) const LINK_BYTES: usize = 16;
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Piece {
-    offset: u64,
+    pub(crate) offset: u64,
     pub(crate) buffer: Target,
     pub(crate) bytes: usize,
 }
@@ -220,7 +220,7 @@ pub extern "C" fn netvm_get(region: Ref<RegionHandle>, offset: u64, buffer: Targ
 }
 
 /// Checks all pieces before the first is moved.
-fn pieces<'a>(region: &Region, pieces: &'a In<Piece>, count: usize) -> Result<&'a [Piece]> {
+pub(crate) fn pieces<'a>(region: &Region, pieces: &'a In<Piece>, count: usize) -> Result<&'a [Piece]> {
     let pieces = pieces.array(count)?;
     for piece in pieces {
         inside(region, piece.offset, piece.bytes)?;

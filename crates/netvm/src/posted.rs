@@ -616,6 +616,49 @@ impl Counted<'_> {
         self.count(|target| self.posting.start_read(offset, locals, target))
     }
 
+    /// Writes scattered bytes, each piece to its own offset and of at most 1 MiB: as many operations as there are pieces, which are sent
+    /// together; a fence comes before the first, a notification behind the last. GASPI's `gaspi_write_list_notify`.
+    ///
+    /// How many were posted: fewer than all only [without waiting](Posting::without_waiting), when there is no more room.
+    ///
+    /// # Errors
+    /// As [`Posting::write`]; [`Error::Bounds`] before the first is posted, otherwise those before are counted.
+    pub fn write_vectored(self, pieces: &[(u64, SharedSlice)], options: WriteOptions) -> Result<usize> {
+        if pieces.is_empty() && options.notify.is_some() {
+            self.write(0, &[], options)?;
+        }
+        let last = pieces.len().saturating_sub(1);
+        self.each(pieces, |counted, index, (offset, local)| {
+            let fence = options.fence && index == 0;
+            let notify = options.notify.filter(|_| index == last);
+            counted.write(offset, &[local], WriteOptions { fence, notify })
+        })
+    }
+
+    /// Reads scattered bytes, each piece from its own offset and of at most 1 MiB, as [`Counted::write_vectored`] writes them.
+    ///
+    /// # Errors
+    /// As [`Counted::write_vectored`].
+    pub fn read_vectored(self, pieces: &[(u64, SharedSlice)]) -> Result<usize> {
+        self.each(pieces, |counted, _, (offset, local)| counted.read(offset, &[local]))
+    }
+
+    fn each(
+        self,
+        pieces: &[(u64, SharedSlice)],
+        mut post: impl FnMut(Self, usize, (u64, SharedSlice)) -> Result<()>,
+    ) -> Result<usize> {
+        self.posting.region.check_pieces(pieces)?;
+        for (index, piece) in pieces.iter().enumerate() {
+            let posting = if index + 1 < pieces.len() { self.posting.followed() } else { self.posting };
+            match post(Self { posting, ..self }, index, *piece) {
+                Err(Error::WouldBlock { .. }) => return Ok(index),
+                result => result?,
+            }
+        }
+        Ok(pieces.len())
+    }
+
     /// As [`Posting::atomic`]; what the word was is not told.
     ///
     /// # Errors

@@ -544,7 +544,7 @@ impl Region {
         result
     }
 
-    fn check_pieces(&self, pieces: &[(u64, SharedSlice)]) -> Result<()> {
+    pub(crate) fn check_pieces(&self, pieces: &[(u64, SharedSlice)]) -> Result<()> {
         pieces.iter().try_for_each(|(offset, local)| self.check_all(*offset, &[*local]).map(drop))
     }
 

@@ -281,6 +281,41 @@ static void posted(void) {
     OK(netvm_counter_test(counter, &counts));
     CHECK(counts.posted == 2 * BLOCKS && counts.done == 2 * BLOCKS && counts.failed == 0);
     OK(netvm_counter_take_error(counter));
+    /* Scattered: every second block from the end of the buffer, and back. */
+    netvm_iov iov[BLOCKS / 2];
+    size_t posted = 99, sent = 0;
+    for (int i = 0; i < BLOCKS / 2; i++)
+        iov[i] = (netvm_iov){(uint64_t)(2 * i) * BLOCK, mine + (BLOCKS - 1 - i) * BLOCK, BLOCK};
+    options.flags = NETVM_FENCE;
+    options.signal = &signal;
+    OK(netvm_post_putv(region, iov, BLOCKS / 2, &options, &posted));
+    CHECK(posted == BLOCKS / 2);
+    OK(netvm_board_wait(board, 6, LIMIT));
+    OK(netvm_board_acknowledge(board, 6, 1, NULL));
+    for (int i = 0; i < BLOCKS / 2; i++)
+        CHECK(memcmp(bytes + 2 * i * BLOCK, mine + (BLOCKS - 1 - i) * BLOCK, BLOCK) == 0);
+    options.flags = NETVM_DONT_WAIT;
+    options.signal = NULL;
+    for (int i = 0; i < BLOCKS / 2; i++)
+        iov[i].buffer = back + i * BLOCK;
+    while (sent < BLOCKS / 2) {
+        status = netvm_post_getv(region, iov + sent, BLOCKS / 2 - sent, &options, &posted);
+        CHECK(status == (sent + posted < BLOCKS / 2 ? NETVM_ERR_BUSY : NETVM_OK));
+        sent += posted;
+        if (status == NETVM_ERR_BUSY)
+            OK(netvm_counter_wait_all(counter, LIMIT));
+    }
+    OK(netvm_counter_wait_all(counter, LIMIT));
+    for (int i = 0; i < BLOCKS / 2; i++)
+        CHECK(memcmp(back + i * BLOCK, mine + (BLOCKS - 1 - i) * BLOCK, BLOCK) == 0);
+    OK(netvm_counter_test(counter, &counts));
+    CHECK(counts.posted == 3 * BLOCKS && counts.done == 3 * BLOCKS && counts.failed == 0);
+    /* Of no pieces only the signal is left. */
+    options.signal = &signal;
+    OK(netvm_post_putv(region, NULL, 0, &options, NULL));
+    OK(netvm_board_wait(board, 6, LIMIT));
+    OK(netvm_board_acknowledge(board, 6, 1, NULL));
+    options.signal = NULL;
     options.flags = 0;
     OK(netvm_post_atomic_u64(region, 0, NETVM_ATOMIC_SWAP, 1, 0, &options, NULL));
     OK(netvm_post_get(region, 8, back, 1 << 20, &options, NULL));

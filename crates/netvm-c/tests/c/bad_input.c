@@ -225,6 +225,14 @@ static void posts(void) {
     NULLED(op, netvm_post_flush(NULL, NULL, &op));
     NULLED(op, netvm_post_atomic_u32(NULL, 0, NETVM_ATOMIC_LOAD, 0, 0, NULL, &op));
     NULLED(op, netvm_post_atomic_u64(NULL, 0, NETVM_ATOMIC_LOAD, 0, 0, NULL, &op));
+    netvm_iov iov[2] = {{0, buffer, 8}, {8, buffer, 8}};
+    size_t posted = 7;
+    ARGUMENT(netvm_post_putv(NULL, iov, 2, &options, &posted));
+    ARGUMENT(netvm_post_getv(NULL, iov, 2, &options, &posted));
+    /* Without a counter. */
+    ARGUMENT(netvm_post_putv(region, iov, 2, &options, &posted));
+    ARGUMENT(netvm_post_getv(region, iov, 2, NULL, &posted));
+    CHECK(posted == 7);
     /* Neither a counter nor a place, and both. */
     ARGUMENT(netvm_post_put(region, 0, buffer, 8, NULL, NULL));
     ARGUMENT(netvm_post_get(region, 0, buffer, 8, &options, NULL));
@@ -240,6 +248,18 @@ static void posts(void) {
     ARGUMENT(netvm_post_atomic_u32(region, 0, 0, 0, 0, &options, NULL));
     ARGUMENT(netvm_post_atomic_u32(region, 0, 8, 0, 0, &options, NULL));
     BOUNDS(netvm_post_put(region, 2 << 20, buffer, 1, &options, NULL));
+    ARGUMENT(netvm_post_putv(region, NULL, 2, &options, &posted));
+    ARGUMENT(netvm_post_putv(region, iov, SIZE_MAX, &options, &posted));
+    iov[1].offset = 2 << 20;
+    BOUNDS(netvm_post_putv(region, iov, 2, &options, &posted));
+    BOUNDS(netvm_post_getv(region, iov, 2, &options, &posted));
+    iov[1] = (netvm_iov){0, NULL, 8};
+    ARGUMENT(netvm_post_putv(region, iov, 2, &options, &posted));
+    iov[1] = (netvm_iov){0, buffer, NETVM_POST_BYTES_MAX + 1};
+    BOUNDS(netvm_post_getv(region, iov, 2, &options, &posted));
+    CHECK(posted == 0);
+    OK(netvm_counter_test(counter, &counts));
+    CHECK(counts.posted == 0);
     BOUNDS(netvm_post_get(region, UINT64_MAX, buffer, 2, &options, NULL));
     BOUNDS(netvm_post_get(region, 0, buffer, NETVM_POST_BYTES_MAX + 1, &options, NULL));
     BOUNDS(netvm_post_put(region, 0, buffer, SIZE_MAX, &options, NULL));

@@ -361,6 +361,44 @@ fn more_is_followed_than_there_is_room_for() {
 }
 
 #[test]
+fn scattered_pieces_are_posted_together() {
+    for link in [LinkChoice::Socket, LinkChoice::Auto] {
+        let (_server, memory, _client, region) = over_tcp(link);
+        let local = Node::memory(1 << 20).unwrap();
+        (0..256u64).for_each(|page| {
+            local.shared().with_u64(page as usize * 4096, |word| word.store(page, Ordering::SeqCst)).unwrap();
+        });
+        let counter = Counter::new();
+        // The pages in reverse.
+        let pieces: Vec<_> = (0..256)
+            .map(|page| ((255 - page) * 4096, local.shared().sub(page as usize * 4096, 4096).unwrap()))
+            .collect();
+        let none = WriteOptions::default();
+        assert_eq!(region.post().counted(&counter).write_vectored(&pieces, none), Ok(256));
+        assert_eq!(counter.wait_for(256, SOON), Ok(true));
+        region.flush().unwrap();
+        assert!((0..256).all(|page| word(&memory, page * 4096) == 255 - page as u64));
+        assert_eq!(region.post().counted(&counter).read_vectored(&pieces[..100]), Ok(100));
+        assert_eq!(counter.wait_all(SOON), Ok(true));
+        assert_eq!((counter.posted(), counter.done()), (356, 356));
+        // Where there is no more room the rest is left.
+        let mut left = &pieces[..];
+        while !left.is_empty() {
+            let posted = region.post().without_waiting().counted(&counter).read_vectored(left).unwrap();
+            left = &left[posted..];
+            assert_eq!(counter.wait_all(SOON), Ok(true));
+        }
+        assert_eq!(counter.done(), 356 + 256);
+        // All or nothing, where it is known before.
+        let mut wrong = pieces.clone();
+        wrong[255].0 = 1 << 20;
+        let post = region.post().counted(&counter);
+        assert!(matches!(post.write_vectored(&wrong, none), Err(Error::Bounds { .. })));
+        assert_eq!(counter.posted(), 356 + 256);
+    }
+}
+
+#[test]
 fn what_is_followed_ends_with_its_peer() {
     for round in 0..20 {
         let (server, _memory, _client, region) = over_tcp(LinkChoice::Socket);
