@@ -13,7 +13,7 @@
 use crate::local::LocalCopy;
 use crate::raw;
 use crate::shared::SharedSlice;
-use crate::together::{TOGETHER_MAX, Together};
+use crate::together::Together;
 use crate::uffd::{
     FEATURE_MOVE, FEATURE_PAGEFAULT_FLAG_WP, FEATURE_POISON, FEATURE_SIGBUS, FEATURE_THREAD_ID, Fault,
     PAGE_BYTES, Userfault,
@@ -23,6 +23,8 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
+
+pub use crate::together::TOGETHER_MAX;
 
 const FAULTER_FEATURES: u64 = FEATURE_MOVE | FEATURE_POISON | FEATURE_PAGEFAULT_FLAG_WP | FEATURE_SIGBUS;
 const FEATURES: u64 = FEATURE_MOVE | FEATURE_POISON | FEATURE_PAGEFAULT_FLAG_WP | FEATURE_THREAD_ID;
@@ -573,21 +575,23 @@ impl PagedArea {
         (pages, Ok(()))
     }
 
-    /// Copies installed, write-protected pages into full frames, and takes the pages' memory: they are missing then. At most [`TOGETHER_MAX`].
-    /// Stops at the first that is not there; returns how many left.
+    /// Copies installed, write-protected pages into full frames, and takes the pages' memory: they are missing then. The first
+    /// [`TOGETHER_MAX`] at most. Stops at the first that is not there; returns how many left.
     ///
     /// # Errors
     /// EINVAL outside the area; when the process has closed our descriptor.
     pub fn extract_together(&mut self, pages: &[usize], frames: &[usize]) -> io::Result<usize> {
         let Some(together) = &self.together else { return Ok(0) };
+        let count = pages.len().min(frames.len()).min(TOGETHER_MAX);
+        let (pages, frames) = (&pages[..count], &frames[..count]);
         let mut to = [0; TOGETHER_MAX];
-        for (index, (&page, &frame)) in pages.iter().zip(frames).enumerate() {
+        for ((&page, &frame), to) in pages.iter().zip(frames).zip(&mut to) {
             self.area.check(page, PAGE_BYTES)?;
-            to[index] = self.frame_address(frame, 1);
+            *to = self.frame_address(frame, 1);
         }
         // SAFETY: pages and frames are ours (checked), and no reference into the pool is alive (`&mut self`). The pages are protected by the
         // caller's promise; whoever writes to one faults, and waits for the caller.
-        unsafe { together.take(pages, &to[..frames.len()]) }
+        unsafe { together.take(pages, &to[..count]) }
     }
 
     /// One page into one empty frame by copy: for kernels without MOVE, and for pages whose protection differs.

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
 /// Most pages at a time.
-pub const TOGETHER_MAX: usize = 64;
+pub const TOGETHER_MAX: usize = 128;
 
 /// What it takes of the process.
 #[derive(Debug)]

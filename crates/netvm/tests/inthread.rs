@@ -71,6 +71,27 @@ fn streams_are_fetched_ahead() {
     assert!(stats.faults < 3 * 4096 / 8 && stats.prefetched > 0, "{stats:?}");
 }
 
+/// What a stream evicts in long steps is scattered where single pages had been read before.
+#[test]
+fn streams_and_scattered_reads_take_turns() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(128 << 20);
+    let local_bytes = 16 << 20;
+    let pager = start(&[lent.address()], local_bytes, |config| config.link = LinkChoice::Socket);
+    let memory = mapped(&pager, 0, 64 << 20);
+    let pages = memory.len() / PAGE;
+    (0..pages).for_each(|page| set_word(memory, page * 512, page as u64 ^ 5));
+    let mut random = Random::new(3);
+    for scattered in [1000, 2000, 3000, 8000] {
+        for page in (0..scattered).map(|_| random.next() as usize % pages) {
+            assert_eq!(word(memory, page * 512), page as u64 ^ 5);
+        }
+        for page in 0..pages {
+            assert_eq!(word(memory, page * 512), page as u64 ^ 5);
+        }
+    }
+}
+
 /// Threads share pages: each has one word of every page, so that they wait for the same pages at the same time.
 #[test]
 fn threads_share_pages_while_others_are_mapped_and_discarded() {

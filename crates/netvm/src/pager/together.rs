@@ -7,6 +7,7 @@ use super::fault::gone;
 use super::fresh::SPARE_STEP;
 use crate::error::Result;
 use netvm_core::residency::{Entry, PageState};
+use netvm_sys::paged::TOGETHER_MAX;
 
 /// Fewer are moved.
 const TOGETHER_MIN: usize = 4;
@@ -70,6 +71,7 @@ impl Engine {
         victims: &[u32],
         rest: &mut [u32; EVICT_PAGES_MAX],
     ) -> Result<(usize, usize)> {
+        const { assert!(EVICT_PAGES_MAX <= TOGETHER_MAX) }
         let all = victims.len();
         rest[..all].copy_from_slice(victims);
         // Frames are wanted where nothing is to be packed, and packed pages come from frames that were moved.
