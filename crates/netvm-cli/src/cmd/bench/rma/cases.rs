@@ -25,8 +25,10 @@ type Result<T> = std::result::Result<T, Box<dyn Error>>;
 const WORD: u64 = PONG_OFFSET as u64 + (512 << 10);
 /// Larger pieces are put from where they lie; smaller ones are copied.
 const COPIED_BYTES_MAX: usize = 16 << 10;
-/// Bytes of long puts, and of gets, under way at once; and how many gets at most.
+/// Bytes of long puts under way at once; those that have been sent are still on their way.
 const UNDER_WAY_BYTES: usize = 1 << 20;
+/// The same of gets, which are under way until they are here; and how many at most.
+const GETS_BYTES: usize = 2 << 20;
 const GETS_MAX: usize = 128;
 /// They are posted in so many parts, so that there are always some under way.
 const GROUPS: usize = 4;
@@ -310,7 +312,7 @@ impl Pair {
         let expected: Vec<u8> = (0..area + shift).map(|index| (index / 5) as u8 ^ salt).collect();
         self.region.write(0, &expected)?;
         let part = size.min(PIECE_BYTES_MAX);
-        let parts = (UNDER_WAY_BYTES.max(size) / part).clamp(GROUPS, GETS_MAX);
+        let parts = (GETS_BYTES.max(size) / part).clamp(GROUPS, GETS_MAX);
         let local = self.local.shared();
         let pieces: Vec<_> = (0..parts)
             .map(|index| index * part % area)
