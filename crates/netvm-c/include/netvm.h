@@ -537,9 +537,10 @@ NETVM_API int netvm_post_get(netvm_region *region, uint64_t offset, void *buffer
                              const netvm_post_options *options, netvm_op **op);
 NETVM_API int netvm_post_flush(netvm_region *region, const netvm_post_options *options, netvm_op **op);
 
-/* Post `count` pieces, each of at most NETVM_POST_BYTES_MAX bytes, which are sent together: as many operations of the counter in `options`,
- * which they need. NETVM_FENCE comes before the first, a signal behind the last (of no pieces: by an operation of 0 bytes). When one is out of bounds none is posted. `posted`, which
- * may be NULL, gets how many were: with NETVM_DONT_WAIT and NETVM_ERR_BUSY there was no room for the rest. */
+/* Post `count` pieces, each of at most NETVM_POST_BYTES_MAX bytes, which are sent together: as many operations of the counter in
+ * `options`, which they need. NETVM_FENCE comes before the first, a signal behind the last (of no pieces: by an operation of 0 bytes).
+ * When one is out of bounds none is posted. `posted`, which may be NULL, gets how many were: with NETVM_DONT_WAIT and NETVM_ERR_BUSY
+ * there was no room for the rest. */
 NETVM_API int netvm_post_putv(netvm_region *region, const netvm_iov *iov, size_t count, const netvm_post_options *options,
                               size_t *posted);
 NETVM_API int netvm_post_getv(netvm_region *region, const netvm_iov *iov, size_t count, const netvm_post_options *options,

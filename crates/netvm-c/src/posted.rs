@@ -256,7 +256,7 @@ pub extern "C" fn netvm_post_putv(
     call(|| {
         let (handle, options) = (region.get()?, options.get()?);
         write_options(options.flags, DONT_WAIT | MORE, &options.signal)?;
-        post_each(&*handle.writing(0, 0)?, &iov, count, &options, &posted, |piece, options| {
+        post_each(&*handle.now()?, &iov, count, &options, &posted, |piece, options| {
             post_put(handle, piece.offset, piece.buffer.source(), piece.bytes, options, None)
         })?;
         if count == 0 && options.signal.optional()?.is_some() {

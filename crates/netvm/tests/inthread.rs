@@ -75,20 +75,31 @@ fn streams_are_fetched_ahead() {
 #[test]
 fn streams_and_scattered_reads_take_turns() {
     let Some(_alone) = alone() else { return };
-    let lent = lend(128 << 20);
-    let local_bytes = 16 << 20;
-    let pager = start(&[lent.address()], local_bytes, |config| config.link = LinkChoice::Socket);
-    let memory = mapped(&pager, 0, 64 << 20);
-    let pages = memory.len() / PAGE;
-    (0..pages).for_each(|page| set_word(memory, page * 512, page as u64 ^ 5));
-    let mut random = Random::new(3);
-    for scattered in [1000, 2000, 3000, 8000] {
-        for page in (0..scattered).map(|_| random.next() as usize % pages) {
-            assert_eq!(word(memory, page * 512), page as u64 ^ 5);
+    let (socket, auto) = (LinkChoice::Socket, LinkChoice::Auto);
+    for (link, lenders, encrypt) in
+        [(socket, 1, false), (auto, 1, false), (socket, 2, false), (auto, 1, true)]
+    {
+        let lent: Vec<Lent> = (0..lenders).map(|_| lend(128 << 20)).collect();
+        let addresses: Vec<&str> = lent.iter().map(Lent::address).collect();
+        let pager = start(&addresses, 16 << 20, |config| {
+            (config.link, config.replicas, config.encrypt_pages) = (link, lenders, encrypt);
+        });
+        let memory = mapped(&pager, 0, 64 << 20);
+        let pages = memory.len() / PAGE;
+        (0..pages).for_each(|page| set_word(memory, page * 512, page as u64 ^ 5));
+        let mut random = Random::new(3);
+        for scattered in [1000, 2000, 3000, 8000] {
+            for page in (0..scattered).map(|_| random.next() as usize % pages) {
+                assert_eq!(word(memory, page * 512), page as u64 ^ 5);
+            }
+            for page in 0..pages {
+                assert_eq!(word(memory, page * 512), page as u64 ^ 5);
+            }
         }
-        for page in 0..pages {
-            assert_eq!(word(memory, page * 512), page as u64 ^ 5);
-        }
+        // A stream that writes, over what was scattered.
+        (0..pages).for_each(|page| set_word(memory, page * 512, page as u64 ^ 9));
+        (0..pages).for_each(|page| assert_eq!(word(memory, page * 512), page as u64 ^ 9));
+        assert!(pager.stats().local_frames_peak <= (16 << 20) / PAGE as u64, "{:?}", pager.stats());
     }
 }
 

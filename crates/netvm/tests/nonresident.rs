@@ -487,6 +487,61 @@ fn a_far_page_behind_a_slow_lender() {
     assert!(world.server.unexport("far").unwrap());
 }
 
+/// Answers of few bytes are copied when they are sent, and the page may have left since the request was looked at.
+#[test]
+fn short_reads_of_pages_that_come_and_go() {
+    let Some(_alone) = common::alone() else { return };
+    let lender = common::lend(64 << 20);
+    let config = PagerConfig {
+        lenders: vec![lender.address().to_owned()],
+        local_bytes: 4 << 20,
+        area_bytes: 64 << 20,
+        ..PagerConfig::default()
+    };
+    let pager = Pager::start(config).unwrap();
+    let start = pager.area().start;
+    pager.map(start, 16 << 20, libc::PROT_READ | libc::PROT_WRITE).unwrap();
+    let world = World::new();
+    let memory = Memory::far(&pager, start, 16 << 20).unwrap();
+    let key = world.server.export("far", &memory, Rights::ReadWrite).unwrap();
+    let region = world.peer(1).import("far", &key).unwrap();
+    let shared = memory.shared();
+    (0..4096).for_each(|page| shared.write_from(page * 4096, &(page as u64 + 1).to_le_bytes()).unwrap());
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let _end = End(&ended);
+        scope.spawn(|| {
+            let mut random = Random::new(2);
+            while !ended.load(Ordering::Relaxed) {
+                shared.touch((random.next() % 4096) as usize * 4096).unwrap();
+            }
+        });
+        let mut random = Random::new(1);
+        let local = Mapping::anonymous(64 * 8).unwrap();
+        for _ in 0..400 {
+            let pages: Vec<u64> = (0..64).map(|_| random.next() % 4096).collect();
+            let read = |(index, page): (usize, &u64)| {
+                region.post().read(page * PAGE, &[local.shared().sub(index * 8, 8).unwrap()]).unwrap()
+            };
+            let reads: Vec<_> = pages.iter().enumerate().map(read).collect();
+            reads.iter().for_each(|read| read.wait().unwrap());
+            let got = local.shared().sub(0, 64 * 8).unwrap().to_vec();
+            let words = got.chunks_exact(8).map(|word| u64::from_le_bytes(word.try_into().unwrap()));
+            assert!(words.eq(pages.iter().map(|page| page + 1)));
+        }
+    });
+    assert!(pager.stats().faults > 10_000, "{:?}", pager.stats());
+}
+
+/// Tells others that the test has ended, also when it has failed.
+struct End<'a>(&'a AtomicBool);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A receiver's ring is away: its senders and everybody else on the node go on, and no message is lost, torn or out of order.
 #[test]
 fn a_ring_that_is_away_keeps_only_its_receiver_waiting() {

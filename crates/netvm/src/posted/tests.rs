@@ -399,6 +399,47 @@ fn scattered_pieces_are_posted_together() {
 }
 
 #[test]
+fn scattered_pieces_end_with_their_peer() {
+    for round in 0..20 {
+        let (server, _memory, _client, region) = over_tcp(LinkChoice::Socket);
+        let local = Node::memory(1 << 20).unwrap();
+        let pieces: Vec<_> = (0..200u64)
+            .map(|index| {
+                (index % 16 * 65_536, local.shared().sub(index as usize % 16 * 65_536, 65_536).unwrap())
+            })
+            .collect();
+        let counter = Counter::new();
+        let start = Instant::now();
+        let posted = std::thread::scope(|scope| {
+            let lists = scope.spawn(|| {
+                let mut posted = 0;
+                loop {
+                    let post = region.post().counted(&counter);
+                    let list = match posted % 2 {
+                        0 => post.write_vectored(&pieces, WriteOptions::default()),
+                        _ => post.read_vectored(&pieces),
+                    };
+                    match list {
+                        Ok(count) => assert_eq!(count, 200),
+                        Err(error) => return (posted, error),
+                    }
+                    posted += 1;
+                }
+            });
+            std::thread::sleep(Duration::from_micros(300 * round));
+            drop(server);
+            lists.join().unwrap()
+        });
+        assert!(matches!(posted.1, Error::LenderLost { .. } | Error::OutcomeUnknown { .. }), "{posted:?}");
+        // Those that were under way have ended, and are counted.
+        let ended = counter.wait_all(SOON);
+        assert!(ended != Ok(false) && counter.pending() == 0, "{ended:?}, {counter:?}");
+        assert_eq!(counter.done() + counter.failed(), counter.posted());
+        assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+    }
+}
+
+#[test]
 fn what_is_followed_ends_with_its_peer() {
     for round in 0..20 {
         let (server, _memory, _client, region) = over_tcp(LinkChoice::Socket);
