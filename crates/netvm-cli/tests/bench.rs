@@ -81,6 +81,18 @@ fn bench_fault_measures_netvm_beside_its_floors() {
 }
 
 #[test]
+fn bench_fault_measures_one_case_by_itself() {
+    let arguments = ["fault", "--quick", "--json", "--peers", "none", "--placement", "same-cpu", "--case"];
+    let Some(rows) = bench(&[&arguments[..], &["seq-read"]].concat()) else { return };
+    let ours: Vec<_> = rows.iter().filter(|row| row["peer"].is_null()).map(|row| &row["case"]).collect();
+    assert_eq!(ours, ["seq-read"]);
+    let command = [&["bench"][..], &arguments, &["zipf"]].concat();
+    let output = Command::new(env!("CARGO_BIN_EXE_netvm")).args(command).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("random-read, random-rmw"), "{said}");
+}
+
+#[test]
 fn bench_fault_measures_walks_with_and_without_packed_pages() {
     let arguments = ["fault", "--quick", "--walks", "--json", "--peers", "none", "--local-percent", "25"];
     let Some(rows) = bench(&arguments) else { return };

@@ -27,6 +27,7 @@ type Failure = Box<dyn Error>;
   netvm bench fault --placement same-cpu --replicas 2 --peers none
   netvm bench fault --placement same-cpu --encrypt-pages --peers none
   netvm bench fault --placement nearby-unpinned --fault-path in-thread --threads 2 --peers none
+  netvm bench fault --placement spin --peers none --case seq-read   a stream by itself: behind random accesses it is slower
   netvm bench fault --json --svg fault.svg   for a program, and a picture
   netvm bench fault --walks --local-percent 75,50,25,10   what an access costs with so much local memory
 
@@ -79,6 +80,9 @@ pub struct FaultArgs {
     /// Who serves faults: auto, thread, spin or in-thread
     #[arg(long, value_name = "PATH", default_value = "auto")]
     fault_path: FaultPath,
+    /// Only this one: random-read, random-rmw, seq-read or seq-write
+    #[arg(long, value_name = "CASE", value_parser = one_case, conflicts_with = "walks")]
+    case: Option<Case>,
     /// Write a bar plot of the medians to this file
     #[arg(long, value_name = "FILE", value_parser = super::picture)]
     svg: Option<PathBuf>,
@@ -335,10 +339,22 @@ struct Plan {
     encrypt_pages: bool,
     threads: u8,
     fault_path: FaultPath,
+    only: Option<Case>,
     /// Time of one repetition of one case.
     case: Duration,
     /// Time of one repetition of one floor.
     floor: Duration,
+}
+
+impl Plan {
+    fn cases(&self) -> Vec<Case> {
+        Case::ALL.into_iter().filter(|case| self.only.is_none_or(|only| only == *case)).collect()
+    }
+}
+
+fn one_case(name: &str) -> Result<Case, String> {
+    let found = Case::ALL.into_iter().find(|case| case.name() == name);
+    found.ok_or_else(|| format!("it is one of {}", Case::ALL.map(Case::name).join(", ")))
 }
 
 /// Runs the bench and prints its rows.
@@ -360,6 +376,7 @@ pub fn run(args: &FaultArgs) -> Result<(), Failure> {
         encrypt_pages: args.encrypt_pages,
         threads: args.threads,
         fault_path: args.fault_path,
+        only: args.case,
         case,
         floor: case / 3,
     };
@@ -499,10 +516,10 @@ impl Setup {
             FAULT_MOVE,
             floors::fault(true, self.placement.pager, plan.floor),
         );
-        for case in Case::ALL {
+        for case in plan.cases() {
             table.add(name, None, case.name(), Ok(self.worker.ask(case.name())?));
         }
-        if plan.threads > 1 {
+        if plan.threads > 1 && plan.cases().contains(&Case::RandomRead) {
             be(self.placement.program)?;
             for (case, sharded) in [(FAULT_COPY_THREADS, false), (FAULT_COPY_SHARDS, true)] {
                 let threads = usize::from(plan.threads);
@@ -517,6 +534,7 @@ impl Setup {
 }
 
 fn measure_swap(plan: &Plan, kind: Kind, table: &mut Table) {
+    let cases = plan.cases();
     let wanted = swap::Wanted {
         kind,
         lent: &swap::Lent::default(),
@@ -526,7 +544,7 @@ fn measure_swap(plan: &Plan, kind: Kind, table: &mut Table) {
         size_bytes: plan.size_bytes,
         case_ms: plan.case.as_millis() as u64,
         repetitions: plan.repetitions,
-        cases: &Case::ALL,
+        cases: &cases,
     };
     match swap::measure(&wanted) {
         Ok(measured) => {
@@ -537,7 +555,7 @@ fn measure_swap(plan: &Plan, kind: Kind, table: &mut Table) {
             }
         }
         Err(error) => {
-            for case in Case::ALL {
+            for case in cases {
                 table.add(None, Some(kind.peer()), case.name(), Err(error.to_string().into()));
             }
         }
