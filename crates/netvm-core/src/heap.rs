@@ -6,6 +6,7 @@
 use alloc::collections::BTreeMap;
 use alloc::vec;
 use alloc::vec::Vec;
+use core::ops::Range;
 
 /// Bytes of a span, which begins at a multiple of it. Pages of it that no block has touched cost nothing.
 pub const SPAN_BYTES: usize = 256 << 10;
@@ -147,6 +148,14 @@ impl Heap {
         let words = (SPAN_BYTES / bytes_of(class)).div_ceil(64);
         self.spans.insert(start, Span { class, used: vec![0; words], count: 0, cursor: 0, listed: true });
         self.room[class].push(start);
+    }
+
+    /// Where the block is that has this address, used or not.
+    pub fn block_at(&self, address: usize) -> Option<Range<usize>> {
+        let start = address & !(SPAN_BYTES - 1);
+        let bytes = bytes_of(self.spans.get(&start)?.class);
+        let block = address - (address - start) % bytes;
+        Some(block..block + bytes)
     }
 
     /// Gives back a block of this layout.

@@ -1,9 +1,9 @@
 //! Where far memory comes from: the pager, or for tests of the interposition plain local memory.
 
-use crate::sys;
 use crate::tls::words;
+use crate::{small, sys};
 use netvm::Error;
-use netvm::pager::{Pager, PagerConfig, PagerError};
+use netvm::pager::{BlockAt, Pager, PagerConfig, PagerError};
 use netvm::runfile::RunFile;
 use netvm_sys::cpu::Hold;
 use std::io::Write;
@@ -140,7 +140,9 @@ impl PagerFar {
             private_lender: (params.private_lender != 0).then_some(params.private_lender),
             tier: params.tier,
             fault_path: params.fault_path,
+            page_bytes: usize::try_from(params.page_bytes).unwrap_or(0),
             learn: (!params.learn.is_empty() && run.claim_record()).then(|| params.learn.into()),
+            block_at: Some(BlockAt(Arc::new(small::block_at))),
             run: Some(Arc::clone(run)),
             name: name.trim_end().to_owned(),
             // Nothing that the pager's thread allocates may be far memory.

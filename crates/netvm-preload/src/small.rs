@@ -110,6 +110,23 @@ pub(crate) fn class_at(address: usize) -> Option<usize> {
     (entry(address).load(Ordering::Relaxed) as usize & 63).checked_sub(1)
 }
 
+/// The block at a far address, as far as the table tells: without a lock, so spans may change meanwhile.
+pub(crate) fn block_at(address: usize) -> Option<Range<usize>> {
+    let first = TABLE_START.load(Ordering::Relaxed);
+    if TABLE.load(Ordering::Relaxed).is_null() || address < first {
+        return None;
+    }
+    let word = entry(address).load(Ordering::Relaxed);
+    let bytes = class_bytes((word as usize & 63).checked_sub(1)?);
+    let mut span = address & !(GRANULE_BYTES - 1);
+    let lowest = first.max(span.saturating_sub(3 * GRANULE_BYTES));
+    while span > lowest && entry(span - 1).load(Ordering::Relaxed) == word {
+        span -= GRANULE_BYTES;
+    }
+    let start = address - (address - span) % bytes;
+    Some(start..start + bytes)
+}
+
 /// What a thread keeps.
 pub(crate) struct Cache {
     classes: [Kept; CLASSES],

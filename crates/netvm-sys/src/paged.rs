@@ -15,8 +15,8 @@ use crate::raw;
 use crate::shared::SharedSlice;
 use crate::together::Together;
 use crate::uffd::{
-    FEATURE_MOVE, FEATURE_PAGEFAULT_FLAG_WP, FEATURE_POISON, FEATURE_SIGBUS, FEATURE_THREAD_ID, Fault,
-    PAGE_BYTES, Userfault,
+    FEATURE_EXACT_ADDRESS, FEATURE_MOVE, FEATURE_PAGEFAULT_FLAG_WP, FEATURE_POISON, FEATURE_SIGBUS,
+    FEATURE_THREAD_ID, Fault, PAGE_BYTES, Userfault,
 };
 use std::fs::File;
 use std::io;
@@ -27,7 +27,8 @@ use std::os::unix::fs::FileExt;
 pub use crate::together::TOGETHER_MAX;
 
 const FAULTER_FEATURES: u64 = FEATURE_MOVE | FEATURE_POISON | FEATURE_PAGEFAULT_FLAG_WP | FEATURE_SIGBUS;
-const FEATURES: u64 = FEATURE_MOVE | FEATURE_POISON | FEATURE_PAGEFAULT_FLAG_WP | FEATURE_THREAD_ID;
+const FEATURES: u64 =
+    FEATURE_EXACT_ADDRESS | FEATURE_MOVE | FEATURE_POISON | FEATURE_PAGEFAULT_FLAG_WP | FEATURE_THREAD_ID;
 
 /// How pages travel between the far area and the pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -93,6 +93,8 @@ struct Message {
 pub struct Fault {
     /// Faulting address, rounded down to the page.
     pub address: usize,
+    /// Where in the page, where that is known.
+    pub offset: usize,
     /// The access was a write.
     pub write: bool,
     /// The page is present but write-protected.
@@ -218,6 +220,7 @@ impl Userfault {
             if message.event == EVENT_PAGEFAULT {
                 out[count] = Fault {
                     address: message.address as usize & !(PAGE_BYTES - 1),
+                    offset: message.address as usize & (PAGE_BYTES - 1),
                     write: message.flags & FAULT_WRITE != 0,
                     protected: message.flags & FAULT_WP != 0,
                     thread: if self.features & FEATURE_THREAD_ID != 0 { message.rest as u32 } else { 0 },

@@ -234,8 +234,12 @@ fn advice_is_followed() {
 fn what_makes_no_sense_is_refused() {
     let Some(_alone) = alone() else { return };
     let lent = lend(64 << 20);
-    let error = builder(&lent, 8 * MIB).page_bytes(2 << 20).start().unwrap_err().to_string();
-    assert!(error.contains("4096"), "{error}");
+    for bytes in [0, 1, 2048, 4097, 12 << 10, 4 << 20, usize::MAX] {
+        let error = builder(&lent, 8 * MIB).page_bytes(bytes).start().unwrap_err().to_string();
+        assert!(error.contains("4096"), "{error}");
+    }
+    let error = builder(&lent, 6 * MIB).page_bytes(2 << 20).start().unwrap_err().to_string();
+    assert!(error.contains("too small"), "{error}");
     let error = builder(&lent, MIB).start().unwrap_err().to_string();
     assert!(error.contains("too small"), "{error}");
     let far = builder(&lent, 8 * MIB).area(1 << 30).start().unwrap();
@@ -248,4 +252,100 @@ fn what_makes_no_sense_is_refused() {
     far.will_need(&local);
     drop(far.pin(&local[..]).unwrap());
     far.pin(&[0_u8; 0][..]).map(drop).unwrap();
+}
+
+/// Random reads and writes beyond the budget with pages of each size: contents stay, and larger pages come in by fewer faults.
+#[test]
+fn pages_of_all_sizes() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(256 << 20);
+    let mut faults = Vec::new();
+    for bytes in [PAGE, 64 << 10, 2 << 20] {
+        let far = builder(&lent, 8 * MIB).page_bytes(bytes).start().unwrap();
+        let mut random = Random::new(bytes as u64);
+        let mut values = words(&far, 5 << 19, 7);
+        let mut model: Vec<u64> = values.to_vec();
+        for _ in 0..3000 {
+            let index = (random.next() % values.len() as u64) as usize;
+            assert_eq!(values[index], model[index]);
+            (values[index], model[index]) = (index as u64, index as u64);
+        }
+        assert!(values[..] == model[..]);
+        // One word of each 64 KiB, in no order that could be guessed.
+        let before = far.stats();
+        let mut places: Vec<usize> = (0..values.len()).step_by(8192).collect();
+        places.sort_by_key(|&place| (place as u64).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+        for place in places {
+            for index in 0..16 {
+                assert_eq!(values[place + index * 512], model[place + index * 512]);
+            }
+        }
+        let after = far.stats();
+        assert!(after.local_frames_peak <= 8 * MIB / PAGE as u64, "{after:?}");
+        faults.push(after.faults - before.faults);
+    }
+    assert!(faults[1] * 6 < faults[0] * 2, "{faults:?}");
+}
+
+/// Blocks that lie on two pages come as a whole: half as many faults, and no page that nobody wanted where only heads are read.
+#[test]
+fn blocks_on_two_pages_come_together() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(256 << 20);
+    let far = far(&lent, 8 * MIB);
+    let mut random = Random::new(9);
+    let blocks: Vec<FarVec<u64>> = (0..10_000_u64)
+        .map(|number| {
+            let mut block = far.vec();
+            block.reserve_exact(320);
+            block.extend((0..320).map(|word| number << 32 | word));
+            block
+        })
+        .collect();
+    let on_two = |block: &FarVec<u64>| {
+        let start = block.as_ptr() as usize;
+        start / PAGE != (start + block.len() * 8 - 1) / PAGE
+    };
+    let chosen: Vec<usize> = (0..blocks.len()).filter(|&index| on_two(&blocks[index])).collect();
+    let mut read = |whole: bool| {
+        let before = far.stats();
+        for _ in 0..4000 {
+            let number = chosen[(random.next() % chosen.len() as u64) as usize];
+            let block = &blocks[number];
+            assert_eq!(block[0], (number as u64) << 32);
+            assert!(!whole || block[319] == (number as u64) << 32 | 319);
+        }
+        let after = far.stats();
+        (after.faults - before.faults, after.bytes_in - before.bytes_in)
+    };
+    let (faults, _) = read(true);
+    assert!(faults < 5000, "{faults} faults of 4000 reads of two pages each, of which most are far");
+    let (faults, bytes) = read(false);
+    assert!(bytes < faults * PAGE as u64 * 5 / 4, "{bytes} bytes came for {faults} heads");
+}
+
+/// Every seventeenth page, upwards and downwards: most come before they are wanted.
+#[test]
+fn strides_are_followed() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(256 << 20);
+    let far = far(&lent, 8 * MIB);
+    let values = words(&far, 8 << 20, 3);
+    let mut expected = Random::new(3);
+    let expected: Vec<u64> = (0..values.len()).map(|_| expected.next()).collect();
+    for down in [false, true] {
+        let before = far.stats();
+        let mut reads = 0;
+        for start in 0..4 {
+            let pages = values.len() * 8 / PAGE;
+            let strided = (start..pages).step_by(17).map(|page| page * PAGE / 8);
+            let all: Vec<usize> = if down { strided.rev().collect() } else { strided.collect() };
+            for &index in &all {
+                assert_eq!(values[index], expected[index]);
+            }
+            reads += all.len() as u64;
+        }
+        let faults = far.stats().faults - before.faults;
+        assert!(faults * 4 < reads, "{faults} faults of {reads} reads");
+    }
 }

@@ -1,6 +1,7 @@
 //! Which pages are local, where the others are, which to fetch next and which to give up: the pager's policies, without
 //! memory, clock or network. `netvm::pager` carries out what they decide.
 
+mod blocks;
 mod chain;
 mod copies;
 mod entry;
@@ -14,7 +15,9 @@ mod replay;
 mod simulate;
 mod slots;
 mod stream;
+mod trend;
 
+pub use blocks::{BLOCK_BYTES_MAX, WholeBlocks};
 pub use chain::FrameChain;
 pub use copies::{COPIES_MAX, Copies, DATA_PARTS_MAX, PARITY_PARTS_MAX, PARTS_MAX, Redundancy, SlabCopy};
 pub use entry::{Entry, FRAME_MAX, PageState, SLOT_MAX};

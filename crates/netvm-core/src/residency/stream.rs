@@ -1,9 +1,13 @@
-//! Sequential prefetch: recognises streams of faults and says how far to run ahead.
+//! Prefetch: recognises streams of faults, in order or with a stride, and says how far to run ahead.
+
+use super::trend::Trends;
 
 /// Streams followed at once: enough for a few threads that each read a few arrays.
 const STREAMS: usize = 16;
 /// Gap in pages by which a fault may miss the expected page and still continue the stream.
 const SLACK: u32 = 4;
+/// Longest window of a stream with a stride: its pages come one by one.
+const STRIDED_MAX: u32 = 32;
 
 /// How far to go at a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -12,13 +16,40 @@ pub struct Ahead {
     pub map: u32,
     /// Pages behind those to bring into the pool, unmapped.
     pub fetch: u32,
+    /// From one of these pages to the next, never 0; 1 in order.
+    pub step: i32,
+}
+
+impl Ahead {
+    /// Only the page itself.
+    pub const ALONE: Self = Self { map: 1, fetch: 0, step: 1 };
+
+    /// With a window of so many pages, and as many behind them once it is wide enough.
+    fn window(pages: u32, step: i32) -> Self {
+        Self { map: pages, fetch: if pages >= 4 { pages } else { 0 }, step }
+    }
+
+    /// The page `index` steps from `page` on, if there is one.
+    pub fn page(self, page: u32, index: u32) -> Option<u32> {
+        u32::try_from(i64::from(page) + i64::from(self.step) * i64::from(index)).ok()
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {
     next: u32,
     window: u32,
+    /// 1: in order.
+    step: i32,
     used: u64,
+}
+
+impl Stream {
+    fn goes_on_with(&self, page: u32) -> bool {
+        let gap = (i64::from(page) - i64::from(self.next)) * i64::from(self.step.signum());
+        let step = i64::from(self.step.unsigned_abs());
+        self.used != 0 && gap >= 0 && gap <= i64::from(SLACK) * step && gap % step == 0
+    }
 }
 
 /// Table of recent streams, least recently used replaced.
@@ -27,35 +58,47 @@ pub struct Streams {
     streams: [Stream; STREAMS],
     clock: u64,
     window_max: u32,
+    trends: Trends,
 }
 
 impl Streams {
     /// Windows grow up to `window_pages_max` pages (0: prefetch is off).
     pub fn new(window_pages_max: u32) -> Self {
-        Self { streams: [Stream::default(); STREAMS], clock: 0, window_max: window_pages_max }
+        Self {
+            streams: [Stream::default(); STREAMS],
+            clock: 0,
+            window_max: window_pages_max,
+            trends: Trends::default(),
+        }
     }
 
     /// Notes a fault on `page` and says how far to run ahead.
     ///
-    /// The first fault of a stream brings one page; each fault where the last window ended doubles the window.
+    /// The first fault of a stream brings one page, the third equal step of a stride two; each fault where the last window ended doubles it.
     pub fn fault(&mut self, page: u32) -> Ahead {
-        const ALONE: Ahead = Ahead { map: 1, fetch: 0 };
         if self.window_max == 0 {
-            return ALONE;
+            return Ahead::ALONE;
         }
         self.clock += 1;
         let clock = self.clock;
-        let known = self
-            .streams
-            .iter_mut()
-            .find(|stream| stream.used != 0 && page >= stream.next && page - stream.next <= SLACK);
-        if let Some(stream) = known {
-            let map = (stream.window * 2).min(self.window_max);
-            *stream = Stream { next: page.saturating_add(map), window: map, used: clock };
-            return Ahead { map, fetch: if map >= 4 { map } else { 0 } };
+        if let Some(stream) = self.streams.iter_mut().find(|stream| stream.goes_on_with(page)) {
+            let max = if stream.step == 1 { self.window_max } else { self.window_max.min(STRIDED_MAX) };
+            let ahead = Ahead::window((stream.window * 2).min(max), stream.step);
+            match ahead.page(page, ahead.map) {
+                Some(next) => *stream = Stream { next, window: ahead.map, used: clock, ..*stream },
+                None => *stream = Stream::default(),
+            }
+            return ahead;
         }
-        self.begin(page, 1);
-        ALONE
+        if let Some(step) = self.trends.note(page).filter(|&step| step != 1) {
+            let ahead = Ahead::window(self.window_max.min(2), step);
+            if let Some(next) = ahead.page(page, ahead.map) {
+                self.begin(Stream { next, window: ahead.map, step, used: clock });
+                return ahead;
+            }
+        }
+        self.begin(Stream { next: page.saturating_add(1), window: 1, step: 1, used: clock });
+        Ahead::ALONE
     }
 
     /// As [`Streams::fault`], for a page that is known to belong to a stream: it begins with the widest window.
@@ -65,17 +108,17 @@ impl Streams {
         if ahead.map == window {
             return ahead;
         }
-        self.begin(page, window);
-        Ahead { map: window, fetch: if window >= 4 { window } else { 0 } }
+        self.begin(Stream { next: page.saturating_add(window), window, step: 1, used: self.clock });
+        Ahead::window(window, 1)
     }
 
-    /// A stream of which `window` pages from `page` on are brought in takes the place of the longest unused one.
-    fn begin(&mut self, page: u32, window: u32) {
-        let (next, clock) = (page.saturating_add(window), self.clock);
+    /// A stream takes the place of the longest unused one.
+    fn begin(&mut self, new: Stream) {
+        let clock = self.clock;
         // The one that this fault has just begun or continued; else the longest unused.
         let order = |stream: &&mut Stream| if stream.used == clock { 0 } else { stream.used + 1 };
         if let Some(place) = self.streams.iter_mut().min_by_key(order) {
-            *place = Stream { next, window, used: clock };
+            *place = new;
         }
     }
 }
@@ -123,20 +166,45 @@ mod tests {
     }
 
     #[test]
+    fn strides_widen_the_window_in_both_directions() {
+        for step in [17_i32, -1, -40] {
+            let mut streams = Streams::new(64);
+            let mut page = 1_000_000_u32;
+            let mut windows = alloc::vec::Vec::new();
+            for _ in 0..11 {
+                let ahead = streams.fault(page);
+                assert!(ahead.map == 1 || ahead.step == step, "{ahead:?}");
+                windows.push(ahead.map);
+                page = page.wrapping_add_signed(step * ahead.map as i32);
+            }
+            assert_eq!(windows, [1, 1, 1, 1, 2, 4, 8, 16, 32, 32, 32], "{step}");
+        }
+        // Down to the first page, and not beyond.
+        let mut streams = Streams::new(64);
+        for page in (0..40).rev() {
+            let ahead = streams.fault(page);
+            assert!(
+                (1..ahead.map + ahead.fetch)
+                    .all(|index| ahead.page(page, index).is_none_or(|other| other < page))
+            );
+        }
+    }
+
+    #[test]
     fn a_known_stream_needs_no_start() {
         let mut streams = Streams::new(64);
         for page in [500, 564, 628] {
-            assert_eq!(streams.fault_in_stream(page), Ahead { map: 64, fetch: 64 });
+            assert_eq!(streams.fault_in_stream(page), Ahead { map: 64, fetch: 64, step: 1 });
         }
         assert_eq!(streams.fault(692).map, 64, "it is followed");
-        assert_eq!(streams.fault_in_stream(9), Ahead { map: 64, fetch: 64 });
+        assert_eq!(streams.fault_in_stream(9), Ahead { map: 64, fetch: 64, step: 1 });
         assert_eq!(streams.streams.iter().filter(|stream| stream.used > 0).count(), 2);
-        assert_eq!(Streams::new(0).fault_in_stream(7), Ahead { map: 1, fetch: 0 });
+        assert_eq!(Streams::new(0).fault_in_stream(7), Ahead::ALONE);
     }
 
     #[test]
     fn off_and_at_the_end_of_the_area() {
-        assert_eq!(Streams::new(0).fault(7), Ahead { map: 1, fetch: 0 });
+        assert_eq!(Streams::new(0).fault(7), Ahead::ALONE);
         let mut streams = Streams::new(64);
         for page in u32::MAX - 3..=u32::MAX {
             streams.fault(page);

@@ -7,19 +7,19 @@ use netvm_core::heap::{Given, Heap, SPAN_BYTES, small_bytes};
 use netvm_sys::allocator::Blocks;
 use netvm_sys::uffd::PAGE_BYTES;
 
-use crate::pager::Pager;
+use crate::pager::{BlockAt, Pager};
 
 /// All blocks of one far memory.
 pub(super) struct FarBlocks {
     pager: Arc<Pager>,
-    heap: Mutex<Heap>,
+    heap: Arc<Mutex<Heap>>,
     /// Far memory is not inherited: a child of a fork has nothing to give back.
     process: u32,
 }
 
 impl FarBlocks {
-    pub(super) fn new(pager: Arc<Pager>) -> Self {
-        Self { pager, heap: Mutex::new(Heap::new()), process: std::process::id() }
+    pub(super) fn new(pager: Arc<Pager>, heap: Arc<Mutex<Heap>>) -> Self {
+        Self { pager, heap, process: std::process::id() }
     }
 
     fn heap(&self) -> MutexGuard<'_, Heap> {
@@ -70,6 +70,12 @@ impl FarBlocks {
             }
         }
     }
+}
+
+/// For the pager, which waits for nobody: a thread that has the heap may be waiting for a page.
+pub(super) fn block_at(heap: &Arc<Mutex<Heap>>) -> BlockAt {
+    let heap = Arc::clone(heap);
+    BlockAt(Arc::new(move |address| heap.try_lock().ok()?.block_at(address)))
 }
 
 fn is_large(layout: Layout) -> bool {

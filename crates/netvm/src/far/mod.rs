@@ -21,7 +21,7 @@ use std::fmt;
 use std::mem::size_of_val;
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
@@ -30,6 +30,7 @@ use crate::security::{Encryption, Secret, Security};
 use crate::shm::LinkChoice;
 use crate::stats::PagerStats;
 use blocks::FarBlocks;
+use netvm_core::heap::Heap;
 use netvm_sys::allocator;
 use netvm_sys::uffd::PAGE_BYTES;
 
@@ -61,7 +62,6 @@ impl fmt::Debug for FarMemory {
 #[derive(Clone)]
 pub struct FarBuilder {
     config: PagerConfig,
-    page_bytes: usize,
 }
 
 impl fmt::Debug for FarBuilder {
@@ -77,7 +77,7 @@ impl FarMemory {
     /// How it is to be.
     pub fn builder() -> FarBuilder {
         let config = PagerConfig { name: program_name(), ..PagerConfig::default() };
-        FarBuilder { config, page_bytes: PAGE_BYTES }
+        FarBuilder { config }
     }
 
     /// An allocator for collections. Their blocks are in far memory; what the allocator itself has to remember is not.
@@ -332,10 +332,11 @@ impl FarBuilder {
         self
     }
 
-    /// Bytes of a page: 4096, and nothing else for now.
+    /// Bytes that come in together at a fault: see `PagerConfig::page_bytes`. Larger ones suit what is read in long pieces; what is read here and
+    /// there waits for more than it wants.
     #[must_use]
     pub fn page_bytes(mut self, bytes: usize) -> Self {
-        self.page_bytes = bytes;
+        self.config.page_bytes = bytes;
         self
     }
 
@@ -358,11 +359,9 @@ impl FarBuilder {
     /// # Errors
     /// As [`Pager::start`]; [`PagerError::PageSize`].
     pub fn start(self) -> Result<FarMemory> {
-        if self.page_bytes != PAGE_BYTES {
-            return Err(PagerError::PageSize { bytes: self.page_bytes }.into());
-        }
-        let pager = Pager::start(self.config)?;
-        let alloc = FarAlloc::new(Arc::new(FarBlocks::new(Arc::clone(&pager))));
+        let heap = Arc::new(Mutex::new(Heap::new()));
+        let pager = Pager::start(PagerConfig { block_at: Some(blocks::block_at(&heap)), ..self.config })?;
+        let alloc = FarAlloc::new(Arc::new(FarBlocks::new(Arc::clone(&pager), heap)));
         Ok(FarMemory { pager, alloc })
     }
 }

@@ -1,6 +1,7 @@
 //! The pager's thread: its state and its loop.
 
 use super::backing::Backing;
+use super::blocks::Blocks;
 use super::budget::Budget;
 use super::calls::Call;
 use super::error::{PagerError, system};
@@ -84,7 +85,10 @@ pub(super) struct Engine {
     pub(super) mapped: PageQueue,
     pub(super) cached: FrameChain,
     pub(super) backing: Backing,
+    pub(super) blocks: Blocks,
     pub(super) streams: Streams,
+    /// Pages that come together.
+    pub(super) unit: u32,
     pub(super) budget: Budget,
     pub(super) stats: PagerStats,
     /// Faults that wait for a frame.
@@ -164,6 +168,7 @@ impl Engine {
         empty.put(0, frames);
         let area = paged.area();
         let pages = area.len() / PAGE_BYTES;
+        let unit = (config.page_bytes / PAGE_BYTES) as u32;
         let learn = config.learn.as_deref().map(|file| Learn::new(file, pages)).transpose()?;
         Ok(Self {
             learn,
@@ -175,7 +180,12 @@ impl Engine {
             mapped: PageQueue::new(),
             cached: FrameChain::new(frames),
             backing,
-            streams: Streams::new(config.prefetch_pages_max.min(TRANSFER_PAGES_MAX)),
+            blocks: Blocks::new(config.block_at.clone()),
+            streams: Streams::new(match config.prefetch_pages_max.min(TRANSFER_PAGES_MAX) {
+                0 => 0,
+                pages => (pages / unit).max(1),
+            }),
+            unit,
             budget: Budget::new(limit as u64, slot),
             stats: PagerStats::default(),
             deferred: Vec::with_capacity(64),

@@ -124,7 +124,7 @@ pub enum PagerError {
         /// The most that can be.
         max_bytes: u64,
     },
-    /// Far memory has pages of 4096 bytes.
+    /// No such pages.
     PageSize {
         /// Bytes asked for.
         bytes: usize,
@@ -243,10 +243,12 @@ impl fmt::Display for PagerError {
             Self::FaultPath { why } => {
                 write!(f, "faults cannot be served by the threads that fault (fault path in-thread): {why}")
             }
-            Self::PageSize { bytes } => write!(
-                f,
-                "pages of {bytes} bytes are not supported: far memory has pages of 4096 bytes, and moves neighbours together"
-            ),
+            Self::PageSize { bytes } => {
+                write!(
+                    f,
+                    "pages of {bytes} bytes are not supported: it is a power of two from 4096 to 2097152"
+                )
+            }
             Self::LocalExhausted { pages } => write!(
                 f,
                 "all {pages} local pages are pinned for I/O and none can be evicted; give a larger local budget"

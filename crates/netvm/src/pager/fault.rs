@@ -11,6 +11,8 @@ use std::ops::Range;
 const RUN_PAGES_MIN: u32 = 16;
 /// and how many frames may be free meanwhile that are none.
 const LOOSE_FRAMES_MAX: usize = 128;
+/// With fewer frames than this to be had, only what is waited for is brought in.
+const ROOM_FRAMES: usize = 8;
 /// A page is worth being spared that is needed again before one in so many local pages has been evicted.
 const AGAIN_PART: usize = 2;
 
@@ -46,7 +48,8 @@ impl Engine {
             }
             PageState::Untouched => {
                 let ahead = self.ahead(page);
-                self.zero_fill(page, ahead.map, fault)
+                let units = if ahead.step == 1 { ahead.map } else { 1 };
+                self.zero_fill(page, units * self.unit - page % self.unit, fault)
             }
             PageState::Cached
             | PageState::Fetching
@@ -57,7 +60,8 @@ impl Engine {
                     self.note_write_ahead(page);
                 }
                 let ahead = self.ahead(page);
-                if self.bring_in(page, ahead.map)? {
+                self.bring_rest_in(fault, page, ahead)?;
+                if self.bring_window_in(page, ahead)? {
                     self.bring_what_followed(page)?;
                     self.read_ahead(page, ahead)
                 } else {
@@ -284,11 +288,49 @@ impl Engine {
         if ahead.fetch == 0 {
             return Ok(());
         }
-        let start = page.saturating_add(ahead.map);
         // Never at the expense of pages in use: only as far as frames can be had without evicting.
         let room = self.free.len() + self.cached.len();
-        let pages = ahead.fetch.min(room as u32 / 2);
-        self.fetch_ahead(start..start.saturating_add(pages))
+        let pages = ahead.fetch.saturating_mul(self.unit).min(room as u32 / 2);
+        let (first, unit) = (page / self.unit, self.unit);
+        if ahead.step == 1 {
+            let start = first.saturating_add(ahead.map).saturating_mul(unit);
+            return self.fetch_ahead(start..start.saturating_add(pages));
+        }
+        for index in ahead.map..ahead.map + pages / unit {
+            let Some(start) = ahead.page(first, index).and_then(|number| number.checked_mul(unit)) else {
+                break;
+            };
+            self.fetch_ahead(start..start.saturating_add(unit))?;
+        }
+        Ok(())
+    }
+
+    /// Brings in the pages of a window. False when there is no frame for the page itself.
+    fn bring_window_in(&mut self, page: u32, ahead: Ahead) -> Result<bool> {
+        let (first, unit) = (page / self.unit, self.unit);
+        if ahead.step == 1 && unit == 1 {
+            return self.bring_in(page, ahead.map);
+        }
+        if ahead.step == 1 {
+            self.bring_in(first * unit, ahead.map * unit)?;
+            return self.bring_in(page, 1);
+        }
+        // The page itself last: its arrival wakes who waits.
+        for index in 1..ahead.map {
+            let Some(start) = ahead.page(first, index).and_then(|number| number.checked_mul(unit)) else {
+                break;
+            };
+            if self.has_room() && start < self.page_count() {
+                self.bring_in(start, unit)?;
+            }
+        }
+        self.bring_in(first * unit, unit)?;
+        self.bring_in(page, 1)
+    }
+
+    /// Whether pages that nobody waits for may come before one that somebody does.
+    pub(super) fn has_room(&self) -> bool {
+        self.free.len() + self.cached.len() >= ROOM_FRAMES
     }
 
     pub(super) fn will_need(&mut self, pages: Range<u32>) -> Result<()> {

@@ -2,7 +2,7 @@
 
 use super::engine::{EVICT_PAGES, Engine};
 use super::error::PagerError;
-use super::{LOCAL_BYTES_MIN, Pager};
+use super::{Pager, local_bytes_min};
 use crate::error::Result;
 use netvm_core::residency::{Ahead, PageState};
 use netvm_sys::paged::Told;
@@ -71,15 +71,16 @@ impl Pager {
 }
 
 impl Engine {
-    /// How far to run ahead of a fault.
+    /// How far to run ahead of a fault, in units of pages that come together.
     #[inline]
     pub(super) fn ahead(&mut self, page: u32) -> Ahead {
+        let unit = page / self.unit;
         const RANDOM: u32 = Access::Random as u32;
         const SEQUENTIAL: u32 = Access::Sequential as u32;
         match self.advice.get(page) {
-            RANDOM => Ahead { map: 1, fetch: 0 },
-            SEQUENTIAL => self.streams.fault_in_stream(page),
-            _ => self.streams.fault(page),
+            RANDOM => Ahead::ALONE,
+            SEQUENTIAL => self.streams.fault_in_stream(unit),
+            _ => self.streams.fault(unit),
         }
     }
 
@@ -184,7 +185,8 @@ impl Engine {
     pub(super) fn set_budget(&mut self, bytes: u64) -> Result<()> {
         let frames = bytes / PAGE_BYTES as u64;
         let pinned = self.pins.count();
-        let min_bytes = LOCAL_BYTES_MIN.max(pinned.div_ceil(PINNED_QUARTERS) * 4 * PAGE_BYTES as u64);
+        let min_bytes = local_bytes_min(self.unit as usize * PAGE_BYTES)
+            .max(pinned.div_ceil(PINNED_QUARTERS) * 4 * PAGE_BYTES as u64);
         let max_bytes = (self.paged.frames() * PAGE_BYTES) as u64;
         if bytes < min_bytes || bytes > max_bytes {
             return Err(PagerError::BudgetRange { bytes, min_bytes, max_bytes }.into());

@@ -241,7 +241,7 @@ impl Server for Faults {
         if all.process != std::process::id() {
             return false;
         }
-        let address = address & !(PAGE_BYTES - 1);
+        let (address, offset) = (address & !(PAGE_BYTES - 1), address & (PAGE_BYTES - 1));
         let times = LAST.with(|last| {
             let (before, times) = last.get();
             let times = if before == address { times.saturating_add(1) } else { 0 };
@@ -251,7 +251,7 @@ impl Server for Faults {
         if times >= REPEATED && all.with(|engine| engine.is_broken(address)) {
             return false;
         }
-        all.serve(Fault { address, write, ..Fault::default() });
+        all.serve(Fault { address, offset, write, ..Fault::default() });
         true
     }
 }
@@ -270,7 +270,7 @@ impl InThread {
             if all.combine.try_take() {
                 return all.lead(fault, false);
             }
-            match all.combine.post(fault.address as u64 | u64::from(fault.write)) {
+            match all.combine.post((fault.address + fault.offset) as u64 & !1 | u64::from(fault.write)) {
                 Some(posted) => break posted,
                 None => all.wait(&mut waiting, None),
             }
@@ -416,9 +416,15 @@ impl Engine {
     }
 }
 
-/// A fault from the number that was posted for it: the address of its page, and in the lowest bit whether it is a write.
+/// A fault from the number that was posted for it: its address, in whose lowest bit is whether it is a write.
 fn posted(wanted: u64) -> Fault {
-    Fault { address: wanted as usize & !1, write: wanted & 1 != 0, ..Fault::default() }
+    let (address, write) = (wanted as usize & !1, wanted & 1 != 0);
+    Fault {
+        address: address & !(PAGE_BYTES - 1),
+        offset: address & (PAGE_BYTES - 1),
+        write,
+        ..Fault::default()
+    }
 }
 
 /// Why a pager cannot be set up like this.

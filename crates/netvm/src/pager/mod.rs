@@ -5,6 +5,7 @@
 //! fault the pager takes as a call; so no descriptor is needed that the program could close. See docs/design/pager.md.
 
 mod backing;
+mod blocks;
 mod budget;
 mod calls;
 mod engine;
@@ -29,6 +30,7 @@ mod table;
 mod tier;
 mod together;
 
+pub use blocks::BlockAt;
 pub use erasure::Erasure;
 pub use error::PagerError;
 pub use hints::Access;
@@ -49,6 +51,7 @@ use error::system;
 use inthread::InThread;
 use netvm_sys::cpu::Hold;
 use netvm_sys::shared::SharedSlice;
+use netvm_sys::uffd::PAGE_BYTES;
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -56,6 +59,9 @@ use std::time::Duration;
 
 /// Least local memory a pager can work with, in bytes.
 pub const LOCAL_BYTES_MIN: u64 = 4 << 20;
+
+/// The most that comes in together at a fault, in bytes.
+pub const PAGE_BYTES_MAX: usize = 2 << 20;
 
 /// Most lenders that can hold one page.
 pub const REPLICAS_MAX: usize = netvm_core::residency::COPIES_MAX;
@@ -105,6 +111,11 @@ pub struct PagerConfig {
     pub learn: Option<PathBuf>,
     /// Longest prefetch window in pages, 0 for none, at most 256.
     pub prefetch_pages_max: u32,
+    /// Bytes that come in together at a fault, where they are far: a power of two from 4096 (the default) to [`PAGE_BYTES_MAX`]. Local memory
+    /// has room for four of them at least.
+    pub page_bytes: usize,
+    /// Where blocks are, so that those on several pages come in as a whole; `None`: nobody knows.
+    pub block_at: Option<BlockAt>,
     /// How long the pager spins for the next event before it sleeps, in microseconds.
     pub spin_us: u32,
     /// CPU to pin the pager's thread to; `None` lets it follow the program's faulting thread.
@@ -137,6 +148,8 @@ impl Default for PagerConfig {
             fixed_order: false,
             learn: None,
             prefetch_pages_max: 128,
+            page_bytes: PAGE_BYTES,
+            block_at: None,
             spin_us: 0,
             cpu: None,
             private_lender: None,
@@ -166,12 +179,17 @@ impl std::fmt::Debug for Pager {
     }
 }
 
+/// Least local memory with pages of this size.
+fn local_bytes_min(page_bytes: usize) -> u64 {
+    LOCAL_BYTES_MIN.max(4 * page_bytes as u64)
+}
+
 impl Pager {
     /// Connects to the lenders, reserves the area and starts the pager's thread.
     ///
     /// # Errors
     /// [`PagerError::Userfaultfd`] when the kernel or its settings forbid it (the text says what helps), the lender's error when one
-    /// cannot be reached, [`PagerError::LocalTooSmall`] below [`LOCAL_BYTES_MIN`], [`PagerError::FaultPath`] when faults cannot be served
+    /// cannot be reached, [`PagerError::LocalTooSmall`] below [`LOCAL_BYTES_MIN`] and four pages, [`PagerError::PageSize`], [`PagerError::FaultPath`] when faults cannot be served
     /// like that.
     pub fn start(config: PagerConfig) -> Result<Arc<Self>> {
         let fault_path = match config.fault_path {
@@ -180,10 +198,13 @@ impl Pager {
             path => path.resolved(),
         };
         let config = PagerConfig { fault_path, ..config };
-        if config.local_bytes < LOCAL_BYTES_MIN {
-            return Err(
-                PagerError::LocalTooSmall { bytes: config.local_bytes, min_bytes: LOCAL_BYTES_MIN }.into()
-            );
+        let bytes = config.page_bytes;
+        if !bytes.is_power_of_two() || !(PAGE_BYTES..=PAGE_BYTES_MAX).contains(&bytes) {
+            return Err(PagerError::PageSize { bytes }.into());
+        }
+        let min_bytes = local_bytes_min(bytes);
+        if config.local_bytes < min_bytes {
+            return Err(PagerError::LocalTooSmall { bytes: config.local_bytes, min_bytes }.into());
         }
         if config.fault_path == FaultPath::InThread
             && let Some(refused) = inthread::refused(&config)
