@@ -269,6 +269,13 @@ enum netvm_fault_path {
                                 * need 64 KiB of their stacks for it; far memory must not be what malloc hands out */
 };
 
+/* Where far memory goes that is not local. */
+enum netvm_tier {
+    NETVM_TIER_AUTO = 0,   /* packed into local memory as far as this costs less than fetching it, as measured */
+    NETVM_TIER_LENDER = 1, /* to the lenders */
+    NETVM_TIER_PACKED = 2  /* packed into up to three quarters of local_bytes, what came first to the lenders */
+};
+
 /* Begin with NETVM_PAGER_OPTIONS_INIT, then set members. */
 typedef struct netvm_pager_options {
     size_t size;
@@ -286,9 +293,12 @@ typedef struct netvm_pager_options {
                               * computed from them, on k + m lenders of which any m may be lost; 0: not in parts */
     const char *learn_file;  /* bring pages in by what the program did before, in this run and in the one that left this file; NULL: do not */
     uint32_t fault_path;     /* enum netvm_fault_path */
+    uint32_t page_bytes;     /* that come in together at a fault: a power of two from 4096 to 2097152, of which local_bytes holds four; 0: 4096 */
+    uint32_t tier;           /* enum netvm_tier */
+    uint32_t reserved;       /* 0 */
 } netvm_pager_options;
 #define NETVM_ERASURE(k, m) ((uint32_t)(k) << 8 | (uint32_t)(m))
-#define NETVM_PAGER_OPTIONS_INIT { sizeof(netvm_pager_options), NULL, 0, 0, 0, NULL, NULL, NETVM_ENCRYPT_IF_ASKED, 0, 0, 0, 0, NULL, NETVM_FAULTS_AUTO }
+#define NETVM_PAGER_OPTIONS_INIT { sizeof(netvm_pager_options), NULL, 0, 0, 0, NULL, NULL, NETVM_ENCRYPT_IF_ASKED, 0, 0, 0, 0, NULL, NETVM_FAULTS_AUTO, 0, NETVM_TIER_AUTO, 0 }
 
 /* Starts a pager: a thread that lends memory from others, and brings pages when they are touched. It goes on until the process ends,
  * which it does with a message when a lender is lost whose pages no other has: what was there is lost with it.

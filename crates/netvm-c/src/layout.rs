@@ -87,6 +87,9 @@ pub fn all() -> Vec<(String, i128)> {
         ("offsetof(netvm_pager_options, erasure)", offset_of!(PagerOptions, erasure)),
         ("offsetof(netvm_pager_options, learn_file)", offset_of!(PagerOptions, learn_file)),
         ("offsetof(netvm_pager_options, fault_path)", offset_of!(PagerOptions, fault_path)),
+        ("offsetof(netvm_pager_options, page_bytes)", offset_of!(PagerOptions, page_bytes)),
+        ("offsetof(netvm_pager_options, tier)", offset_of!(PagerOptions, tier)),
+        ("offsetof(netvm_pager_options, reserved)", offset_of!(PagerOptions, reserved)),
         ("sizeof(netvm_far_counts)", size_of::<FarCounts>()),
         ("offsetof(netvm_far_counts, pages_in)", offset_of!(FarCounts, pages_in)),
         ("offsetof(netvm_far_counts, pages_out)", offset_of!(FarCounts, pages_out)),
@@ -111,6 +114,7 @@ pub fn all() -> Vec<(String, i128)> {
     numbers(&mut all, &node::RIGHTS);
     numbers(&mut all, &node::LINKS);
     numbers(&mut all, &pager::FAULT_PATHS);
+    numbers(&mut all, &pager::TIERS);
     numbers(&mut all, &sync::REDUCTIONS);
     numbers(&mut all, &posted::CHANGES);
     numbers(&mut all, &copy::WAYS);

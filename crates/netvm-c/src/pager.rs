@@ -4,7 +4,7 @@ use std::ffi::c_int;
 use std::sync::Arc;
 
 use netvm::memory::Memory;
-use netvm::pager::{Access, Erasure, FaultPath, Pager, PagerConfig};
+use netvm::pager::{Access, Erasure, FaultPath, Pager, PagerConfig, TierPolicy};
 
 use crate::call::call;
 use crate::code::{Failure, Result};
@@ -37,6 +37,9 @@ pub struct PagerOptions {
     pub(crate) erasure: u32,
     pub(crate) learn_file: Text,
     pub(crate) fault_path: u32,
+    pub(crate) page_bytes: u32,
+    pub(crate) tier: u32,
+    pub(crate) reserved: u32,
 }
 
 impl Default for PagerOptions {
@@ -56,6 +59,9 @@ impl Default for PagerOptions {
             erasure: 0,
             learn_file: Text::NULL,
             fault_path: 0,
+            page_bytes: 0,
+            tier: 0,
+            reserved: 0,
         }
     }
 }
@@ -66,6 +72,12 @@ pub(crate) const FAULT_PATHS: [(&str, u32, FaultPath); 5] = [
     ("NETVM_FAULTS_SAME_CPU", 2, FaultPath::SameCpu),
     ("NETVM_FAULTS_SPIN", 3, FaultPath::Spin),
     ("NETVM_FAULTS_IN_THREAD", 4, FaultPath::InThread),
+];
+
+pub(crate) const TIERS: [(&str, u32, TierPolicy); 3] = [
+    ("NETVM_TIER_AUTO", 0, TierPolicy::Auto),
+    ("NETVM_TIER_LENDER", 1, TierPolicy::Lender),
+    ("NETVM_TIER_PACKED", 2, TierPolicy::Packed),
 ];
 
 impl PagerOptions {
@@ -80,6 +92,10 @@ impl PagerOptions {
             return Err(Failure::argument("encrypt_pages is 0 or 1"));
         }
         let fault_path = named(&FAULT_PATHS, self.fault_path, "fault_path")?;
+        let tier = named(&TIERS, self.tier, "tier")?;
+        if self.reserved != 0 {
+            return Err(Failure::argument("reserved is 0"));
+        }
         let usual = PagerConfig::default();
         let or_usual = |bytes: u64, usual: u64| if bytes == 0 { usual } else { bytes };
         Ok(PagerConfig {
@@ -90,6 +106,8 @@ impl PagerOptions {
             local_bytes_max: self.local_bytes_max,
             encrypt_pages: self.encrypt_pages == 1,
             fault_path,
+            page_bytes: or_usual(self.page_bytes.into(), usual.page_bytes as u64) as usize,
+            tier,
             learn: self.learn_file.optional("name of the record")?.map(Into::into),
             area_bytes: or_usual(self.area_bytes, usual.area_bytes),
             security: security(self.secret_file, self.secret, self.encryption)?,

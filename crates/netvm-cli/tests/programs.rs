@@ -182,6 +182,30 @@ fn gnu_sort() {
 }
 
 #[test]
+fn larger_pages() {
+    let folder = Folder::new("pages");
+    let sort = gnu_sort_of(&folder);
+    if can_run("larger_pages", sort.needs) {
+        let plain = sort.plain(&folder);
+        for size in ["64K", "256K"] {
+            let mut far = netvm();
+            far.args(["run", "--local", "8M", "--page-size", size, "--lend-size", "1G", "--json", "--"]);
+            far.arg(sort.program);
+            sort.must_be_the_same(&plain, sort.run(far, &folder));
+        }
+    }
+    for (size, says) in
+        [("5K", "power of two"), ("4M", "power of two"), ("0", "power of two"), ("2M", "four pages")]
+    {
+        let mut refused = netvm();
+        refused.args(["run", "--local", "6M", "--page-size", size, "--", "true"]);
+        let output = refused.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(says), "{size}: {said}");
+    }
+}
+
+#[test]
 fn numpy_sort() {
     let folder = Folder::new("numpy");
     numpy_sort_of(&folder).on_a_private_lender("numpy_sort", &folder);

@@ -53,7 +53,8 @@ const ENCRYPT_PAGES: usize = 23;
 const LEARN_CLAIMED: usize = 24;
 const ERASURE: usize = 25;
 const FAULT_PATH: usize = 26;
-const LENDERS: usize = 27;
+const PAGE_SIZE: usize = 27;
+const LENDERS: usize = 28;
 const TEXT_WORDS: usize = 512;
 const MESSAGE: usize = LENDERS + TEXT_WORDS;
 const COMMAND: usize = MESSAGE + TEXT_WORDS;
@@ -112,6 +113,8 @@ pub struct RunParams {
     pub tier: Policy,
     /// Who serves page faults.
     pub fault_path: FaultPath,
+    /// Bytes that come in together at a fault.
+    pub page_bytes: u64,
     /// Say more on standard error.
     pub verbose: bool,
     /// File of the record of what was wanted, empty for none.
@@ -157,6 +160,7 @@ impl RunFile {
                 },
             ),
             (FAULT_PATH, params.fault_path.number().into()),
+            (PAGE_SIZE, params.page_bytes),
             (SUPERVISOR, std::process::id().into()),
             (SUPERVISOR_STARTED, start_time(std::process::id()).unwrap_or(0)),
         ] {
@@ -219,6 +223,7 @@ impl RunFile {
             },
             fault_path: FaultPath::from_number(self.word(FAULT_PATH).load(Relaxed) as u32)
                 .unwrap_or_default(),
+            page_bytes: self.word(PAGE_SIZE).load(Relaxed),
             verbose: self.word(VERBOSE).load(Relaxed) != 0,
             learn: self.text(LEARN),
             command: self.text(COMMAND),
@@ -584,6 +589,7 @@ mod tests {
             private_lender: 77,
             tier: Policy::Packed,
             fault_path: FaultPath::Spin,
+            page_bytes: 65536,
             verbose: true,
             learn: "/tmp/a record".into(),
             command: "sort ünïcode".into(),

@@ -26,6 +26,17 @@ static netvm_pager *start(const char *lender, const char *no_record) {
     options.encrypt_pages = 2;
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
     options.encrypt_pages = 1;
+    options.page_bytes = 5000;
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
+    options.page_bytes = 4 << 20;
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
+    options.page_bytes = 64 << 10;
+    options.tier = 3;
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
+    options.tier = NETVM_TIER_LENDER;
+    options.reserved = 1;
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
+    options.reserved = 0;
     options.local_bytes_max = 2 * LOCAL;
     options.encryption = 3;
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));

@@ -75,6 +75,7 @@ pub fn run(args: &DemoArgs) -> Outcome {
         learn: None,
         tier: Tier::Auto,
         fault_path: netvm::pager::FaultPath::Auto,
+        page_size: Size(4096),
         explain: false,
         stats: false,
         json: false,

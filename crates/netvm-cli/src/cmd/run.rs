@@ -15,7 +15,7 @@ use crate::size::Size;
 use clap::{Args, ValueEnum};
 use netvm::detail::PagerDetail;
 use netvm::lender::{BorrowOptions, Class};
-use netvm::pager::{Erasure, FaultPath, LOCAL_BYTES_MIN, REPLICAS_MAX, TierPolicy};
+use netvm::pager::{Erasure, FaultPath, LOCAL_BYTES_MIN, PAGE_BYTES_MAX, REPLICAS_MAX, TierPolicy};
 use netvm::runfile::{RunFile, RunParams};
 use netvm::stats::PagerStats;
 use netvm_sys::signal::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, Signals};
@@ -86,6 +86,9 @@ pub struct RunArgs {
     /// looking (`spin`), for a CPU of its own. `auto` measures what it takes to wake a thread
     #[arg(long, value_name = "PATH", default_value = "auto")]
     pub fault_path: FaultPath,
+    /// Bytes that come in together at a fault, 4K to 2M: larger ones suit what is read in long pieces
+    #[arg(long, value_name = "SIZE", default_value = "4K")]
+    pub page_size: Size,
     /// Bring pages in by what the program wanted before: in this run, and in the last one with this file, which is written anew at the end
     #[arg(long, value_name = "FILE")]
     pub learn: Option<PathBuf>,
@@ -231,6 +234,22 @@ pub fn run(args: RunArgs) -> Outcome {
     Ok(ExitCode::from(report.exit_code()))
 }
 
+fn check_page_size(args: &RunArgs) -> Result<(), String> {
+    let (size, local) = (args.page_size, args.local);
+    if !size.0.is_power_of_two() || !(4096..=PAGE_BYTES_MAX as u64).contains(&size.0) {
+        return Err(format!(
+            "--page-size {size} is none; give a power of two from 4K to {}",
+            Size(PAGE_BYTES_MAX as u64)
+        ));
+    }
+    if local.0 / 4 < size.0 {
+        return Err(format!(
+            "--local {local} has no room for four pages of {size}; give more, or a smaller --page-size"
+        ));
+    }
+    Ok(())
+}
+
 /// Carries out a run; `prepare` may change how the program is started.
 pub fn execute(
     args: &RunArgs,
@@ -244,6 +263,7 @@ pub fn execute(
         )
         .into());
     }
+    check_page_size(args)?;
     check_replicas(args)?;
     let fault_path = fault_path(args.fault_path)?;
     let Some((program, rest)) = args.program.split_first() else { return Err("no program is given".into()) };
@@ -309,6 +329,7 @@ pub fn execute(
             security,
             tier: args.tier.policy(),
             fault_path,
+            page_bytes: args.page_size.0,
             learn,
             verbose: args.stats,
             command: name.clone(),

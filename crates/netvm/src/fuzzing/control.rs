@@ -116,6 +116,7 @@ fn run_file(mut input: Input<'_>) {
         replicas: 1,
         erasure: None,
         encrypt_pages: false,
+        page_bytes: 4096,
         security: Security::default(),
         private_lender: 0,
         tier: netvm_core::tier::Policy::Auto,
