@@ -5,7 +5,8 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use clap::Args;
+use clap::builder::PossibleValuesParser;
+use clap::{Args, ValueEnum};
 
 use super::child::Helper;
 use super::lender::Lender;
@@ -51,6 +52,12 @@ pub struct TiersArgs {
     /// Only orders in which nothing is packed, or everything, besides what netvm chooses
     #[arg(long, value_name = "BOOL")]
     packed: Option<bool>,
+    /// Only these orders, such as slow-near-file,packed-slow-near-file, besides what netvm chooses
+    #[arg(long, value_name = "NAMES", value_delimiter = ',', value_parser = names())]
+    orders: Vec<String>,
+    /// Only faults on a lender that packs, or only phases
+    #[arg(long, value_enum)]
+    case: Option<Part>,
     #[command(flatten)]
     form: Form,
 }
@@ -60,6 +67,17 @@ impl TiersArgs {
     pub fn json(&self) -> bool {
         self.form.json
     }
+}
+
+/// What is measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Part {
+    Lender,
+    Phases,
+}
+
+fn names() -> PossibleValuesParser {
+    ORDERS.iter().flat_map(|(names, _)| names).copied().collect::<Vec<_>>().into()
 }
 
 /// Where pages may be, beside the local memory.
@@ -112,12 +130,19 @@ fn pass(mut from: TcpStream, mut to: TcpStream, delay: Duration) {
 /// # Errors
 /// When a lender or the far memory cannot be had, or what is read is not what was written.
 pub fn run(args: &TiersArgs) -> Result<Vec<Row>, Failure> {
-    let mut rows = packed(args)?;
+    let mut rows = Vec::new();
+    if args.case != Some(Part::Phases) {
+        rows = packed(args)?;
+    }
+    if args.case == Some(Part::Lender) {
+        return Ok(rows);
+    }
     let mut found = vec![(None, measure(args, None)?)];
     for (names, order) in ORDERS.iter().take(if args.form.quick { 2 } else { ORDERS.len() }) {
         for (index, name) in names.iter().enumerate() {
             let packed = index == 1;
-            if args.packed.is_none_or(|wanted| wanted == packed) {
+            let is_wanted = args.orders.is_empty() || args.orders.iter().any(|wanted| wanted == name);
+            if is_wanted && args.packed.is_none_or(|wanted| wanted == packed) {
                 found.push((Some(*name), measure(args, Some((*order, packed)))?));
             }
         }
