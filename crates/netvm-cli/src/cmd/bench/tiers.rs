@@ -11,7 +11,7 @@ use clap::{Args, ValueEnum};
 use super::child::Helper;
 use super::lender::Lender;
 use super::report::{Row, median_and_spread};
-use super::worker::Case;
+use super::worker::{Case, Outcome};
 use super::{Form, plot};
 use crate::size::Size;
 
@@ -49,6 +49,9 @@ pub struct TiersArgs {
     /// Delay of each request to the file, in microseconds
     #[arg(long, value_name = "US", default_value_t = 400)]
     file_us: u64,
+    /// The hot part is every fourth page, in place of a quarter of the memory in one piece
+    #[arg(long)]
+    scattered: bool,
     /// Only orders in which nothing is packed, or everything, besides what netvm chooses
     #[arg(long, value_name = "BOOL")]
     packed: Option<bool>,
@@ -147,7 +150,7 @@ pub fn run(args: &TiersArgs) -> Result<Vec<Row>, Failure> {
             }
         }
     }
-    let best = found.iter().filter(|(name, _)| name.is_some()).map(|(_, each)| mean(each));
+    let best = found.iter().filter(|(name, _)| name.is_some()).map(|(_, each)| mean(&times(each)));
     let best = best.min_by(f64::total_cmp);
     rows.extend(found.into_iter().map(|(name, each)| row(args, name, &each, best)));
     if let Some(path) = &args.form.svg {
@@ -218,7 +221,8 @@ fn mean(values: &[f64]) -> f64 {
 }
 
 /// All phases take as long, so what an access took over all is a harmonic mean; what is shown is that of the time, as each phase counts.
-fn row(args: &TiersArgs, name: Option<&'static str>, each: &[f64], best: Option<f64>) -> Row {
+fn row(args: &TiersArgs, name: Option<&'static str>, outcomes: &[Outcome], best: Option<f64>) -> Row {
+    let each = &times(outcomes)[..];
     let mut row = Row::new("tiers", "phases", "us");
     row.peer = name;
     row.size_bytes = Some(8);
@@ -230,15 +234,26 @@ fn row(args: &TiersArgs, name: Option<&'static str>, each: &[f64], best: Option<
     row.n = each.len() as u64;
     let list: Vec<String> = each.iter().map(|us| format!("{us:.1}")).collect();
     row.note = format!("{} of memory, phase by phase {}", Size(size(args)), list.join(", "));
+    if let Some(last) = outcomes.last()
+        && last.sorted + last.pool_bytes > 0
+    {
+        let packed = Size(last.pool_bytes);
+        row.note += &format!("; {} pages changed places, {packed} packed at the end", last.sorted);
+    }
     row
+}
+
+/// Microseconds of an access in each phase.
+fn times(outcomes: &[Outcome]) -> Vec<f64> {
+    outcomes.iter().map(|outcome| outcome.median).collect()
 }
 
 fn size(args: &TiersArgs) -> u64 {
     if args.form.quick { 24 << 20 } else { args.size.0.next_multiple_of(8 << 20) }
 }
 
-/// Microseconds of an access in each phase: as netvm chooses, or in this order.
-fn measure(args: &TiersArgs, fixed: Option<([usize; 3], bool)>) -> Result<Vec<f64>, Failure> {
+/// What each phase took: as netvm chooses, or in this order.
+fn measure(args: &TiersArgs, fixed: Option<([usize; 3], bool)>) -> Result<Vec<Outcome>, Failure> {
     let bytes = size(args);
     let seconds = if args.form.quick { 0.5 } else { args.phase_seconds };
     let folder = std::env::temp_dir();
@@ -258,12 +273,13 @@ fn measure(args: &TiersArgs, fixed: Option<([usize; 3], bool)>) -> Result<Vec<f6
     let mut command: Vec<String> =
         ["bench", "worker", "--link", "auto", "--mixed", "--tier", tier].map(str::to_owned).to_vec();
     command.extend(fixed.map(|_| "--fixed-order".to_owned()));
+    command.extend(args.scattered.then(|| "--scattered".to_owned()));
     command.extend(["--local-bytes".to_owned(), (bytes / 8).max(4 << 20).to_string()]);
     command.extend(["--size-bytes".to_owned(), bytes.to_string()]);
     command.extend(["--case-ms".to_owned(), ((seconds * 1000.0) as u64).to_string()]);
     command.extend(order.iter().flat_map(|&place| ["--lender".to_owned(), addresses[place].clone()]));
     let mut worker = Helper::start(&command, false)?;
     worker.ask("fill")?;
-    let phase = |_| worker.ask(Case::Phases.name()).map(|outcome| outcome.median);
+    let phase = |_| worker.ask(Case::Phases.name());
     (0..if args.form.quick { 2 } else { args.phases }).map(phase).collect()
 }

@@ -71,6 +71,9 @@ pub struct WorkerArgs {
     /// Of every other MiB only
     #[arg(long)]
     mixed: bool,
+    /// The hot part of phases is every fourth page
+    #[arg(long)]
+    scattered: bool,
     /// Pages go to the first lender that has room, and stay there
     #[arg(long)]
     fixed_order: bool,
@@ -150,6 +153,9 @@ pub struct Outcome {
     /// Bytes of packed pages: part of the local memory, or of a swap device beside it.
     #[serde(default)]
     pub pool_bytes: u64,
+    /// Pages that have changed places, so far.
+    #[serde(default)]
+    pub sorted: u64,
     /// On swap: seconds that it took, and what swap of this machine brought in and took out meanwhile.
     #[serde(default)]
     pub seconds: f64,
@@ -166,6 +172,7 @@ struct Worker {
     pages: usize,
     compressible: bool,
     mixed: bool,
+    scattered: bool,
     /// Of [`Case::Phases`], so far.
     phases: usize,
     template: [u64; WORDS],
@@ -258,6 +265,7 @@ impl Worker {
             pages,
             compressible: args.compressible,
             mixed: args.mixed,
+            scattered: args.scattered,
             phases: 0,
             template: std::array::from_fn(|word| mix(word as u64)),
             generations: vec![0; pages],
@@ -340,6 +348,7 @@ impl Worker {
             let stats = pager.stats();
             outcome.local_bytes_peak = stats.local_frames_peak * PAGE_BYTES as u64;
             outcome.pool_bytes = stats.pool_frames * PAGE_BYTES as u64;
+            outcome.sorted = stats.pages_sorted;
         }
         Ok(outcome)
     }
@@ -486,6 +495,9 @@ impl Worker {
                 let random = self.random >> 11;
                 if case == Case::Phases && !random.is_multiple_of(10) {
                     let part = self.pages / 4;
+                    if self.scattered {
+                        return (random / 10) as usize % part * 4 + self.phases * 3 % 4;
+                    }
                     // Not in the order in which they were filled.
                     return (random / 10) as usize % part + part * (self.phases * 3 % 4);
                 }
