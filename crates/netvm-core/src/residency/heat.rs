@@ -1,114 +1,257 @@
 //! Which slabs deserve dearer or cheaper lenders: docs/design/tiers.md.
 //!
-//! A slab's *heat* is how many of its pages were read lately. Now and then the hottest slab that is at a dear lender changes to a cheaper one that
-//! has room; when none has, the coldest slab of a cheaper one makes room first.
+//! A slab's *heat* is how often it was read lately, where time is counted in reads: so a new hot part is known as soon as there is evidence for it,
+//! however slow the lender makes the program. Its *due* is how often it was read from where it is. A slab at a dear lender moves to a cheaper one as
+//! soon as it has been read so often that the move would have paid for itself; when cheap lenders are full, a slab of theirs that is clearly colder
+//! makes room first, and both moves must have paid for themselves.
 
 use super::slots::{Place, Slab, SlabIndex, SlotMap};
+use crate::tier::Average;
+use alloc::vec;
+use alloc::vec::Vec;
 
-/// Heat falls by this part each time it is weighed.
-const COOLING: u32 = 8;
-/// A slab is moved for another only when that is so many times as hot.
-const FACTOR: u32 = 2;
+/// Heat halves each time each slab was read so often, on average.
+const HALF_READS: u64 = 8;
+/// With few slabs there is more evidence to be had.
+const HALF_READS_MIN: u64 = 512;
+/// What is due falls by this part each time all cool: a slab that is read now and then is never worth a move.
+const COOLING: u32 = 64;
+/// A slab makes room only for one that is so many times as hot,
+const FACTOR: u64 = 2;
+/// and the difference must not be by chance: so many standard deviations of it.
+const SIGMAS: u64 = 4;
+/// What a lender's reads take differs from another's when it is less than so many parts
+const DIFFERS: u64 = 3;
+/// of so many of it.
+const DIFFERS_OF: u64 = 4;
+/// Of lenders of one class, when it is more than so many times as long.
+const DIFFERS_ALIKE: u64 = 4;
+/// Reading and writing a page for a move, until it has been measured: nanoseconds.
+const COPY_NS: f64 = 10_000.0;
+/// What is written to copies that are hardly read counts one part in so many.
+const WRITE_PART: u64 = 8;
+/// What a read takes until it has been measured, by class.
+const READ_NS: [u64; 4] = [5_000, 50_000, 60_000, 250_000];
 
 /// A slab that is to change places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Wish {
-    pub(super) slab: SlabIndex,
-    pub(super) from: u32,
-    pub(super) to: u32,
+pub(super) enum Wish {
+    Move {
+        slab: SlabIndex,
+        from: u32,
+        to: u32,
+    },
+    /// An empty slab, for pages that are wanted often.
+    Fresh {
+        lender: u32,
+    },
+}
+
+/// What moves take, how many reads there were since heat was halved, and since all cooled.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Scale {
+    reads: u64,
+    recent: u64,
+    is_quiet: bool,
+    copy: Average,
+}
+
+impl Scale {
+    /// What it takes to copy so many pages, in nanoseconds.
+    pub(super) fn price(&self, pages: u32) -> f64 {
+        f64::from(pages) * self.copy.or(COPY_NS)
+    }
+}
+
+/// A hot slab, and what would be gained by each of its reads at the cheapest lender.
+#[derive(Clone, Copy)]
+struct Hot<'a> {
+    index: SlabIndex,
+    slab: &'a Slab,
+    from: u32,
+    gain: u64,
+}
+
+impl Place {
+    /// What a read from it takes.
+    pub(super) fn read_ns(&self) -> u64 {
+        match self.measured_ns {
+            0 => READ_NS[usize::from(self.class).min(READ_NS.len() - 1)],
+            measured => measured,
+        }
+    }
 }
 
 impl SlotMap {
-    /// Pages are read from the slab of this slot.
+    /// The slab of this slot is read.
     #[inline]
-    pub fn heat(&mut self, slot: super::Slot, pages: u32) {
+    pub fn heat(&mut self, slot: super::Slot, reads: u32) {
         let index = self.split(slot).0;
         if let Some(Some(slab)) = self.slabs.get_mut(index) {
-            slab.heat = slab.heat.saturating_add(pages);
+            slab.heat = slab.heat.saturating_add(reads);
+            slab.due = slab.due.saturating_add(reads);
+            self.scale.reads += u64::from(reads);
+            self.scale.recent += u64::from(reads);
+        }
+    }
+
+    /// What a read from this lender takes, as was measured; 0: not yet.
+    pub fn set_read_ns(&mut self, lender: u32, ns: u64) {
+        self.places[lender as usize].measured_ns = ns;
+    }
+
+    /// So many pages were copied in a move, and that took so long.
+    pub fn note_copied(&mut self, pages: u32, ns: u64) {
+        self.scale.copy.note(ns as f64 / f64::from(pages.max(1)));
+    }
+
+    /// Whether reads from one lender take so much less than from another that pages had better be there. Among lenders of one class those that are read differ by
+    /// chance; and where there are several copies, the one that answers soonest is read anyway.
+    pub(super) fn is_cheaper(&self, one: &Place, other: &Place) -> bool {
+        let (ns, other_ns) = (one.read_ns(), other.read_ns());
+        if one.class != other.class {
+            ns.saturating_mul(DIFFERS_OF) < other_ns.saturating_mul(DIFFERS)
+        } else {
+            self.redundancy.total() == 1 && ns.saturating_mul(DIFFERS_ALIKE) < other_ns
         }
     }
 
     /// Whether some slab is at a lender that is dearer than another: then there is something to [weigh](SlotMap::weigh).
-    pub fn is_mixed(&self) -> bool {
-        let cheapest = self.places.iter().filter(|place| place.alive).map(|place| place.class).min();
-        let is_dear = |place: &Place| place.alive && place.slabs > 0 && Some(place.class) > cheapest;
-        self.places.iter().any(is_dear)
+    pub fn is_mixed(&mut self) -> bool {
+        let alive = || self.places.iter().filter(|place| place.alive);
+        let is_mixed =
+            alive().any(|place| place.slabs > 0 && alive().any(|other| self.is_cheaper(other, place)));
+        self.better.is_on = is_mixed && self.redundancy.total() == 1;
+        is_mixed
     }
 
-    /// Chooses a slab that is to change places, if one should, and lets all cool. [`SlotMap::next_step`] moves it. Meant to be called twice a
-    /// second.
-    pub fn weigh(&mut self) {
-        self.wish = if self.is_mending() { None } else { self.choose() };
+    /// Lets what is due fall a little, and those that were full may have room. Meant to be called twice a second.
+    pub fn cool(&mut self) {
         for slab in self.slabs.iter_mut().flatten() {
-            slab.heat -= slab.heat.div_ceil(COOLING);
+            slab.due -= slab.due.div_ceil(COOLING);
         }
-        // Those that were full may have room.
+        self.better.forget();
+        self.scale.is_quiet = core::mem::take(&mut self.scale.recent) == 0;
         self.places.iter_mut().for_each(Place::may_have_room);
     }
 
-    /// When what was chosen last has been moved, or could not be: whether there is another slab that is to change places. Nothing cools.
-    pub fn wish_again(&mut self) -> bool {
-        if !core::mem::take(&mut self.wish_over) || self.is_mending() {
-            return false;
+    /// Chooses a slab that is to change places, if one should; [`SlotMap::next_step`] moves it. Meant to be called often while nothing is moved; it takes
+    /// time in proportion to the number of slabs.
+    pub fn weigh(&mut self) -> bool {
+        self.count_spare();
+        let is_quiet = self.scale.is_quiet && self.scale.recent == 0;
+        self.wish =
+            if is_quiet || self.is_mending() { None } else { self.choose().or_else(|| self.make_better()) };
+        let half = (HALF_READS * self.slabs.len() as u64).max(HALF_READS_MIN);
+        if self.scale.reads >= half {
+            let halvings = (self.scale.reads / half).min(31) as u32;
+            self.scale.reads %= half;
+            self.better.wanted >>= halvings;
+            for slab in self.slabs.iter_mut().flatten() {
+                slab.heat >>= halvings;
+            }
         }
-        self.wish = self.choose();
         self.wish.is_some()
     }
 
-    fn choose(&self) -> Option<Wish> {
-        let class = |lender: u32| self.places[lender as usize].class;
-        let slabs = || {
-            let movable = |slab: &Slab| slab.live_count > 0 && !slab.frozen;
-            let all = self.slabs.iter().enumerate();
-            all.filter_map(move |(index, slab)| {
-                slab.as_ref().filter(|slab| movable(slab)).map(|slab| (index as u32, slab))
-            })
-        };
-        // The dearest copy of each.
-        let dear = |slab: &Slab| {
-            slab.copies.as_slice().iter().map(|copy| copy.lender).max_by_key(|&lender| class(lender))
-        };
-        let cheapest = self.places.iter().filter(|place| place.alive).map(|place| place.class).min()?;
-        // Some cheaper lender has none of it yet.
-        let can_improve = |slab: &Slab, from: u32| {
-            let is_new =
-                |lender: usize| slab.copies.as_slice().iter().all(|copy| copy.lender as usize != lender);
-            let mut places = self.places.iter().enumerate();
-            places.any(|(lender, place)| place.alive && place.class < class(from) && is_new(lender))
-        };
-        let (index, hot, from) = slabs()
-            .filter_map(|(index, slab)| Some((index, slab, dear(slab)?)))
-            .filter(|&(_, slab, from)| class(from) > cheapest && can_improve(slab, from))
-            .max_by_key(|(_, slab, _)| slab.heat)?;
-        // What is moved must be worth it: it is read and written once for that.
-        if hot.heat < hot.live_count.div_ceil(FACTOR) {
-            return None;
+    /// What a read takes of a slab with copies, or parts, at these lenders; and a little for the dearest, to which all is written, too.
+    fn read_ns(&self, lenders: impl Iterator<Item = u32>) -> u64 {
+        let mut all = [u64::MAX; super::PARTS_MAX];
+        let mut count = 0;
+        for (ns, lender) in all.iter_mut().zip(lenders) {
+            *ns = self.places[lender as usize].read_ns();
+            count += 1;
         }
-        let free = |taken: &Slab, fits: &dyn Fn(&Place) -> bool| {
-            let has =
-                |lender: usize| taken.copies.as_slice().iter().any(|copy| copy.lender as usize == lender);
-            let open = |&(lender, place): &(usize, &Place)| {
-                place.alive && !place.full && place.recalled == 0 && !has(lender) && fits(place)
-            };
-            let places = self.places.iter().enumerate().filter(open);
-            places.min_by_key(|(_, place)| (place.class, place.slabs)).map(|(lender, _)| lender as u32)
-        };
-        if let Some(to) = free(hot, &|place| place.class < class(from)) {
-            return Some(Wish { slab: index, from, to });
-        }
-        // The coldest slab of a cheaper lender makes room.
-        let (index, cold, from) = slabs()
-            .flat_map(|(index, slab)| {
-                slab.copies.as_slice().iter().map(move |copy| (index, slab, copy.lender))
-            })
-            .filter(|&(_, slab, lender)| {
-                let is_needed = hot.copies.as_slice().iter().any(|copy| copy.lender == lender);
-                class(lender) < class(from) && !is_needed && slab.heat.saturating_mul(FACTOR) < hot.heat
-            })
-            .min_by_key(|(_, slab, _)| slab.heat)?;
-        let to = free(cold, &|place| place.class > class(from))?;
-        Some(Wish { slab: index, from, to })
+        all.sort_unstable();
+        let dearest = if count > self.redundancy.need() { all[count - 1] / WRITE_PART } else { 0 };
+        all[self.redundancy.need() - 1].saturating_add(dearest)
     }
+
+    /// What a read would take less, if the slab's part at `from` were at `to`; negative: more.
+    fn gain(&self, slab: &Slab, from: u32, to: u32) -> i64 {
+        let lenders = || slab.copies.as_slice().iter().map(|copy| copy.lender);
+        let moved = lenders().map(|lender| if lender == from { to } else { lender });
+        i64::try_from(self.read_ns(lenders())).unwrap_or(i64::MAX)
+            - i64::try_from(self.read_ns(moved)).unwrap_or(i64::MAX)
+    }
+
+    fn choose(&self) -> Option<Wish> {
+        let ns = |lender: u32| self.places[lender as usize].read_ns();
+        let is_cheaper = |one: u32, other: u32| {
+            let place = |lender: u32| &self.places[lender as usize];
+            self.is_cheaper(place(one), place(other))
+        };
+        let has = |slab: &Slab, lender: u32| slab.copies.as_slice().iter().any(|copy| copy.lender == lender);
+        let lenders = || (0..self.places.len() as u32).filter(|&to| self.places[to as usize].alive);
+        let is_open = |to: u32| !self.places[to as usize].full && self.places[to as usize].recalled == 0;
+        let movable = |slab: &&Slab| slab.live_count > 0 && !slab.frozen;
+        // What the only copy of a slab gains at best, by where it is.
+        let gains: Vec<u64> = (0..self.places.len() as u32)
+            .map(|from| {
+                let better = lenders().filter(|&to| is_cheaper(to, from)).map(ns).min();
+                better.map_or(0, |best| ns(from).saturating_sub(best))
+            })
+            .collect();
+        let mut hottest: Option<Hot> = None;
+        // Of each lender.
+        let mut coldest: Vec<Option<(SlabIndex, &Slab)>> = vec![None; self.places.len()];
+        for (index, slab) in self.slabs.iter().enumerate() {
+            let Some(slab) = slab.as_ref().filter(movable) else { continue };
+            let index = index as SlabIndex;
+            for copy in slab.copies.as_slice() {
+                let place = &mut coldest[copy.lender as usize];
+                let key = |slab: &Slab| (slab.heat, slab.live_count);
+                if place.is_none_or(|(_, other)| key(slab) < key(other)) {
+                    *place = Some((index, slab));
+                }
+            }
+            let worth = |hot: &Hot| u64::from(hot.slab.heat).saturating_mul(hot.gain);
+            // The dearest of its copies goes where that helps most.
+            let dearest = slab.copies.as_slice().iter().map(|copy| copy.lender).max_by_key(|&at| ns(at));
+            let Some(from) = dearest.filter(|_| slab.heat > 0) else { continue };
+            let gain = if self.redundancy.total() == 1 {
+                gains[from as usize]
+            } else {
+                let better = lenders().filter(|&to| is_cheaper(to, from) && !has(slab, to));
+                better.map(|to| self.gain(slab, from, to)).max().unwrap_or(0).max(0) as u64
+            };
+            let hot = Hot { index, slab, from, gain };
+            if gain > 0 && hottest.is_none_or(|other| worth(&other) < worth(&hot)) {
+                hottest = Some(hot);
+            }
+        }
+        let Hot { index, slab: hot, from, .. } = hottest?;
+        let paid = |reads: f64, pages: u32| reads > self.scale.price(pages);
+        let mut best: Option<(f64, Wish)> = None;
+        for to in lenders().filter(|&to| is_cheaper(to, from) && !has(hot, to)) {
+            let gain = self.gain(hot, from, to) as f64;
+            let (worth, due) = (f64::from(hot.heat) * gain, f64::from(hot.due) * gain);
+            let found = if is_open(to) {
+                paid(due, hot.live_count).then_some((worth, Wish::Move { slab: index, from, to }))
+            } else {
+                coldest[to as usize].filter(|(_, cold)| is_colder(cold.heat, hot.heat)).and_then(
+                    |(index, cold)| {
+                        let dearer = lenders()
+                            .filter(|&other| is_cheaper(to, other) && is_open(other) && !has(cold, other));
+                        let other =
+                            dearer.min_by_key(|&other| (ns(other), self.places[other as usize].slabs))?;
+                        let loss = f64::from(cold.heat) * -self.gain(cold, to, other) as f64;
+                        let is_paid = paid(due * (1.0 - loss / worth), hot.live_count + cold.live_count);
+                        is_paid.then_some((worth - loss, Wish::Move { slab: index, from: to, to: other }))
+                    },
+                )
+            };
+            best = best.into_iter().chain(found).max_by(|(one, _), (other, _)| one.total_cmp(other));
+        }
+        best.filter(|&(worth, _)| worth > 0.0).map(|(_, wish)| wish)
+    }
+}
+
+/// Whether one slab is read so much less often than another that it is no chance.
+pub(super) fn is_colder(cold: u32, hot: u32) -> bool {
+    let (cold, hot) = (u64::from(cold), u64::from(hot));
+    let apart = hot.saturating_sub(cold);
+    cold * FACTOR <= hot && apart * apart > SIGMAS * SIGMAS * (hot + cold)
 }
 
 #[cfg(test)]
@@ -153,8 +296,17 @@ mod tests {
             for (&slot, &heat) in self.slots.iter().zip(heats) {
                 self.map.heat(slot, heat);
             }
-            self.map.weigh();
-            self.do_all();
+            self.map.cool();
+            self.settle();
+        }
+
+        fn settle(&mut self) {
+            let mut times = 0;
+            while self.map.weigh() {
+                self.do_all();
+                times += 1;
+                assert!(times < 50, "no end to it");
+            }
         }
 
         fn do_all(&mut self) {
@@ -194,27 +346,14 @@ mod tests {
     }
 
     #[test]
-    fn all_that_should_change_places_does_at_once_when_it_is_asked_for_again() {
+    fn all_that_should_change_places_does_at_once() {
         let mut world = World::new(3, 8);
         assert_eq!(world.places(), [0, 0, 0, 1, 1, 1, 1, 1]);
         let heats = [0, 3, 200, 90, 2, 100, 1, 30];
         world.second(&heats);
-        let mut times = 0;
-        while world.map.wish_again() {
-            world.do_all();
-            times += 1;
-            assert!(times < 20, "no end to it");
-        }
         assert_eq!(world.places(), [1, 1, 0, 0, 1, 0, 1, 1]);
         assert_eq!(world.map.sorted(), 4 * 64);
-        // Nothing is over that was not begun.
-        assert!(!world.map.wish_again());
-        (0..20).for_each(|_| {
-            world.second(&heats);
-            while world.map.wish_again() {
-                world.do_all();
-            }
-        });
+        (0..20).for_each(|_| world.second(&heats));
         assert_eq!(world.map.sorted(), 4 * 64);
     }
 

@@ -96,12 +96,19 @@ pub(super) struct Mender {
     in_flight: Option<Step>,
     /// Slabs before have what they need, or cannot be helped now.
     cursor: usize,
+    /// What is asked for is an empty slab.
+    fresh: bool,
     mended: u64,
     moved: u64,
     sorted: u64,
 }
 
 impl Mender {
+    /// A page changes places by itself.
+    pub(super) fn count_sorted(&mut self) {
+        self.sorted += 1;
+    }
+
     pub(super) fn look_again(&mut self) {
         self.cursor = 0;
     }
@@ -231,7 +238,13 @@ impl SlotMap {
 
     /// Nothing is missing: a slab that had better be elsewhere.
     fn begin_wish(&mut self) -> Option<Step> {
-        let Wish { slab: index, from, to } = self.wish.take()?;
+        let (index, from, to) = match self.wish.take()? {
+            Wish::Move { slab, from, to } => (slab, from, to),
+            Wish::Fresh { lender } => {
+                self.mender.fresh = true;
+                return Some(Step::Borrow { lender, press: false });
+            }
+        };
         let slab = self.slabs.get(index as usize)?.as_ref()?;
         let at = |lender: u32| slab.copies.as_slice().iter().find(|copy| copy.lender == lender);
         // Something may have changed since it was chosen.
@@ -257,12 +270,12 @@ impl SlotMap {
         }
         let Some((page, pages)) = slab.live_run(growing.done, growing.width, slots) else {
             slab.copies.push(copy);
+            slab.due = 0;
             let left = growing.leaving.and_then(|lender| slab.copies.remove(lender));
             self.mender.growing = None;
             if let Some(lender) = growing.leaving.filter(|_| growing.wished) {
                 // There is room for another one now.
                 self.places[lender as usize].may_have_room();
-                self.wish_over = true;
             }
             // What was posted to it before comes before its return.
             left.into_iter().for_each(|copy| self.give_back(copy));
@@ -294,6 +307,7 @@ impl SlotMap {
     /// The step under way has ended, or could not be posted.
     pub fn step_ended(&mut self, end: StepEnd) {
         let Some(step) = self.mender.in_flight.take() else { return };
+        let is_fresh = core::mem::take(&mut self.mender.fresh);
         let growing = self.mender.growing.as_mut();
         match (step, end) {
             (Step::Borrow { lender, .. }, StepEnd::Borrowed(slab)) => {
@@ -301,6 +315,7 @@ impl SlotMap {
                 let copy = SlabCopy { lender, slab, part };
                 match growing {
                     _ if !self.places[lender as usize].alive => {}
+                    _ if is_fresh => self.add_better(copy),
                     Some(growing) => {
                         growing.copy = Some(copy);
                         self.places[lender as usize].slabs += 1;
@@ -312,7 +327,6 @@ impl SlotMap {
                 let place = &mut self.places[lender as usize];
                 place.full |= end == StepEnd::Full;
                 place.pressed |= press && end == StepEnd::Full;
-                self.wish_over |= growing.is_some_and(|growing| growing.wished);
                 self.mender.growing = None;
             }
             (Step::Read { .. }, StepEnd::Done) => {
@@ -366,7 +380,7 @@ impl SlotMap {
             self.stop_mending(growing.slab);
         }
         self.mender = Mender::default();
-        (self.wish, self.wish_over) = (None, false);
+        self.wish = None;
         // It is asked itself.
         self.places.iter_mut().for_each(|place| (place.recalled, place.stuck) = (0, Stuck::No));
     }

@@ -9,6 +9,7 @@ mod frames;
 mod heat;
 mod marks;
 mod mend;
+mod promote;
 mod protect;
 mod queue;
 mod replay;

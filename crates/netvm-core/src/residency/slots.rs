@@ -4,8 +4,9 @@ use alloc::vec;
 use alloc::vec::Vec;
 
 use super::copies::{Copies, Redundancy, SlabCopy};
-use super::heat::Wish;
+use super::heat::{Scale, Wish};
 use super::mend::Mender;
+use super::promote::Better;
 
 /// Number of a slab in its [`SlotMap`].
 pub type SlabIndex = u32;
@@ -18,8 +19,10 @@ pub(super) struct Slab {
     pub(super) copies: Copies,
     live: Vec<u64>,
     pub(super) live_count: u32,
-    /// Pages of it that were read lately.
+    /// How often it was read lately,
     pub(super) heat: u32,
+    /// and since it is where it is.
+    pub(super) due: u32,
     /// Another process (after fork) may read every slot of it: nothing may be written.
     pub(super) frozen: bool,
     cursor: u32,
@@ -36,6 +39,10 @@ pub(super) struct Place {
     pub(super) slabs: u32,
     /// What its memory costs: the lowest is the cheapest.
     pub(super) class: u8,
+    /// What a read takes, in nanoseconds; 0: not measured.
+    pub(super) measured_ns: u64,
+    /// Free slots of its slabs that nobody has been promised.
+    pub(super) spare: u32,
     /// So many slabs it asks back; [`ALL`] when it is leaving.
     pub(super) recalled: u32,
     /// Nobody else can have them.
@@ -57,7 +64,17 @@ pub const ALL: u32 = u32::MAX;
 
 impl Place {
     fn new(alive: bool) -> Self {
-        Self { alive, full: false, pressed: false, slabs: 0, class: 0, recalled: 0, stuck: Stuck::No }
+        Self {
+            alive,
+            full: false,
+            pressed: false,
+            slabs: 0,
+            class: 0,
+            measured_ns: 0,
+            spare: 0,
+            recalled: 0,
+            stuck: Stuck::No,
+        }
     }
 
     /// It is worth being asked again.
@@ -88,12 +105,12 @@ pub struct SlotMap {
     pub(super) redundancy: Redundancy,
     pub(super) mender: Mender,
     pub(super) wish: Option<Wish>,
-    /// What was wished for has happened, or cannot.
-    pub(super) wish_over: bool,
+    pub(super) scale: Scale,
+    pub(super) better: Better,
     /// Slabs to give back to their lenders.
     pub(super) returns: Vec<SlabCopy>,
-    current: usize,
-    live_count: u64,
+    pub(super) current: usize,
+    pub(super) live_count: u64,
 }
 
 impl SlotMap {
@@ -110,7 +127,8 @@ impl SlotMap {
             redundancy,
             mender,
             wish: None,
-            wish_over: false,
+            scale: Scale::default(),
+            better: Better::default(),
             returns,
             current: 0,
             live_count: 0,
@@ -144,6 +162,7 @@ impl SlotMap {
             live: vec![0; self.slots_per_slab as usize / 64],
             live_count: 0,
             heat: 0,
+            due: 0,
             frozen: false,
             cursor: 0,
         };
@@ -183,6 +202,9 @@ impl SlotMap {
 
     /// Takes a run of 1..=`want` free neighbouring slots; `None` when another slab is needed.
     pub fn take_run(&mut self, want: u32) -> Option<(Slot, u32)> {
+        if let Some(run) = self.take_better(want) {
+            return Some(run);
+        }
         let count = self.slabs.len();
         for step in 0..count {
             let index = (self.current + step) % count;
@@ -249,6 +271,20 @@ impl SlotMap {
     /// What a lender's memory costs, compared with that of others: pages go to the lowest class that has room.
     pub fn set_class(&mut self, lender: u32, class: u8) {
         self.places[lender as usize].class = class;
+    }
+
+    /// As it was set.
+    pub fn class(&self, lender: u32) -> u8 {
+        self.places[lender as usize].class
+    }
+
+    /// The class of the lender that a slot is read from; of none, of the one that would get the next page.
+    #[inline]
+    pub fn class_of(&self, slot: Slot) -> u8 {
+        let index = if slot == 0 { self.next() } else { self.split(slot).0 };
+        let slab = self.slabs.get(index).and_then(Option::as_ref);
+        let copies = slab.map_or(&[][..], |slab| slab.copies.as_slice());
+        copies.iter().map(|copy| self.places[copy.lender as usize].class).min().unwrap_or(0)
     }
 
     /// Whether a lender of a lower class than `lender` had no slab left: it may have one now.
@@ -458,7 +494,7 @@ impl Slab {
         (from..from + pages).filter(|&page| self.is_live(page)).count() as u64
     }
 
-    fn take_run(&mut self, want: u32, slots: u32) -> (u32, u32) {
+    pub(super) fn take_run(&mut self, want: u32, slots: u32) -> (u32, u32) {
         let mut start = self.cursor % slots;
         while self.is_live(start) {
             let word = self.live[start as usize / 64];

@@ -9,16 +9,30 @@ pub const STEPS_MAX: u32 = 12;
 
 /// Buckets of ages, each as wide as one step of the local memory, and one for all beyond.
 const BUCKETS: usize = 8 * STEPS as usize;
-/// Least number of pages brought in between two decisions.
+/// Classes of lenders: what packing saves differs from class to class.
+pub const CLASSES: usize = 4;
+/// Least number of pages brought in between two decisions,
 const WINDOW_MIN: u32 = 256;
+/// and, of a large local memory, one for each so many frames.
+const WINDOW_PART: u32 = 64;
+/// Half of what was counted is forgotten with so many pages brought in: one for each so many frames,
+const MEMORY_PART: u32 = 4;
+/// but no more than this.
+const MEMORY_MAX: u32 = 8192;
 /// The expected cost must fall by one part in this many before anything is changed.
 const GAIN_PART: f64 = 32.0;
 /// As [`GAIN_PART`], while there is no pool: what one would cost is known less well.
 const FIRST_GAIN_PART: f64 = 16.0;
 /// Least part of the pages of any age that is taken to be still out.
 const OUT_MIN: f64 = 1.0 / 64.0;
-/// Steps taken at a time, so that the next decision rests on what was measured nearby.
+/// Steps taken at a time, so that the next decision rests on what was measured nearby,
 const STRIDE: u32 = 2;
+/// and where much is to be gained: one part in so many.
+const STRIDE_FAR: u32 = 6;
+const FAR_PART: f64 = 8.0;
+
+/// Every class.
+const ALL: u8 = (1 << CLASSES) - 1;
 
 /// What the program's keeper wants.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,8 +81,8 @@ pub struct Costs {
     pub pack: Average,
     /// Bringing in from the pool.
     pub unpack: Average,
-    /// Waiting for a lender: less for pages that came ahead of their faults.
-    pub fetch: Average,
+    /// Waiting for a lender of each class: less for pages that came ahead of their faults.
+    pub fetch: [Average; CLASSES],
     /// Evicting to a lender.
     pub send: Average,
     /// Chunks that a packed page takes.
@@ -90,9 +104,14 @@ impl Costs {
         self.fault.or(5000.0) + self.unpack.or(1000.0) + self.pack.or(3000.0)
     }
 
-    /// A page brought in from a lender, and sent again some time.
-    fn by_lender(&self) -> f64 {
-        self.fault.or(5000.0) + self.fetch.or(20_000.0) + self.send.or(1000.0)
+    /// Waiting for a lender of this class.
+    fn fetch(&self, class: usize) -> f64 {
+        self.fetch[class].or(20_000.0)
+    }
+
+    /// A page brought in from a lender of this class, and sent again some time.
+    fn by_lender(&self, class: usize) -> f64 {
+        self.fault.or(5000.0) + self.fetch(class) + self.send.or(1000.0)
     }
 
     /// What a page from a lender costs more when evicted pages go through the pool.
@@ -106,15 +125,20 @@ impl Costs {
 /// The age of a page is the number of pages that were evicted after it. Its *distance* is how many of those are still out: pages
 /// leave in order, so a page of distance `d` would still be in a pool that holds `d` pages, and would not have left a local memory
 /// with `d` more frames for pages as they are. The ages of the last few thousand pages therefore tell what each size of the pool
-/// would have cost, and the pool moves towards the cheapest.
+/// would have cost, and the pool moves towards the cheapest. All of that is counted for each class of lenders by itself: pages that would come from cheap
+/// ones need not be packed when others are, which then stay in the pool for longer.
 #[derive(Clone, Debug)]
 pub struct Choice {
     policy: Policy,
     /// What was measured.
     pub costs: Costs,
-    ages: [f32; BUCKETS + 1],
+    ages: [[f32; BUCKETS + 1]; CLASSES],
     /// Pages evicted while the ages were counted.
     evictions: f32,
+    /// Pages that left, by the class of the lender that has them or would get them.
+    left: [f32; CLASSES],
+    /// The classes whose pages are packed, a bit for each.
+    classes: u8,
     width: u32,
     noted: u32,
     step: u32,
@@ -131,8 +155,10 @@ impl Choice {
         Self {
             policy,
             costs: Costs::default(),
-            ages: [0.0; BUCKETS + 1],
+            ages: [[0.0; BUCKETS + 1]; CLASSES],
             evictions: 0.0,
+            left: [0.0; CLASSES],
+            classes: ALL,
             width: 1,
             noted: 0,
             step: if policy == Policy::Packed { STEPS_MAX } else { 0 },
@@ -169,14 +195,21 @@ impl Choice {
         local / STEPS as usize * self.step as usize
     }
 
-    /// Whether to try to pack the next evicted page. After several that could not be packed only some are tried.
-    pub fn try_to_pack(&mut self) -> bool {
-        if self.step == 0 {
+    /// Whether to try to pack the next evicted page, which would be at a lender of this class otherwise. After several that could not be packed only some
+    /// are tried.
+    pub fn try_to_pack(&mut self, class: u8) -> bool {
+        self.left[place(class)] += 1.0;
+        if !self.is_packed(class) {
             return false;
         }
         let skipped = self.skip > 0;
         self.skip = self.skip.saturating_sub(1);
         !skipped
+    }
+
+    /// Whether the pool is for pages that would be at a lender of this class otherwise.
+    pub fn is_packed(&self, class: u8) -> bool {
+        self.step > 0 && self.classes >> place(class) & 1 == 1
     }
 
     /// How an attempt to pack a page ended: the chunks it takes, or `None` when it would take too many.
@@ -212,97 +245,145 @@ impl Choice {
         self.evictions += pages as f32;
     }
 
-    /// A page was brought in that was evicted `age` evictions ago. True when it is time to [`Choice::decide`].
-    pub fn note_age(&mut self, age: u32) -> bool {
+    /// A page was brought in that was evicted `age` evictions ago, from a lender of this class or from the pool in place of it. True when it is time to
+    /// [`Choice::decide`].
+    pub fn note_age(&mut self, age: u32, class: u8) -> bool {
         if self.policy != Policy::Auto {
             return false;
         }
         let bucket = ((age / self.width) as usize).min(BUCKETS);
-        self.ages[bucket] += 1.0;
+        self.ages[place(class)][bucket] += 1.0;
         self.noted += 1;
-        self.noted >= (self.width * STEPS / 4).max(WINDOW_MIN)
+        self.noted >= (self.width * STEPS / WINDOW_PART).max(WINDOW_MIN)
     }
 
-    /// Chooses the size of the pool anew; `local` is the local memory in frames.
+    /// Chooses the size of the pool anew, and what goes there; `local` is the local memory in frames.
     pub fn decide(&mut self, local: usize) {
         let width = (local as u32 / STEPS).max(1);
+        let noted = core::mem::take(&mut self.noted);
         if width.abs_diff(self.width) > self.width / 4 {
             // The budget has changed: the ages were counted in another measure.
-            self.ages = [0.0; BUCKETS + 1];
-            self.evictions = 0.0;
+            self.forget(0.0);
             self.width = width;
-            self.noted = 0;
             return;
         }
-        self.noted = 0;
-        let best = self.best();
-        let (now, then) = (self.expected(self.step), self.expected(best));
+        let now = self.expected(self.step, self.classes);
+        let (then, best, classes) = self.best();
         let part = if self.step == 0 { FIRST_GAIN_PART } else { GAIN_PART };
         if then < now * (1.0 - 1.0 / part) {
-            let before = self.step;
-            self.step = best.clamp(self.step.saturating_sub(STRIDE), self.step + STRIDE);
-            self.changes += u64::from(before != self.step);
+            let before = (self.step, self.classes);
+            let stride = if then < now * (1.0 - 1.0 / FAR_PART) { STRIDE_FAR } else { STRIDE };
+            self.step = best.clamp(self.step.saturating_sub(stride), self.step + stride);
+            self.classes = if self.step == 0 { ALL } else { classes };
+            self.changes += u64::from(before != (self.step, self.classes));
             // Ages are counted from where pages leave, which moves with the pool.
-            self.shift(self.step as i32 - before as i32);
+            self.shift(self.step as i32 - before.0 as i32);
         }
-        self.evictions *= 0.5;
-        for count in &mut self.ages {
-            *count *= 0.5;
+        let memory = (self.width * STEPS / MEMORY_PART).clamp(WINDOW_MIN, MEMORY_MAX);
+        self.forget(1.0 - 0.5 * (noted as f32 / memory as f32).min(1.0));
+    }
+
+    /// Only so much of what was counted counts from now on.
+    fn forget(&mut self, keep: f32) {
+        self.evictions *= keep;
+        let counts = self.ages.as_flattened_mut().iter_mut().chain(&mut self.left);
+        counts.for_each(|count| *count *= keep);
+    }
+
+    /// The least expected cost, and with which size and classes.
+    fn best(&self) -> (f64, u32, u8) {
+        let mut best = (self.expected(0, ALL), 0, ALL);
+        for class in (0..CLASSES).filter(|&class| self.left[class] >= 1.0) {
+            // This class, and all that are as dear.
+            let is_dear = |other: &usize| self.costs.fetch(*other) >= self.costs.fetch(class);
+            let classes = (0..CLASSES).filter(is_dear).fold(0, |all, other| all | 1 << other);
+            for step in 1..=STEPS_MAX {
+                let expected = self.expected(step, classes);
+                if expected < best.0 {
+                    best = (expected, step, classes);
+                }
+            }
         }
+        best
     }
 
-    fn best(&self) -> u32 {
-        (0..=STEPS_MAX)
-            .min_by(|&one, &other| self.expected(one).total_cmp(&self.expected(other)))
-            .unwrap_or(0)
-    }
-
-    /// Pages brought in that would have been seen for each step by which the mapped part were smaller.
-    fn unseen(&self) -> f64 {
-        f64::from(self.ages[0] + self.ages[1]) / 2.0
-    }
-
-    /// What the pages brought in lately would have cost with a pool of `step` steps, in nanoseconds.
-    fn expected(&self, step: u32) -> f64 {
+    /// What the pages brought in lately would have cost with a pool of `step` steps for pages of these classes, in nanoseconds.
+    fn expected(&self, step: u32, classes: u8) -> f64 {
         let costs = &self.costs;
         let packable = costs.packable.or(1.0);
+        let is_packed = |class: usize| step > 0 && classes >> class & 1 == 1;
+        let all: f64 = self.left.iter().map(|&left| f64::from(left)).sum();
+        let packed: f64 =
+            (0..CLASSES).filter(|&class| is_packed(class)).map(|class| f64::from(self.left[class])).sum();
+        // The part of the pages that leave for which the pool is.
+        let share = if all > 0.0 { packed / all } else { 1.0 };
         let reach = if packable < 0.01 { 0.0 } else { f64::from(step) * costs.ratio() / packable };
-        let lender = costs.by_lender() + if step == 0 { 0.0 } else { costs.detour() };
-        let pool = packable * costs.by_pool() + (1.0 - packable) * lender;
-        // A page somewhere in `from..from + wide` steps behind the mapped ones.
-        let each = |from: f64, wide: f64| {
-            let inside = if wide > 0.0 { (reach - from).clamp(0.0, wide) / wide } else { 0.0 };
+        let mut cost = [(0.0, 0.0); CLASSES];
+        for (class, cost) in cost.iter_mut().enumerate() {
+            let lender = costs.by_lender(class) + if is_packed(class) { costs.detour() } else { 0.0 };
+            *cost = (packable * costs.by_pool() + (1.0 - packable) * lender, lender);
+        }
+        // A page of this class somewhere in `from..from + wide` steps of such pages behind the mapped ones.
+        let each = |class: usize, from: f64, wide: f64| {
+            let (pool, lender) = cost[class];
+            let is_inside = is_packed(class) && wide > 0.0;
+            let inside = if is_inside { (reach - from).clamp(0.0, wide) / wide } else { 0.0 };
             inside * pool + (1.0 - inside) * lender
         };
         let nearer = f64::from(self.step) - f64::from(step);
+        let evictions = f64::from(self.evictions).max(1.0);
         let mut sum = 0.0;
-        let mut distance = 0.0;
-        let mut back = 0.0;
-        for &count in &self.ages[..BUCKETS] {
-            let count = f64::from(count);
+        // Of all pages, and of those for which the pool is.
+        let (mut distance, mut back) = (0.0, 0.0);
+        let (mut packed_distance, mut packed_back) = (0.0, 0.0);
+        for bucket in 0..BUCKETS {
             // The pages of this bucket lie between this distance and the next.
-            let out = (1.0 - back / f64::from(self.evictions).max(1.0)).clamp(OUT_MIN, 1.0);
+            let out = (1.0 - back / evictions).clamp(OUT_MIN, 1.0);
+            let packed_out = (1.0 - packed_back / (evictions * share).max(1.0)).clamp(OUT_MIN, 1.0) * share;
             let missing = (distance + out - nearer).clamp(0.0, out) / out;
-            sum += missing * count * each((distance - nearer).max(0.0), missing * out);
+            let from = (packed_distance - nearer * share).max(0.0);
+            for class in 0..CLASSES {
+                let count = f64::from(self.ages[class][bucket]);
+                if count > 0.0 {
+                    sum += missing * count * each(class, from, missing * packed_out);
+                    back += count;
+                    packed_back += if is_packed(class) { count } else { 0.0 };
+                }
+            }
             distance += out;
-            back += count;
+            packed_distance += packed_out;
         }
-        if nearer < 0.0 {
-            sum += self.unseen() * -nearer * each(0.0, -nearer);
+        for (class, (_, lender)) in cost.iter().enumerate() {
+            if nearer < 0.0 {
+                sum += self.unseen(class) * -nearer * each(class, 0.0, -nearer * share);
+            }
+            sum += f64::from(self.ages[class][BUCKETS]) * lender;
         }
-        sum + f64::from(self.ages[BUCKETS]) * lender
+        sum
+    }
+
+    /// Pages of a class brought in that would have been seen for each step by which the mapped part were smaller.
+    fn unseen(&self, class: usize) -> f64 {
+        f64::from(self.ages[class][0] + self.ages[class][1]) / 2.0
     }
 
     /// The mapped part becomes smaller by `steps`.
     fn shift(&mut self, steps: i32) {
-        let (unseen, old) = (self.unseen() as f32, self.ages);
-        for (bucket, count) in self.ages[..BUCKETS].iter_mut().enumerate() {
-            let from = bucket as i32 - steps;
-            *count = match usize::try_from(from) {
-                Ok(from) if from < BUCKETS => old[from],
-                Ok(_) => 0.0,
-                Err(_) => unseen,
-            };
+        for class in 0..CLASSES {
+            let (unseen, old) = (self.unseen(class) as f32, self.ages[class]);
+            for (bucket, count) in self.ages[class][..BUCKETS].iter_mut().enumerate() {
+                let from = bucket as i32 - steps;
+                *count = match usize::try_from(from) {
+                    Ok(from) if from < BUCKETS => old[from],
+                    Ok(_) => 0.0,
+                    Err(_) => unseen,
+                };
+            }
         }
     }
+}
+
+/// Where a class is counted.
+fn place(class: u8) -> usize {
+    usize::from(class).min(CLASSES - 1)
 }

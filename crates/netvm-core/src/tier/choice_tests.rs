@@ -73,10 +73,10 @@ impl Pager {
                     self.packed_pages -= 1;
                 } else {
                     self.time += world.fetch;
-                    self.choice.costs.fetch.note(world.fetch);
+                    self.choice.costs.fetch[0].note(world.fetch);
                 }
                 self.choice.costs.fault.note(world.fault);
-                if self.choice.note_age(self.clock - stamp) && !fixed {
+                if self.choice.note_age(self.clock - stamp, 0) && !fixed {
                     self.choice.decide(world.local);
                 }
             }
@@ -104,7 +104,7 @@ impl Pager {
         self.clock += 1;
         self.choice.note_evicted(1);
         let can = world.packable > 0 && page.is_multiple_of(world.packable);
-        let tries = self.choice.try_to_pack();
+        let tries = self.choice.try_to_pack(0);
         if tries || self.choice.sample() {
             self.time += world.pack;
             self.choice.costs.pack.note(world.pack);
@@ -218,10 +218,10 @@ fn a_mixture_of_both_kinds_of_pages() {
 #[test]
 fn what_was_asked_for_is_done() {
     let mut lender = Choice::new(Policy::Lender);
-    assert!(!lender.try_to_pack() && !lender.sample() && !lender.note_age(5));
+    assert!(!lender.try_to_pack(0) && !lender.sample() && !lender.note_age(5, 0));
     assert_eq!(lender.frames(1 << 20), 0);
     let mut packed = Choice::new(Policy::Packed);
-    assert!(packed.try_to_pack() && !packed.sample() && !packed.note_age(5));
+    assert!(packed.try_to_pack(0) && !packed.sample() && !packed.note_age(5, 0));
     assert_eq!(packed.frames(1600), 1200);
     assert_eq!(packed.frames(STEPS as usize - 1), 0);
 }
@@ -231,15 +231,15 @@ fn after_failures_fewer_pages_are_tried() {
     let mut choice = Choice::new(Policy::Packed);
     let mut tried = 0;
     for _ in 0..10_000 {
-        if choice.try_to_pack() {
+        if choice.try_to_pack(0) {
             tried += 1;
             choice.tried(None);
         }
     }
     assert!((100..220).contains(&tried), "{tried}");
-    while !choice.try_to_pack() {}
+    while !choice.try_to_pack(0) {}
     choice.tried(Some(3));
-    assert!((0..100).all(|_| choice.try_to_pack()));
+    assert!((0..100).all(|_| choice.try_to_pack(0)));
 }
 
 #[test]
@@ -247,7 +247,7 @@ fn ages_beyond_all_measure_and_other_budgets_do_no_harm() {
     let mut choice = Choice::new(Policy::Auto);
     for local in [0, 1, 1 << 30, 5, 1 << 20] {
         for age in [0, 1, u32::MAX] {
-            choice.note_age(age);
+            choice.note_age(age, 0);
             choice.decide(local);
         }
         assert!(choice.frames(local) <= local / 4 * 3);

@@ -5,6 +5,8 @@ mod buckets;
 mod choice;
 #[cfg(test)]
 mod choice_tests;
+#[cfg(test)]
+mod places_tests;
 mod pool;
 #[cfg(test)]
 mod pool_tests;
@@ -12,6 +14,6 @@ mod shelf;
 #[cfg(test)]
 mod shelf_tests;
 
-pub use choice::{Average, Choice, Costs, Policy, STEPS, STEPS_MAX};
+pub use choice::{Average, CLASSES, Choice, Costs, Policy, STEPS, STEPS_MAX};
 pub use pool::{CHUNK_BYTES, FRAME_CHUNKS, PackedPool, Piece, PieceId};
 pub use shelf::{FACTOR_MAX, Plan, Shelf, Spot};

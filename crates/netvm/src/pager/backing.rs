@@ -26,8 +26,11 @@ use std::time::{Duration, Instant};
 const THAW_INTERVAL: Duration = Duration::from_millis(200);
 /// How often lenders that were full are asked again while pages lack copies.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
-/// How often it is looked which slabs suit which lenders, where they cost differently.
-const WEIGH_INTERVAL: Duration = Duration::from_millis(500);
+/// How often it is looked which slabs suit which lenders, where they cost differently, as long as looking takes one part of the time in so many at most,
+const WEIGH_INTERVAL: Duration = Duration::from_millis(10);
+const WEIGH_PART: u32 = 32;
+/// and how often all cool.
+const COOL_INTERVAL: Duration = Duration::from_millis(500);
 /// They are in sets of bits.
 const LENDERS_MAX: usize = 64;
 /// How often late answers are looked for.
@@ -79,6 +82,7 @@ pub(super) struct Backing {
     next_thaw: Instant,
     next_ask: Instant,
     next_weigh: Instant,
+    next_cool: Instant,
     next_look: Instant,
     next_late: Instant,
     poor_since: Option<Instant>,
@@ -145,6 +149,7 @@ impl Backing {
             next_thaw: now,
             next_ask: now,
             next_weigh: now,
+            next_cool: now,
             next_look: now,
             next_late: now,
             poor_since: None,
@@ -311,6 +316,11 @@ impl Backing {
         Ok(())
     }
 
+    /// Whether the page of this slot, which came so many evictions after it left, had better be at a lender that costs less.
+    pub(super) fn promotes(&mut self, slot: Slot, age: u32) -> bool {
+        !self.fixed_order && self.sides.len() > 1 && self.slots.promote(slot, age)
+    }
+
     /// Lets go of a slot; an empty slab goes back to its lender, but one is kept for the next eviction.
     pub(super) fn release_slot(&mut self, slot: Slot) -> Result<()> {
         if slot == 0 {
@@ -361,7 +371,7 @@ impl Backing {
             };
             match posted {
                 Ok(()) => {
-                    self.slots.heat(slot, (local.len() / PAGE_BYTES) as u32);
+                    self.slots.heat(slot, 1);
                     self.detail.moved(lender, local.len() as u64, 0);
                     return Ok(());
                 }

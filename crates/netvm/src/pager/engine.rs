@@ -72,6 +72,15 @@ pub(super) struct Transfer {
     pub(super) loose: bool,
     /// The first page was evicted so short a time ago that it is worth being spared.
     pub(super) again: bool,
+    /// It had better be elsewhere when it leaves again: its slot is let go.
+    pub(super) promote: bool,
+}
+
+impl Transfer {
+    /// Pages that are written from neighbouring frames.
+    pub(super) const fn write(page: u32, frame: u32, pages: u32) -> Self {
+        Self { page, frame, pages, write: true, loose: false, again: false, promote: false }
+    }
 }
 
 /// Everything the pager's thread owns.

@@ -301,10 +301,7 @@ impl Engine {
                     let entry = self.table.get(taken.page);
                     self.table.set(taken.page, entry.with_slot(first + offset as u32));
                 }
-                self.start(
-                    Transfer { page, frame, pages: run as u32, write: true, loose: false, again: false },
-                    first,
-                )?;
+                self.start(Transfer::write(page, frame, run as u32), first)?;
             } else {
                 while index + run < changed.len()
                     && contiguous(&changed[index + run], run)
@@ -315,10 +312,7 @@ impl Engine {
                 {
                     run += 1;
                 }
-                self.start(
-                    Transfer { page, frame, pages: run as u32, write: true, loose: false, again: false },
-                    slot,
-                )?;
+                self.start(Transfer::write(page, frame, run as u32), slot)?;
             }
             index += run;
         }

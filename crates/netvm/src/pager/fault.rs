@@ -252,15 +252,17 @@ impl Engine {
             None => self.take_frames(run)?,
         };
         let Some((frame, frames)) = taken else { return Ok(0) };
-        let mut again = false;
+        let (mut again, mut age, class) = (false, 0, self.backing.slots.class_of(slot));
         for index in 0..frames {
             let entry = self.table.get(page + index);
-            let age = self.tier.note_back(entry.frame());
+            age = self.tier.note_back(entry.frame(), class);
             again |= index == 0 && wanted && (age as usize) < self.local_frames / AGAIN_PART;
             let entry = entry.with_state(PageState::Fetching).with_frame(frame + index);
             self.table.set(page + index, entry.with_wanted(wanted));
         }
-        self.start(Transfer { page, frame, pages: frames, write: false, loose: false, again }, slot)?;
+        let promote = wanted && frames == 1 && self.backing.promotes(slot, age);
+        let transfer = Transfer { page, frame, pages: frames, write: false, loose: false, again, promote };
+        self.start(transfer, slot)?;
         Ok(frames)
     }
 
@@ -368,6 +370,11 @@ impl Engine {
             {
                 run += 1;
             }
+            if transfer.promote {
+                let entry = self.table.get(page);
+                self.backing.release_slot(entry.slot())?;
+                self.table.set(page, entry.with_slot(0));
+            }
             self.install(page, frame, run)?;
             if index == 0 && transfer.again {
                 self.table.set(page, self.table.get(page).with_frame(SPARED));
@@ -375,7 +382,8 @@ impl Engine {
             wanted = true;
             index += run;
         }
-        self.tier.note_fetched(transfer.pages, wanted, &mut self.stats);
+        let class = self.backing.slots.class(lender);
+        self.tier.note_fetched(transfer.pages, wanted, class, &mut self.stats);
         Ok(())
     }
 

@@ -12,6 +12,8 @@ const LATE_FACTOR: u64 = 8;
 const LATE_NS_MIN: u64 = 3_000_000;
 /// and so much later for each byte.
 const LATE_NS_PER_BYTE: u64 = 10;
+/// A read counts as so many times the average at most.
+const OUTLIER: u64 = 4;
 /// Every so many reads the second best is asked, to see whether it still is.
 const TRY_OTHER: u32 = 128;
 /// unless it costs so much more besides that it would hardly ever be.
@@ -28,6 +30,8 @@ pub(super) struct Side {
     pub(super) late: bool,
     /// What a read takes besides its bytes, smoothed, in nanoseconds; 0 before the first.
     usual_ns: u64,
+    /// The same over a longer time: by it places are chosen.
+    read_ns: u64,
     comeback: Option<Comeback>,
     ear: Ear,
     probed: Instant,
@@ -50,6 +54,13 @@ impl Side {
         self.late = false;
         let time = (time.as_nanos() as u64).saturating_sub(bytes as u64 * LATE_NS_PER_BYTE);
         self.usual_ns = if self.usual_ns == 0 { time } else { (self.usual_ns * 7 + time) / 8 };
+        let time = if self.read_ns == 0 { time } else { time.min(self.read_ns * OUTLIER) };
+        self.read_ns = if self.read_ns == 0 { time } else { (self.read_ns * 63 + time).div_ceil(64) };
+    }
+
+    /// What a read takes besides its bytes, over a longer time, in nanoseconds; 0 before the first.
+    pub(super) fn read_ns(&self) -> u64 {
+        self.read_ns
     }
 
     /// How long a read would take, about.
@@ -120,6 +131,7 @@ impl Sides {
                 distrusted: false,
                 late: false,
                 usual_ns: 0,
+                read_ns: 0,
                 comeback: None,
                 ear: Ear::default(),
                 probed: now,
@@ -289,7 +301,8 @@ impl Sides {
                 continue;
             }
             borrower.set_call_timeout(self.options.call_timeout);
-            (side.borrower, side.lost, side.usual_ns) = (Some(borrower), None, 0);
+            (side.borrower, side.lost) = (Some(borrower), None);
+            (side.usual_ns, side.read_ns) = (0, 0);
             return Some(lender as u32);
         }
         None

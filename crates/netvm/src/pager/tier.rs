@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::stats::PagerStats;
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
 use netvm_core::residency::{Entry, FRAME_MAX, PageState};
-use netvm_core::tier::{CHUNK_BYTES, Choice, FRAME_CHUNKS, PackedPool, PieceId, Policy};
+use netvm_core::tier::{CHUNK_BYTES, CLASSES, Choice, FRAME_CHUNKS, PackedPool, PieceId, Policy};
 use netvm_sys::paged::PagedArea;
 use netvm_sys::uffd::PAGE_BYTES;
 use std::time::Instant;
@@ -21,13 +21,15 @@ const TIMED_EVERY: u32 = 8;
 const EVICTIONS_TIMED_EVERY: u32 = 4;
 /// What evicting a page takes beside packing it, and bringing it in beside unpacking it, until it has been measured: nanoseconds.
 const REST_NS: f64 = 2000.0;
+/// What packing costs is seen where so large a part of the pages is for the pool.
+const FOR_POOL_MIN: f64 = 0.25;
 /// Decisions after which samples count again.
 const LEARNT: u32 = 256;
 /// Of so many ways back from an answered fault
 const WAKES: usize = 8;
 /// so many were shorter than the one that counts: the program does other things too in between.
 const SHORTER: usize = 2;
-/// Pages from lenders over which the time that faults waited is divided up.
+/// Pages from lenders of a class over which the time that faults waited is divided up.
 const FETCHED: u32 = 64;
 /// The pool keeps one part in this many of its chunks free before it is made smaller, and a few frames.
 const SLACK_PART: usize = 16;
@@ -49,6 +51,8 @@ pub(super) struct Tier {
     unpacked: Box<[u8; PAGE_BYTES]>,
     timed: u32,
     evictions: u32,
+    /// Pages of the eviction under way that the pool is for.
+    for_pool: u32,
     /// Decisions for which what was measured of a pool counts more than samples.
     learnt: u32,
     /// When the last fault was answered, if the way back is to be timed.
@@ -57,8 +61,9 @@ pub(super) struct Tier {
     wakes: usize,
     /// Since when a fault waits for a lender.
     waiting: Option<Instant>,
-    waited_ns: u64,
-    fetched: u32,
+    /// For lenders of each class, and how many pages came from them.
+    waited_ns: [u64; CLASSES],
+    fetched: [u32; CLASSES],
 }
 
 impl Tier {
@@ -74,13 +79,14 @@ impl Tier {
             unpacked: Box::new([0; PAGE_BYTES]),
             timed: 0,
             evictions: 0,
+            for_pool: 0,
             learnt: 0,
             answered: None,
             wakes_ns: [0; WAKES],
             wakes: 0,
             waiting: None,
-            waited_ns: 0,
-            fetched: 0,
+            waited_ns: [0; CLASSES],
+            fetched: [0; CLASSES],
         }
     }
 
@@ -94,10 +100,10 @@ impl Tier {
         self.choice.note_evicted(pages);
     }
 
-    /// A page is brought in that was given up at `stamp`. Returns how many pages were evicted since.
-    pub(super) fn note_back(&mut self, stamp: u32) -> u32 {
+    /// A page is brought in that was given up at `stamp`, from a lender of this class or in place of it. Returns how many pages were evicted since.
+    pub(super) fn note_back(&mut self, stamp: u32, class: u8) -> u32 {
         let age = self.clock.wrapping_sub(stamp) & FRAME_MAX;
-        self.decide_due |= self.choice.note_age(age);
+        self.decide_due |= self.choice.note_age(age, class);
         age
     }
 
@@ -111,16 +117,18 @@ impl Tier {
         self.waiting.is_some()
     }
 
-    /// Pages have come from a lender; a fault waited for one if `wanted`.
-    pub(super) fn note_fetched(&mut self, pages: u32, wanted: bool, stats: &mut PagerStats) {
+    /// Pages have come from a lender of this class; a fault waited for one if `wanted`.
+    pub(super) fn note_fetched(&mut self, pages: u32, wanted: bool, class: u8, stats: &mut PagerStats) {
+        let class = usize::from(class).min(CLASSES - 1);
+        let (waited_ns, fetched) = (&mut self.waited_ns[class], &mut self.fetched[class]);
         if wanted && let Some(since) = self.waiting.take() {
-            self.waited_ns += since.elapsed().as_nanos() as u64;
+            *waited_ns += since.elapsed().as_nanos() as u64;
         }
-        self.fetched += pages;
-        if self.fetched >= FETCHED {
-            self.choice.costs.fetch.note(self.waited_ns as f64 / f64::from(self.fetched));
-            stats.fetch_ns += self.waited_ns;
-            (self.waited_ns, self.fetched) = (0, 0);
+        *fetched += pages;
+        if *fetched >= FETCHED {
+            self.choice.costs.fetch[class].note(*waited_ns as f64 / f64::from(*fetched));
+            stats.fetch_ns += *waited_ns;
+            (*waited_ns, *fetched) = (0, 0);
         }
     }
 
@@ -153,7 +161,7 @@ impl Tier {
 
     /// When an eviction begins, if it is to be timed: always while a fault waits for a lender, or else some.
     pub(super) fn time_eviction(&mut self) -> Option<Instant> {
-        self.evictions = self.evictions.wrapping_add(1);
+        (self.evictions, self.for_pool) = (self.evictions.wrapping_add(1), 0);
         (self.waiting.is_some() || self.evictions.is_multiple_of(EVICTIONS_TIMED_EVERY)).then(Instant::now)
     }
 
@@ -162,11 +170,14 @@ impl Tier {
         let Some(since) = since.filter(|_| pages > 0) else { return };
         let took = since.elapsed();
         let each = took.as_nanos() as f64 / pages as f64;
-        if packing {
-            self.choice.costs.pack.note(each);
-            self.learnt = LEARNT;
-        } else {
+        let part = f64::from(self.for_pool) / pages as f64;
+        if !packing || self.for_pool == 0 {
             self.choice.costs.send.note(each);
+        } else if part >= FOR_POOL_MIN {
+            // The others went as they were.
+            let others = self.choice.costs.send.or(each).min(each) * (1.0 - part);
+            self.choice.costs.pack.note((each - others) / part);
+            self.learnt = LEARNT;
         }
         // This is not what the lender takes.
         self.waiting = self.waiting.map(|waiting| waiting + took);
@@ -275,7 +286,9 @@ pub(super) fn repeated_word(page: &[u8]) -> Option<u64> {
 impl Engine {
     /// Packs a page that lies in a frame, which is free or the pool's afterwards. False when it cannot be packed, or there is no room.
     pub(super) fn pack(&mut self, page: u32, frame: u32, entry: Entry, clean: bool) -> Result<bool> {
-        if !self.tier.choice.try_to_pack() {
+        let class = self.backing.slots.class_of(entry.slot());
+        self.tier.for_pool += u32::from(self.tier.choice.is_packed(class));
+        if !self.tier.choice.try_to_pack(class) {
             if self.tier.choice.sample() {
                 self.tier.measure(self.paged.frame_bytes(frame as usize), &mut self.stats);
                 self.tier.choice.costs.changed.note(if clean { 0.0 } else { 1.0 });
@@ -336,7 +349,7 @@ impl Engine {
                 PageState::Packed => {
                     let stamp = self.tier.pool.piece(entry.frame()).stamp;
                     self.take_from_pool(page, entry.frame(), frame)?;
-                    self.tier.note_back(stamp);
+                    self.tier.note_back(stamp, self.backing.slots.class_of(entry.slot()));
                     self.stats.unpacked += 1;
                 }
                 PageState::Filled => {
@@ -515,14 +528,7 @@ impl Engine {
         if used > 0 {
             // Whoever reads the slot from now on does so after this, on the same connection.
             self.writing_frames += used as usize;
-            let transfer = Transfer {
-                page: 0,
-                frame: frame as u32,
-                pages: used,
-                write: true,
-                loose: true,
-                again: false,
-            };
+            let transfer = Transfer { loose: true, ..Transfer::write(0, frame as u32, used) };
             self.start(transfer, slot)?;
         }
         Ok(())

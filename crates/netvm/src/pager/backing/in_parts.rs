@@ -215,7 +215,7 @@ impl Backing {
         let Some(parts) = &mut self.parts else { return Ok(()) };
         let slots = slot..slot + (local.len() / PAGE_BYTES) as u32;
         let all = parts.suspects.iter().any(|(suspect, _)| slots.contains(suspect));
-        self.slots.heat(slot, slots.len() as u32);
+        self.slots.heat(slot, 1);
         if token as usize >= parts.reads.len() {
             parts.reads.resize(token as usize + 1, Read::default());
         }

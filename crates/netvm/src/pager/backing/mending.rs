@@ -2,7 +2,7 @@
 
 use super::super::erasure::Erasure;
 use super::super::error::system;
-use super::{Backing, WEIGH_INTERVAL};
+use super::{Backing, COOL_INTERVAL, WEIGH_INTERVAL, WEIGH_PART};
 use crate::error::{Error, Result};
 use crate::lender::PostError;
 use netvm_core::residency::{CHUNK_PAGES, Copies, SlabCopy, Slot, Step, StepEnd};
@@ -31,6 +31,11 @@ pub(super) struct Mending {
     failed: bool,
     /// What was read last was wrong: read all parts to find which.
     doubts: bool,
+    /// When the pages that are copied were asked for, and how many they are.
+    since: Instant,
+    pages: u32,
+    /// Some have been copied, and nobody has looked since whether more are to be.
+    copied: bool,
 }
 
 impl Mending {
@@ -48,6 +53,9 @@ impl Mending {
             left: 0,
             failed: false,
             doubts: false,
+            since: Instant::now(),
+            pages: 0,
+            copied: false,
         })
     }
 
@@ -96,6 +104,11 @@ impl Backing {
                 _ => Ok(()),
             };
         }
+        if !failed && !self.mending.borrowing {
+            let took = self.mending.since.elapsed();
+            self.slots.note_copied(self.mending.pages, took.as_nanos() as u64);
+        }
+        self.mending.copied = true;
         self.slots.step_ended(match slab {
             _ if failed => StepEnd::Lost,
             Some(slab) => StepEnd::Borrowed(slab),
@@ -195,15 +208,8 @@ impl Backing {
         if self.paused {
             return;
         }
-        if self.sides.len() > 1 && self.slots.is_mixed() && !self.fixed_order {
-            let now = Instant::now();
-            if now >= self.next_weigh {
-                self.next_weigh = now + WEIGH_INTERVAL;
-                self.slots.weigh();
-            } else if now + WEIGH_INTERVAL / 2 < self.next_weigh {
-                // Half of the time is the program's.
-                self.slots.wish_again();
-            }
+        if self.sides.len() > 1 && !self.fixed_order && !self.slots.is_mending() {
+            self.weigh();
         }
         let mut unposted = self.mending.unposted.take();
         let is_copy = unposted.is_some_and(|step| !matches!(step, Step::Borrow { .. }));
@@ -218,6 +224,9 @@ impl Backing {
         let step = unposted.or_else(|| {
             let step = self.slots.next_step()?;
             (self.mending.read, self.mending.failed) = (Copies::default(), false);
+            if let Step::Read { pages, .. } = step {
+                (self.mending.since, self.mending.pages) = (Instant::now(), pages);
+            }
             Some(step)
         });
         // A move may have been the last, and nothing else wakes us.
@@ -231,6 +240,27 @@ impl Backing {
             Err(PostError::Full) => self.mending.unposted = Some(step),
             Err(PostError::Closed | PostError::TooLong) => self.slots.step_ended(StepEnd::Lost),
         }
+    }
+
+    /// Looks for a slab that had better be elsewhere: now and then, and again as soon as one has been moved.
+    fn weigh(&mut self) {
+        let now = Instant::now();
+        if now < self.next_weigh && !std::mem::take(&mut self.mending.copied) {
+            return;
+        }
+        self.next_weigh = now + WEIGH_INTERVAL;
+        for lender in 0..self.sides.len() {
+            self.slots.set_read_ns(lender, self.sides[lender].read_ns());
+        }
+        if !self.slots.is_mixed() {
+            return;
+        }
+        if now >= self.next_cool {
+            self.next_cool = now + COOL_INTERVAL;
+            self.slots.cool();
+        }
+        self.slots.weigh();
+        self.next_weigh = self.next_weigh.max(now + now.elapsed() * WEIGH_PART);
     }
 
     fn post_step(&mut self, step: Step) -> Result<(), PostError> {
