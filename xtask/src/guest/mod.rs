@@ -98,19 +98,25 @@ pub fn guest(root: &Path, target: &Path, arguments: impl Iterator<Item = String>
 }
 
 impl Wanted {
-    /// What a script runs on: of what it names, what was asked for. A test that is asked for by name runs in any case on what was asked for.
-    fn kernels_of<'a>(&'a self, script: &'a Script) -> Vec<&'a str> {
-        let named = script.kernels.iter().map(String::as_str);
+    /// What a script runs on: of what it names, what was asked for. A test that is asked for by name runs in any case on what was asked for; one of
+    /// two guests has that as the second, which the first one serves.
+    fn kernels_of(&self, script: &Script) -> Vec<String> {
+        let named = script.kernels.iter();
         if self.kernels.is_empty() {
-            return named.collect();
+            return named.cloned().collect();
         }
         let mut of = Vec::new();
         for kernels in &self.kernels {
-            let has = |named: &&str| *named == kernels || named.split('+').any(|name| name == kernels);
+            let has = |named: &&String| *named == kernels || named.split('+').any(|name| name == kernels);
             let before = of.len();
-            of.extend(named.clone().filter(has));
+            of.extend(named.clone().filter(has).cloned());
             if of.len() == before && !self.tests.is_empty() {
-                of.push(kernels);
+                // Alone it would wait for the other one until its limit.
+                let first = script.kernels.first().and_then(|pair| pair.split_once('+'));
+                of.push(match first.filter(|_| !kernels.contains('+')) {
+                    Some((first, _)) => format!("{first}+{kernels}"),
+                    None => kernels.clone(),
+                });
             }
         }
         of.dedup();
@@ -170,7 +176,7 @@ impl Suite {
         })
     }
 
-    fn run(mut self, jobs: Vec<(&Script, &str)>) -> Result<(u64, u64)> {
+    fn run(mut self, jobs: Vec<(&Script, String)>) -> Result<(u64, u64)> {
         let started = Instant::now();
         for (script, kernels) in &jobs {
             for name in kernels.split('+') {
@@ -187,7 +193,7 @@ impl Suite {
             for _ in 0..AT_A_TIME {
                 scope.spawn(|| {
                     while let Some((script, kernels)) = next() {
-                        let verdict = suite.test(script, kernels).unwrap_or_else(Verdict::Failed);
+                        let verdict = suite.test(script, &kernels).unwrap_or_else(Verdict::Failed);
                         verdict.print(&format!("guest {} on {kernels}", script.name()));
                         if matches!(verdict, Verdict::Failed(_)) {
                             failed.lock().unwrap_or_else(PoisonError::into_inner).push((script, kernels));
@@ -201,7 +207,7 @@ impl Suite {
         // Emulated machines have limits of time, too: what failed beside another guest may pass alone.
         let failed = failed.into_inner().unwrap_or_else(PoisonError::into_inner);
         let again = if failed.len() <= AGAIN_MAX { &failed[..] } else { &[] };
-        for &(script, kernels) in again {
+        for (script, kernels) in again {
             let verdict = suite.test(script, kernels).unwrap_or_else(Verdict::Failed);
             verdict.print(&format!("guest {} on {kernels} again, alone", script.name()));
             if matches!(verdict, Verdict::Passed(_)) {
@@ -560,6 +566,14 @@ mod tests {
         assert_eq!(wanted("--kernel 6.12-arm64").kernels_of(&one), [""; 0]);
         assert_eq!(wanted("--kernel 6.12-arm64 one").kernels_of(&one), ["6.12-arm64"]);
         assert_eq!(wanted("--kernel 6.12+debug two").kernels_of(&two), ["6.12+debug"]);
+        let (two, both) = (script("6.12+6.1 6.1+6.1"), script("6.1 6.1+6.12"));
+        assert_eq!(
+            wanted("--kernel debug two").kernels_of(&two),
+            ["6.12+debug"],
+            "a test of two is never alone"
+        );
+        assert_eq!(wanted("--kernel debug both").kernels_of(&both), ["debug"]);
+        assert_eq!(wanted("--kernel debug+6.1 two").kernels_of(&two), ["debug+6.1"]);
         parse(["--kernel".to_owned()].into_iter()).unwrap_err();
     }
 }
