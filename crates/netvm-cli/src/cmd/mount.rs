@@ -37,6 +37,8 @@ With --share several mounts have the same files: what one has written is seen by
 this command ends. What a lost lender had reads as an input/output error, never as something else.
 
 A segment is the exported memory of another process: a file of fixed size. Its key is in a file, as `netvm` prints keys: 32 hexadecimal digits.
+The process that exports it has the memory itself: it is not to open the file, as it could wait for itself. Where this mount cannot map the memory
+that fails (EDEADLK); through a mount that has joined it is not noticed, and what is written so may be lost.
 
 Examples:
   netvm mount /mnt/far --size 4G --lender big:7070 --secret key

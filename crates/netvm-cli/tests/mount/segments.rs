@@ -140,7 +140,13 @@ fn exporter() {
 
 /// Starts the child above, shows what it exports, and waits for what it says.
 fn own_memory(kind: &str, link: &str) -> (String, Guard, Mount, Folder) {
-    let folder = Folder::new(&format!("mount-own-{kind}-{link}"));
+    let (said, child, mount, _, folder) = own_memory_by(kind, link, false);
+    (said, child, mount, folder)
+}
+
+/// The same; with `joined` the child's mount has joined another one, which is given besides.
+fn own_memory_by(kind: &str, link: &str, joined: bool) -> (String, Guard, Mount, Option<Mount>, Folder) {
+    let folder = Folder::new(&format!("mount-own-{kind}-{link}-{joined}"));
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.args(["--exact", "segments::exporter"]);
     command.env(CHILD, format!("{kind} {}", folder.path("").display()));
@@ -148,7 +154,14 @@ fn own_memory(kind: &str, link: &str) -> (String, Guard, Mount, Folder) {
     until("memory is exported", || folder.path("address").exists());
     let address = fs::read_to_string(folder.path("address")).unwrap();
     let segment = format!("own,name=own,at={address},key={}", folder.path("key").display());
-    let mut mount = Mount::start_by(link, &folder, "mount", 1, &["--segment", &segment]);
+    let mut home = None;
+    let mut mount = if joined {
+        let share = format!("unix:{}", folder.path("share").display());
+        home = Some(Mount::start_by(link, &folder, "home", 2, &["--segment", &segment, "--share", &share]));
+        Mount::start_by(link, &folder, "mount", 1, &["--join", &share])
+    } else {
+        Mount::start_by(link, &folder, "mount", 1, &["--segment", &segment])
+    };
     fs::write(folder.path("go"), "").unwrap();
     let result = folder.path("result");
     let end = Instant::now() + Duration::from_secs(40);
@@ -162,7 +175,30 @@ fn own_memory(kind: &str, link: &str) -> (String, Guard, Mount, Folder) {
         }
         std::thread::sleep(Duration::from_millis(10));
     }
-    (fs::read_to_string(result).unwrap(), child, mount, folder)
+    (fs::read_to_string(result).unwrap(), child, mount, home, folder)
+}
+
+/// Nobody notices that a process uses its own memory there: it may lose what it has written, but does not wait for good.
+#[test]
+fn who_maps_his_own_memory_through_a_joined_mount_is_let_go() {
+    if !can_mount("who_maps_his_own_memory_through_a_joined_mount_is_let_go", &[]) {
+        return;
+    }
+    for kind in ["shareable", "private"] {
+        let (said, child, mount, home, _folder) = own_memory_by(kind, "auto", true);
+        let home = home.unwrap();
+        match &said[..] {
+            "same" => {}
+            // Its memory could not be reached while it waited, and that is told.
+            "different" if kind == "private" => {
+                until("it is told", || home.log().contains("a segment failed (EIO)"));
+            }
+            _ => assert_eq!(said, ENODEV.to_string(), "{kind}: {}{}", mount.log(), home.log()),
+        }
+        drop(child);
+        mount.end();
+        home.end();
+    }
 }
 
 #[test]
