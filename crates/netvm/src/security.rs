@@ -205,7 +205,7 @@ impl Security {
         }
         Err(Error::Listen {
             address: address.to_string(),
-            reason: "whoever reaches this address could use the memory; give --secret FILE (`netvm secret new FILE` \
+            reason: "whoever reaches this address could use what it offers; give --secret FILE (`netvm secret new FILE` \
                      makes one), or --insecure if you trust everybody on the network"
                 .to_owned(),
         })

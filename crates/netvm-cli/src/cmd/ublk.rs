@@ -13,7 +13,7 @@ use std::process::{Child, Command, ExitCode, Stdio};
 const PAGE_BYTES: u64 = 4096;
 /// What makes ublk devices, and what to do when it is not there.
 pub const CONTROL: (&str, &str) =
-    ("/dev/ublk-control", "no ublk in this kernel (Linux 6.4 with CONFIG_BLK_DEV_UBLK; modprobe ublk_drv)");
+    ("/dev/ublk-control", "no ublk in this kernel (Linux 6.5 with CONFIG_BLK_DEV_UBLK; modprobe ublk_drv)");
 
 /// Arguments of `netvm ublk`.
 #[derive(Args, Debug)]
