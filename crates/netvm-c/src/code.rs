@@ -180,6 +180,7 @@ fn pager(error: &PagerError) -> Code {
         | PagerError::Erasure { .. }
         | PagerError::ReplicasOfParts
         | PagerError::FaultPath { .. }
+        | PagerError::PageSize { .. }
         | PagerError::BudgetRange { .. } => Code::Argument,
         PagerError::PinnedTooMuch { .. } => Code::Full,
         PagerError::OutsideFarMemory { .. } => Code::Bounds,

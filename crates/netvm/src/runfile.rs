@@ -113,7 +113,7 @@ pub struct RunParams {
     pub tier: Policy,
     /// Who serves page faults.
     pub fault_path: FaultPath,
-    /// Bytes that come in together at a fault.
+    /// Bytes that come in together at a fault; 0: 4096.
     pub page_bytes: u64,
     /// Say more on standard error.
     pub verbose: bool,
@@ -160,7 +160,7 @@ impl RunFile {
                 },
             ),
             (FAULT_PATH, params.fault_path.number().into()),
-            (PAGE_SIZE, params.page_bytes),
+            (PAGE_SIZE, params.page_bytes.max(PAGE_BYTES)),
             (SUPERVISOR, std::process::id().into()),
             (SUPERVISOR_STARTED, start_time(std::process::id()).unwrap_or(0)),
         ] {
