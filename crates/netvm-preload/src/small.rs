@@ -374,6 +374,31 @@ mod tests {
     use super::*;
 
     #[test]
+    fn blocks_are_found_by_any_address_in_them() {
+        let start = 1 << 40;
+        set_up(&(start..start + (1 << 24))).unwrap();
+        let (large, small) = (class_of(2560), class_of(100));
+        // Two spans of one class beside each other, and one of another; the first granule is nobody's.
+        let mut spans = Vec::new();
+        for (index, class) in [(5, large), (6, large), (0, small)] {
+            let span = spans.last().map_or(start + GRANULE_BYTES, |&(span, class)| span + span_bytes(class));
+            spans.push((span, class));
+            for granule in (span..span + span_bytes(class)).step_by(GRANULE_BYTES) {
+                entry(granule).store(index << 6 | (class as u32 + 1), Ordering::Relaxed);
+            }
+        }
+        for &(span, class) in &spans {
+            let bytes = class_bytes(class);
+            for block in (span..).step_by(bytes).take(span_bytes(class) / bytes) {
+                for address in [block, block + 1, block + bytes - 1] {
+                    assert_eq!(block_at(address), Some(block..block + bytes));
+                }
+            }
+        }
+        assert_eq!((block_at(start), block_at(start - 1), block_at(start + (1 << 23))), (None, None, None));
+    }
+
+    #[test]
     fn classes_are_tight_and_monotonic() {
         for bytes in 1..=BYTES_MAX {
             let class = class_of(bytes);
