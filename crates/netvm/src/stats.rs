@@ -44,7 +44,7 @@ stats! {
     zero_fills,
     /// Pages read ahead of demand.
     prefetched,
-    /// Pages mapped together with a neighbour that faulted.
+    /// Of these, pages that were wanted before they were given up.
     prefetch_hits,
     /// Pages asked for because they were wanted next the last time.
     foreseen,

@@ -161,18 +161,21 @@ impl Engine {
 
     /// Maps cached pages from `page` on, up to `pages` of them, as far as their frames are neighbours. Returns how many.
     pub(super) fn map_cached(&mut self, page: u32, pages: u32) -> Result<u32> {
-        let first = self.table.get(page).frame();
+        let entry = self.table.get(page);
+        let first = entry.frame();
         let pages = pages.min(self.page_count() - page);
-        let mut run = 1;
+        // What was evicted, and not read ahead, had been wanted.
+        let (mut run, mut ahead) = (1, u64::from(!entry.wanted()));
         while run < pages {
             let entry = self.table.get(page + run);
             if entry.state() != PageState::Cached || entry.frame() != first + run {
                 break;
             }
+            ahead += u64::from(!entry.wanted());
             run += 1;
         }
         self.stats.rescues += 1;
-        self.stats.prefetch_hits += u64::from(run - 1);
+        self.stats.prefetch_hits += ahead;
         (first..first + run).for_each(|frame| self.cached.remove(frame));
         self.install(page, first, run)?;
         Ok(run)

@@ -365,7 +365,6 @@ impl Engine {
             self.free.put((frame + done) as usize, (frames - done) as usize);
         }
         if done > 0 {
-            self.stats.prefetch_hits += u64::from(done - 1);
             self.install(first, frame, done)?;
             if let Some(since) = since {
                 self.tier.choice.costs.unpack.note(since.elapsed().as_nanos() as f64 / f64::from(done));
