@@ -2,7 +2,7 @@
 # `netvm bench swap`: nbdkit by nbd.ko, and under nbdfuse and a loop device, beside all other kinds of swap that this kernel has. All have their pages in
 # this guest's own memory, nbdkit and netvm's lender as another process, so that they can be compared: netvm asks its lender by TCP, and then, as nbdkit,
 # nobody. The clock counts instructions: beside other work on the host whoever takes longer would be interrupted more often, and look worse than it is.
-# kernels: 6.12 6.1
+# kernels: 6.12
 # modules: fuse loop nbd zram? zsmalloc? ublk_drv?
 # programs: netvm nbdkit nbdfuse nbd-client
 # files: /usr/lib/x86_64-linux-gnu/nbdkit/plugins/nbdkit-memory-plugin.so

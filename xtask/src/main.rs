@@ -16,7 +16,8 @@ usage: cargo xtask check        format, lints
        cargo xtask fuzz [--seconds N] [TARGET [FILE]]
                                 fuzzes handshake, frames, control, words and nbd, 60 seconds each; with FILE runs that input once
        cargo xtask guest [--kernel NAME]... [TEST | SCRIPT]...
-                                runs tests of guest/tests, or a script, in emulated machines with Debian's kernels 6.1, 6.12 and
+                                runs tests of guest/tests, or a bench of guest/benches or a
+                                script by its name, in emulated machines with Debian's kernels 6.1, 6.12 and
                                 6.12-arm64; NAME+NAME are two machines that are connected; debug is 6.12 with KASAN and lockdep,
                                 which is built when it is asked for (half an hour of CPU time)
        cargo xtask ci           test, then fuzz, then guest
@@ -50,7 +51,8 @@ const PROGRAMS: [(&str, &str); 21] = [
 ];
 
 fn main() -> ExitCode {
-    let ok = match env::args().nth(1).as_deref() {
+    let asks = env::args().skip(2).any(|argument| matches!(argument.as_str(), "--help" | "-h"));
+    let ok = match env::args().nth(1).as_deref().map(|task| if asks { "help" } else { task }) {
         Some("check") => check(),
         Some("test") => test(),
         Some("fuzz") => fuzz_for(env::args().skip(2)),
@@ -68,6 +70,10 @@ fn main() -> ExitCode {
                 false
             }
         },
+        Some("help" | "--help" | "-h") => {
+            println!("{USAGE}");
+            true
+        }
         _ => {
             eprintln!("{USAGE}");
             false

@@ -61,6 +61,8 @@ pub struct Machine<'a> {
     pub packed: bool,
     /// The clock goes by the instructions that were executed, and waiting takes no time of the host.
     pub counted: bool,
+    /// The host's files can be read.
+    pub host: bool,
     pub memory_mib: u64,
     pub initramfs: &'a Path,
     pub wire: Wire,
@@ -150,6 +152,12 @@ impl Machine<'_> {
         command
             .arg("-drive")
             .arg(format!("if=virtio,format=raw,cache=unsafe,file={}", self.disk().display()));
+        if self.host {
+            command.args([
+                "-virtfs",
+                "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap",
+            ]);
+        }
         if let Wire::Pair { socket, listens } = &self.wire {
             let (server, mac) =
                 if *listens { ("on", "52:54:00:00:00:01") } else { ("off", "52:54:00:00:00:02") };

@@ -73,7 +73,7 @@ impl Verdict {
     }
 }
 
-/// Runs the tests in `guest/tests`, or those that are named. Gives whether none has failed, and how many passed and failed.
+/// Runs the tests in `guest/tests`, or those, and benches of `guest/benches`, that are named. Gives whether none has failed, and how many passed and failed.
 pub fn guest(root: &Path, target: &Path, arguments: impl Iterator<Item = String>) -> Result<(u64, u64)> {
     let wanted = parse(arguments)?;
     let mut scripts = Vec::new();
@@ -86,8 +86,10 @@ pub fn guest(root: &Path, target: &Path, arguments: impl Iterator<Item = String>
         }
     }
     for name in &wanted.tests {
-        let path = tests.join(name).with_extension("sh");
-        scripts.push(Script::read(if path.exists() { &path } else { Path::new(name) })?);
+        let folders = [&tests, &root.join("guest/benches")];
+        let known = folders.map(|folder| folder.join(name).with_extension("sh"));
+        let path = known.iter().find(|path| path.exists());
+        scripts.push(Script::read(path.map_or(Path::new(name), PathBuf::as_path))?);
     }
     let mut jobs = Vec::new();
     for script in &scripts {
@@ -329,6 +331,7 @@ impl Suite {
                     kernel,
                     packed,
                     counted,
+                    host: script.host,
                     memory_mib,
                     initramfs: &initramfs,
                     wire,
@@ -380,7 +383,8 @@ impl Suite {
         if let Some(Err(error)) = self.busybox.get(kernel.architecture.debian()) {
             return Some(error.lines().next().unwrap_or_default().to_owned());
         }
-        let ours = script.programs.len() + script.files.len() + script.examples.len();
+        let ours =
+            script.programs.len() + script.files.len() + script.examples.len() + usize::from(script.host);
         if ours > 0 && !kernel.architecture.is_ours() {
             return Some("the programs of this machine do not run on that one".to_owned());
         }
@@ -422,7 +426,12 @@ impl Suite {
             root.add_file("/bin/busybox", busybox, true)?;
         }
         let role = if index == 0 { "first" } else { "second" };
-        let about = format!("ROLE={role}\nGUESTS={count}\nKERNEL={}\nSLOWNESS={slowness}\n", kernel.name);
+        let mut about = format!("ROLE={role}\nGUESTS={count}\nKERNEL={}\nSLOWNESS={slowness}\n", kernel.name);
+        if script.host {
+            self.build(&["-p", "netvm-preload"], "libnetvm_preload.so")?;
+            self.netvm()?;
+            about += &format!("BUILT='{}'\n", self.target.join("tested").display());
+        }
         root.add("/test/environment", about.as_bytes(), false);
         let wanted: Vec<&str> =
             MODULES.into_iter().chain(script.modules.iter().map(String::as_str)).collect();

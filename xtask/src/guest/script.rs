@@ -6,6 +6,7 @@
 //! # kmod: netvm_coherency         module of kmod/, put at /test/NAME.ko
 //! # programs: netvm nbd-client    of this machine
 //! # files: /usr/lib/x/plugin.so   of this machine, at the same place, with the libraries that they are linked with
+//! # host: read only               this machine's files at /host, and what is built of ours at $BUILT below it, for programs that are many files
 //! # examples: device_service      Rust's of examples/
 //! # compiles: coherency           guest/tests/coherency.c, for the guest, put into /bin
 //! # memory: 256                   MiB; of two guests that are connected they may have their own: 512 256
@@ -29,6 +30,7 @@ pub struct Script {
     pub kmod: Vec<String>,
     pub programs: Vec<String>,
     pub files: Vec<PathBuf>,
+    pub host: bool,
     pub examples: Vec<String>,
     pub compiles: Vec<String>,
     pub packed: bool,
@@ -73,6 +75,7 @@ impl Script {
             kmod: Vec::new(),
             programs: Vec::new(),
             files: Vec::new(),
+            host: false,
             examples: Vec::new(),
             compiles: Vec::new(),
             packed: false,
@@ -95,6 +98,8 @@ impl Script {
                 "kmod" => script.kmod = words(),
                 "programs" => script.programs = words(),
                 "files" => script.files = value.split_ascii_whitespace().map(PathBuf::from).collect(),
+                "host" if value.trim() == "read only" => script.host = true,
+                "host" => return Err(format!("the host's files are read only, not {value}")),
                 "examples" => script.examples = words(),
                 "compiles" => script.compiles = words(),
                 "image" if value.trim() == "packed" => script.packed = true,
