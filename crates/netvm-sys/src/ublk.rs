@@ -203,7 +203,7 @@ impl Control {
     /// Makes a device, under a number of the kernel's choice. It is no disk yet: [`Control::start`].
     ///
     /// # Errors
-    /// EPERM without CAP_SYS_ADMIN; ENOMEM; EOPNOTSUPP before Linux 6.4; ENOSPC, EACCES when there are too many.
+    /// EPERM without CAP_SYS_ADMIN; ENOMEM; EOPNOTSUPP before Linux 6.5; ENOSPC, EACCES when there are too many.
     pub fn add(&mut self, shape: Shape) -> io::Result<Info> {
         let recovery = if shape.recoverable { F_USER_RECOVERY } else { 0 };
         let mut info = DeviceInfo {
