@@ -10,6 +10,7 @@
 . /test/functions
 mkdir -p /host
 mount -t 9p -o trans=virtio,version=9p2000.L,ro,cache=loose,msize=262144 host /host
+cp "/host$BUILT/netvm" "/host$BUILT/libnetvm_preload.so" .
 for folder in proc sys dev; do
     mount --rbind /$folder /host/$folder
 done
@@ -21,7 +22,7 @@ chroot /host /sbin/mkfs.ext4 -q /dev/shm/image
 mount -o loop -t ext4 /host/dev/shm/image /host/var/tmp
 mkdir /host/tmp/groups
 mount -t cgroup2 none /host/tmp/groups
-cp "/host$BUILT/netvm" "/host$BUILT/libnetvm_preload.so" /host/tmp/
+cp netvm libnetvm_preload.so /host/tmp/
 before=$(cat /proc/swaps)
 
 chroot /host /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp /tmp/netvm bench apps --quick --local-percent 50,25 \
