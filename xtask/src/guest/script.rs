@@ -110,7 +110,7 @@ impl Script {
                 }
                 "clock" if value.trim() == "counted" => script.counted = true,
                 "clock" => return Err(format!("a clock is counted or not mentioned, not {value}")),
-                "limit" => script.limit = Duration::from_secs(number(value, 1, 3600)?),
+                "limit" => script.limit = Duration::from_secs(number(value, 1, 14_400)?),
                 "ends" => script.ends = parse_end(value.trim())?,
                 _ => {}
             }
