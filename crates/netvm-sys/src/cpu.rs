@@ -100,15 +100,54 @@ pub fn run_ns_of(thread: u32) -> Option<u64> {
 
 /// Time that a CPU has been idle, in nanoseconds, to some 10 ms.
 pub fn idle_ns_of(cpu: usize) -> Option<u64> {
+    let mut found = None;
+    each_idle_ns(|other, idle_ns| {
+        found = (other == cpu).then_some(idle_ns);
+        found.is_none()
+    });
+    found
+}
+
+/// Tells how long each CPU has been idle, in nanoseconds to some 10 ms, until `next` returns false. Without the heap.
+pub fn each_idle_ns(next: impl FnMut(usize, u64) -> bool) {
+    if let Ok(stat) = std::fs::File::open("/proc/stat") {
+        idle_ns_in(stat, next);
+    }
+}
+
+/// With many CPUs it is long, and behind them comes a line that is longer.
+fn idle_ns_in(mut stat: impl Read, mut next: impl FnMut(usize, u64) -> bool) {
+    let (mut buffer, mut filled) = ([0; 4096], 0);
+    loop {
+        match stat.read(&mut buffer[filled..]) {
+            Ok(length @ 1..) => filled += length,
+            _ => return,
+        }
+        let mut start = 0;
+        while let Some(length) = buffer[start..filled].iter().position(|&byte| byte == b'\n') {
+            let line = str::from_utf8(&buffer[start..start + length]).unwrap_or_default();
+            start += length + 1;
+            let Some(line) = line.strip_prefix("cpu") else { return };
+            // The first line is the sum of all.
+            if let Some((cpu, idle_ns)) = idle_ns(line)
+                && !next(cpu, idle_ns)
+            {
+                return;
+            }
+        }
+        buffer.copy_within(start..filled, 0);
+        filled -= start;
+    }
+}
+
+/// Of a CPU's line: its number, and time without work in nanoseconds.
+fn idle_ns(line: &str) -> Option<(usize, u64)> {
     // Counted in USER_HZ, which is 100 on every architecture that Linux has userfaultfd for.
     const TICK_NS: u64 = 10_000_000;
-    read_small("/proc/stat", |stat| {
-        let line = stat.lines().find_map(|line| line.strip_prefix(&format!("cpu{cpu} ")))?;
-        let mut fields = line.split_ascii_whitespace().skip(3);
-        let idle: u64 = fields.next()?.parse().ok()?;
-        let iowait: u64 = fields.next()?.parse().ok()?;
-        Some((idle + iowait) * TICK_NS)
-    })
+    let (cpu, times) = line.split_once(' ')?;
+    let mut times = times.split_ascii_whitespace().skip(3).map(str::parse::<u64>);
+    let (idle, iowait) = (times.next()?.ok()?, times.next()?.ok()?);
+    Some((cpu.parse().ok()?, idle.saturating_add(iowait).saturating_mul(TICK_NS)))
 }
 
 /// A thread that is held on one CPU for a while, and the CPUs that it may use otherwise.
@@ -248,6 +287,25 @@ mod tests {
             assert!(std::time::Instant::now() < end);
         }
         assert!(idle_ns_of(0).is_some());
+    }
+
+    #[test]
+    fn many_cpus_are_read() {
+        let mut stat = String::from("cpu  9 9 9 9 9 9 9 9 9 9\n");
+        (0..900).for_each(|cpu| stat.push_str(&format!("cpu{cpu} 123456 0 7890 {cpu} 1 0 3 0 0 0\n")));
+        stat.push_str(&format!("intr {}\n", "0 ".repeat(9000)));
+        let mut seen = 0;
+        idle_ns_in(stat.as_bytes(), |cpu, idle_ns| {
+            assert_eq!((cpu, idle_ns), (seen, (seen as u64 + 1) * 10_000_000));
+            seen += 1;
+            true
+        });
+        assert_eq!(seen, 900);
+        for wrong in ["cpu0 1 2\n", "cpu0 1 2 3 x 5\n", "cpu0", "", "cpux 1 2 3 4 5\n", "CPU0 1 2 3 4 5\n"] {
+            idle_ns_in(wrong.as_bytes(), |_, _| panic!("{wrong}"));
+        }
+        // A line that never ends.
+        idle_ns_in([b'c'; 1 << 16].as_slice(), |_, _| panic!("it has no number"));
     }
 
     #[test]
