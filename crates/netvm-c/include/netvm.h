@@ -295,7 +295,8 @@ typedef struct netvm_pager_options {
     uint32_t fault_path;     /* enum netvm_fault_path */
     uint32_t page_bytes;     /* that come in together at a fault: a power of two from 4096 to 2097152, of which local_bytes holds four; 0: 4096 */
     uint32_t tier;           /* enum netvm_tier */
-    uint32_t reserved;       /* 0 */
+    uint32_t shards;         /* pagers that divide the far memory, up to 64, for programs of which many threads fault at once; local_bytes is at least
+                              * 4 MiB for each, fault_path not NETVM_FAULTS_SAME_CPU; 0: 1 */
 } netvm_pager_options;
 #define NETVM_ERASURE(k, m) ((uint32_t)(k) << 8 | (uint32_t)(m))
 #define NETVM_PAGER_OPTIONS_INIT { sizeof(netvm_pager_options), NULL, 0, 0, 0, NULL, NULL, NETVM_ENCRYPT_IF_ASKED, 0, 0, 0, 0, NULL, NETVM_FAULTS_AUTO, 0, NETVM_TIER_AUTO, 0 }

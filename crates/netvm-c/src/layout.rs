@@ -89,7 +89,7 @@ pub fn all() -> Vec<(String, i128)> {
         ("offsetof(netvm_pager_options, fault_path)", offset_of!(PagerOptions, fault_path)),
         ("offsetof(netvm_pager_options, page_bytes)", offset_of!(PagerOptions, page_bytes)),
         ("offsetof(netvm_pager_options, tier)", offset_of!(PagerOptions, tier)),
-        ("offsetof(netvm_pager_options, reserved)", offset_of!(PagerOptions, reserved)),
+        ("offsetof(netvm_pager_options, shards)", offset_of!(PagerOptions, shards)),
         ("sizeof(netvm_far_counts)", size_of::<FarCounts>()),
         ("offsetof(netvm_far_counts, pages_in)", offset_of!(FarCounts, pages_in)),
         ("offsetof(netvm_far_counts, pages_out)", offset_of!(FarCounts, pages_out)),

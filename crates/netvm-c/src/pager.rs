@@ -39,7 +39,7 @@ pub struct PagerOptions {
     pub(crate) fault_path: u32,
     pub(crate) page_bytes: u32,
     pub(crate) tier: u32,
-    pub(crate) reserved: u32,
+    pub(crate) shards: u32,
 }
 
 impl Default for PagerOptions {
@@ -61,7 +61,7 @@ impl Default for PagerOptions {
             fault_path: 0,
             page_bytes: 0,
             tier: 0,
-            reserved: 0,
+            shards: 0,
         }
     }
 }
@@ -93,9 +93,6 @@ impl PagerOptions {
         }
         let fault_path = named(&FAULT_PATHS, self.fault_path, "fault_path")?;
         let tier = named(&TIERS, self.tier, "tier")?;
-        if self.reserved != 0 {
-            return Err(Failure::argument("reserved is 0"));
-        }
         let usual = PagerConfig::default();
         let or_usual = |bytes: u64, usual: u64| if bytes == 0 { usual } else { bytes };
         Ok(PagerConfig {
@@ -108,6 +105,7 @@ impl PagerOptions {
             fault_path,
             page_bytes: or_usual(self.page_bytes.into(), usual.page_bytes as u64) as usize,
             tier,
+            shards: self.shards.max(1) as usize,
             learn: self.learn_file.optional("name of the record")?.map(Into::into),
             area_bytes: or_usual(self.area_bytes, usual.area_bytes),
             security: security(self.secret_file, self.secret, self.encryption)?,

@@ -1,4 +1,4 @@
-//! A file of words that several processes map and change atomically.
+//! A file of words that several processes map and change atomically, or the same in memory of one.
 
 use crate::raw;
 use std::fs::{File, OpenOptions};
@@ -54,6 +54,19 @@ impl FileWords {
             return Err(io::ErrorKind::InvalidData.into());
         }
         Self::map(&file, words)
+    }
+
+    /// Zero words of this process alone.
+    ///
+    /// # Errors
+    /// ENOMEM.
+    pub fn anonymous(words: usize) -> io::Result<Self> {
+        let (protection, flags) =
+            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let start = unsafe { raw::mmap(0, words * 8, protection, flags, -1) }?;
+        let start = NonNull::new(start as *mut AtomicU64).ok_or(io::ErrorKind::InvalidData)?;
+        Ok(Self { start, words })
     }
 
     fn map(file: &File, words: usize) -> io::Result<Self> {

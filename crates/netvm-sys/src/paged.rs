@@ -23,6 +23,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
 pub use crate::together::TOGETHER_MAX;
 
@@ -112,12 +113,37 @@ unsafe fn map(address: usize, bytes: usize, protection: i32, flags: i32) -> io::
     unsafe { raw::mmap(address, bytes, protection, flags, -1) }
 }
 
+/// Addresses for far memory, which several [`PagedArea`]s may divide: each installs and maps only what is its part.
+#[derive(Clone, Debug)]
+pub struct Addresses(Arc<Reservation>);
+
+impl Addresses {
+    /// Reserves `bytes` of them.
+    ///
+    /// # Errors
+    /// ENOMEM when they cannot be had (RLIMIT_AS, overcommit).
+    pub fn reserve(bytes: usize) -> io::Result<Self> {
+        Ok(Self(Arc::new(Reservation::new(bytes)?)))
+    }
+
+    /// Which they are.
+    pub fn range(&self) -> Range<usize> {
+        self.0.start..self.0.start + self.0.bytes
+    }
+
+    /// All of them as memory. What is not mapped faults; they must outlive the slice.
+    pub fn memory(&self) -> SharedSlice {
+        // SAFETY: the reservation is ours; accesses through a SharedSlice are raw copies that may fault but not alias.
+        unsafe { SharedSlice::from_raw(self.0.start as *mut u8, self.0.bytes) }
+    }
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct PagedArea {
     uffd: Userfault,
     told: Told,
-    area: Reservation,
+    area: Arc<Reservation>,
     pool: Reservation,
     /// One page behind the pool: a thread that reads it wakes the pager.
     doorbell: Reservation,
@@ -133,7 +159,7 @@ impl PagedArea {
     /// # Errors
     /// EPERM when userfaultfd may not be used, ENOMEM when the addresses cannot be had (RLIMIT_AS, overcommit).
     pub fn new(area_bytes: usize, frames: usize, design: Option<FrameDesign>) -> io::Result<Self> {
-        Self::telling(Told::Reader, area_bytes, frames, design)
+        Self::telling(Told::Reader, &Addresses::reserve(area_bytes)?, frames, design)
     }
 
     /// Who is told of faults.
@@ -141,14 +167,14 @@ impl PagedArea {
         self.told
     }
 
-    /// The same for faults that somebody else is told of.
+    /// The same at addresses that are reserved, for faults that somebody else is told of.
     ///
     /// # Errors
     /// As [`PagedArea::new`]; Unsupported when the thread that faults is to be told and the kernel cannot do that, or move pages: then who
     /// faults cannot tell a missing page from a protected one.
     pub fn telling(
         told: Told,
-        area_bytes: usize,
+        area: &Addresses,
         frames: usize,
         design: Option<FrameDesign>,
     ) -> io::Result<Self> {
@@ -172,7 +198,7 @@ impl PagedArea {
             }
             Some(design) => design,
         };
-        let area = Reservation::new(area_bytes)?;
+        let area = Arc::clone(&area.0);
         let pool = Reservation::new(frames * PAGE_BYTES)?;
         let doorbell = Reservation::new(PAGE_BYTES)?;
         let mut paged = Self { uffd, told, area, pool, doorbell, design, together: None, memory: None };
@@ -245,12 +271,6 @@ impl PagedArea {
     /// Addresses of the far area.
     pub fn area(&self) -> Range<usize> {
         self.area.start..self.area.start + self.area.bytes
-    }
-
-    /// The whole far area as memory. Ranges that are not mapped fault; the area must outlive the slice.
-    pub fn area_memory(&self) -> SharedSlice {
-        // SAFETY: the reservation is ours; accesses through a SharedSlice are raw copies that may fault but not alias.
-        unsafe { SharedSlice::from_raw(self.area.start as *mut u8, self.area.bytes) }
     }
 
     /// The page whose missing fault is a call from another thread. It must not be rung once the area is gone.
@@ -796,7 +816,7 @@ mod tests {
         let address = paged.area().start;
         paged.map_range(address, PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE).unwrap();
         paged.fill_frames(0, PAGES).unwrap();
-        let memory = paged.area_memory();
+        let memory = Addresses(Arc::clone(&paged.area)).memory();
         let end = AtomicBool::new(false);
         std::thread::scope(|scope| {
             let user = scope.spawn(|| {

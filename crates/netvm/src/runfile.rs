@@ -4,11 +4,14 @@
 //! that all share, and each process's counters, so that the supervisor can sum them up even when a process was killed.
 //!
 //! ```text
-//! word  0 magic   1 build   2 free frames   3 fewest free frames   4.. parameters   LENDERS.. text   MESSAGE.. text
-//! COMMAND.. text   LEARN.. text   SLOTS: 1024 x { pid, start time, frames held, starving, counters, detail }
+//! word  0 magic   1 build   2 frames in use   3 most of them   4.. parameters   LENDERS.. text   MESSAGE.. text
+//! COMMAND.. text   LEARN.. text   SLOTS: 1024 x { pid, start time, frames held, starving, pinned, inflow, counters, detail }
 //! ```
 //! All updates are single atomic operations; a process that dies between two of them leaves at worst a slot for
 //! [`RunFile::reap`].
+//!
+//! The pagers of one process that divide its far memory share a budget the same way, in memory of that process, each with a slot
+//! (docs/design/far.md).
 
 use crate::detail::PagerDetail;
 use crate::error::{Error, Result};
@@ -31,8 +34,8 @@ const BUILD_OF_THIS: u64 = sum(
 const PAGE_BYTES: u64 = 4096;
 
 const BUILD: usize = 1;
-const FREE: usize = 2;
-const FREE_MIN: usize = 3;
+const USED: usize = 2;
+const USED_MAX: usize = 3;
 const AREA: usize = 4;
 const SMALL_LOCAL: usize = 5;
 const FAR_THRESHOLD: usize = 6;
@@ -54,7 +57,9 @@ const LEARN_CLAIMED: usize = 24;
 const ERASURE: usize = 25;
 const FAULT_PATH: usize = 26;
 const PAGE_SIZE: usize = 27;
-const LENDERS: usize = 28;
+/// Pagers of one process that share the budget; 0: those of a run.
+const SHARDS: usize = 28;
+const LENDERS: usize = 29;
 const TEXT_WORDS: usize = 512;
 const MESSAGE: usize = LENDERS + TEXT_WORDS;
 const COMMAND: usize = MESSAGE + TEXT_WORDS;
@@ -70,7 +75,10 @@ const SLOT_PID: usize = 0;
 const SLOT_STARTED: usize = 1;
 const SLOT_HELD: usize = 2;
 const SLOT_STARVING: usize = 3;
-const SLOT_STATS: usize = 4;
+/// Frames of pages that may not be evicted, and how many pages came lately: of shards only.
+const SLOT_PINNED: usize = 4;
+const SLOT_INFLOW: usize = 5;
+const SLOT_STATS: usize = 6;
 const SLOT_DETAIL: usize = SLOT_STATS + PagerStats::FIELDS;
 
 /// A slot that is being emptied.
@@ -141,8 +149,6 @@ impl RunFile {
         for (index, value) in [
             (BUILD, BUILD_OF_THIS),
             (BUDGET, frames),
-            (FREE, frames),
-            (FREE_MIN, frames),
             (AREA, params.area_bytes),
             (SMALL_LOCAL, params.small_local_bytes),
             (FAR_THRESHOLD, params.far_threshold_bytes),
@@ -249,6 +255,58 @@ impl RunFile {
         Err(Error::Other(format!("more than {SLOT_COUNT} processes of one run use far memory at once")))
     }
 
+    /// The same for `shards` pagers of this process, which nobody else sees.
+    ///
+    /// # Errors
+    /// ENOMEM.
+    pub(crate) fn of_shards(budget_bytes: u64, shards: usize) -> Result<Arc<Self>> {
+        let words = FileWords::anonymous(WORDS).map_err(|e| Error::system("get memory for a budget", &e))?;
+        let run = Self { words };
+        run.word(SHARDS).store(shards as u64, Relaxed);
+        run.set_budget(budget_bytes / PAGE_BYTES);
+        Ok(Arc::new(run))
+    }
+
+    /// The place of one of them.
+    pub(crate) fn join_shard(self: &Arc<Self>, number: usize) -> Slot {
+        let base = SLOTS + number * SLOT_WORDS;
+        self.word(base + SLOT_PID).store(std::process::id().into(), Release);
+        self.word(PROCESSES).fetch_add(1, AcqRel);
+        Slot { run: Arc::clone(self), base }
+    }
+
+    /// Another budget: nobody gets more while more is in use.
+    pub(crate) fn set_budget(&self, frames: u64) {
+        self.word(BUDGET).store(frames, Release);
+    }
+
+    /// Frames in use.
+    pub(crate) fn used(&self) -> u64 {
+        self.word(USED).load(Acquire)
+    }
+
+    /// The most that were in use at any time.
+    pub(crate) fn used_peak(&self) -> u64 {
+        self.word(USED_MAX).load(Relaxed)
+    }
+
+    /// What shards hold, and of that pinned.
+    pub(crate) fn held_and_pinned(&self, number: usize) -> (u64, u64) {
+        let base = SLOTS + number * SLOT_WORDS;
+        (self.word(base + SLOT_HELD).load(Acquire), self.word(base + SLOT_PINNED).load(Acquire))
+    }
+
+    /// Frames of all shards that are pinned.
+    pub(crate) fn pinned(&self) -> u64 {
+        let shards = self.word(SHARDS).load(Relaxed) as usize;
+        (0..shards).map(|number| self.held_and_pinned(number).1).sum()
+    }
+
+    /// What a shard always has besides its pins: as pins may take three quarters of the budget, all have this much.
+    pub(crate) fn shard_floor(&self) -> u64 {
+        self.word(BUDGET).load(Relaxed) / (4 * self.word(SHARDS).load(Relaxed).max(1))
+    }
+
     /// Gives back what processes held that are gone.
     pub fn reap(&self) {
         self.retire_if(|pid, started| start_time(pid as u32) != Some(started));
@@ -285,7 +343,7 @@ impl RunFile {
             }
         }
         let held = self.word(base + SLOT_HELD).swap(0, AcqRel);
-        self.word(FREE).fetch_add(held, AcqRel);
+        self.word(USED).fetch_sub(held, AcqRel);
         if self.word(base + SLOT_STARVING).swap(0, AcqRel) != 0 {
             self.word(STARVING).fetch_sub(1, AcqRel);
         }
@@ -299,8 +357,7 @@ impl RunFile {
         for index in 0..SLOT_COUNT {
             sum.add(&self.counters(SLOTS + index * SLOT_WORDS + SLOT_STATS));
         }
-        sum.local_frames_peak =
-            self.word(BUDGET).load(Relaxed).saturating_sub(self.word(FREE_MIN).load(Relaxed));
+        sum.local_frames_peak = self.used_peak();
         sum
     }
 
@@ -472,14 +529,13 @@ impl Slot {
     /// Takes up to `frames` frames from the run's budget; returns how many there were.
     pub fn grow(&self, frames: u64) -> u64 {
         let mut granted = 0;
-        let free = self.run.word(FREE);
-        let taken = free.fetch_update(AcqRel, Acquire, |free| {
-            granted = frames.min(free);
-            (granted > 0).then(|| free - granted)
+        let taken = self.run.word(USED).fetch_update(AcqRel, Acquire, |used| {
+            granted = frames.min(self.run.budget_frames().saturating_sub(used));
+            (granted > 0).then(|| used + granted)
         });
         if let Ok(before) = taken {
             self.word(SLOT_HELD).fetch_add(granted, AcqRel);
-            self.run.word(FREE_MIN).fetch_min(before - granted, Relaxed);
+            self.run.word(USED_MAX).fetch_max(before + granted, Relaxed);
             granted
         } else {
             0
@@ -495,13 +551,46 @@ impl Slot {
             Some(held - given)
         });
         if taken.is_ok() {
-            self.run.word(FREE).fetch_add(given, AcqRel);
+            self.run.word(USED).fetch_sub(given, AcqRel);
         }
     }
 
     /// Frames that this process may hold while others starve.
     pub fn fair_share(&self) -> u64 {
-        self.run.word(BUDGET).load(Relaxed) / self.run.processes().max(1)
+        match self.run.word(SHARDS).load(Relaxed) {
+            0 => self.run.budget_frames() / self.run.processes().max(1),
+            shards => self.claim(shards as usize),
+        }
+    }
+
+    /// What a shard may hold while another starves: its pins, a floor, and of the rest the part of all pages that came lately which came to
+    /// it. Then a page stays equally long wherever it is, as in one queue of them all. All claims together are the budget.
+    fn claim(&self, shards: usize) -> u64 {
+        let inflow = |base: usize| self.run.word(base + SLOT_INFLOW).load(Relaxed) + 1;
+        let all: u64 = (0..shards).map(|number| inflow(SLOTS + number * SLOT_WORDS)).sum();
+        let floor = self.run.shard_floor();
+        let rest = self.run.budget_frames().saturating_sub(self.run.pinned() + floor * shards as u64);
+        let part = u128::from(rest) * u128::from(inflow(self.base)) / u128::from(all);
+        self.word(SLOT_PINNED).load(Relaxed) + floor + part as u64
+    }
+
+    /// Whether this is a shard.
+    pub(crate) fn is_shard(&self) -> bool {
+        self.run.word(SHARDS).load(Relaxed) > 0
+    }
+
+    /// How many pages came lately.
+    pub(crate) fn inflow(&self) -> &AtomicU64 {
+        self.word(SLOT_INFLOW)
+    }
+
+    /// Frames of other shards that are pinned.
+    pub(crate) fn pinned_elsewhere(&self) -> u64 {
+        self.run.pinned() - self.word(SLOT_PINNED).load(Relaxed)
+    }
+
+    pub(crate) fn set_pinned(&self, frames: u64) {
+        self.word(SLOT_PINNED).store(frames, Release);
     }
 
     /// Whether another process starves.

@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Random, alone, lend};
-use netvm::pager::{FaultPath, FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig, TierPolicy};
+use netvm::pager::{FaultPath, FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig, STRIPE_BYTES, TierPolicy};
 use netvm_sys::shared::SharedSlice;
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -97,9 +97,10 @@ impl Worker<'_> {
     }
 }
 
-fn stays_exact(design: Option<FrameDesign>, fault_path: FaultPath) {
+fn stays_exact(design: Option<FrameDesign>, fault_path: FaultPath, shards: usize) {
     let lent = lend(96 << 20);
-    let (low, high) = (LOCAL_BYTES_MIN, 2 * LOCAL_BYTES_MIN);
+    let low = shards as u64 * LOCAL_BYTES_MIN;
+    let high = 2 * low;
     let pager = Pager::start(PagerConfig {
         local_bytes: high,
         local_bytes_max: high,
@@ -108,18 +109,20 @@ fn stays_exact(design: Option<FrameDesign>, fault_path: FaultPath) {
         tier: TierPolicy::Lender,
         design,
         fault_path,
+        shards,
         ..PagerConfig::default()
     })
     .unwrap();
     // Pagers of other tests that ran in this process keep what they had.
     let before = resident_bytes();
-    let (bytes, barrier) = (2 * LOCAL_BYTES_MIN as usize, Barrier::new(THREADS + 1));
+    let (bytes, barrier) = (2 * low as usize, Barrier::new(THREADS + 1));
     let budget = AtomicU64::new(high);
     std::thread::scope(|scope| {
         for thread in 0..THREADS {
             let (pager, barrier) = (&pager, &barrier);
             scope.spawn(move || {
-                let address = pager.area().start + (thread << 30);
+                // With several shards in two stripes each.
+                let address = pager.area().start + (thread << 30) + STRIPE_BYTES - bytes / 2;
                 pager.map(address, bytes, READ_WRITE).unwrap();
                 let (memory, seeds) = (pager.memory(address, bytes).unwrap(), vec![0; bytes / PAGE]);
                 let mut worker =
@@ -155,17 +158,25 @@ fn stays_exact(design: Option<FrameDesign>, fault_path: FaultPath) {
 #[test]
 fn the_budget_stays_exact() {
     let Some(_alone) = alone() else { return };
-    stays_exact(None, FaultPath::Auto);
+    stays_exact(None, FaultPath::Auto, 1);
 }
 
 #[test]
 fn the_budget_stays_exact_in_the_copying_design() {
     let Some(_alone) = alone() else { return };
-    stays_exact(Some(FrameDesign::Copy), FaultPath::Auto);
+    stays_exact(Some(FrameDesign::Copy), FaultPath::Auto, 1);
 }
 
 #[test]
 fn the_budget_stays_exact_where_pages_leave_together() {
     let Some(_alone) = alone() else { return };
-    stays_exact(None, FaultPath::InThread);
+    stays_exact(None, FaultPath::InThread, 1);
+}
+
+#[test]
+fn the_budget_of_shards_stays_exact() {
+    let Some(_alone) = alone() else { return };
+    stays_exact(None, FaultPath::Thread, 2);
+    stays_exact(Some(FrameDesign::Copy), FaultPath::Thread, 2);
+    stays_exact(None, FaultPath::InThread, 2);
 }

@@ -5,7 +5,7 @@ mod common;
 use common::mapped::{churn, mapped, set_word, word};
 use common::{Lent, Random, Serving, alone, lend};
 use netvm::lender::LinkChoice;
-use netvm::pager::{FaultPath, FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig, TierPolicy};
+use netvm::pager::{FaultPath, FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig, STRIPE_BYTES, TierPolicy};
 use netvm_sys::shared::SharedSlice;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -487,8 +487,18 @@ fn role() {
         // SAFETY: the handler only ends the process.
         unsafe { libc::signal(libc::SIGBUS, own_handler as *const () as usize) };
     }
-    let pager = start(&[lender], LOCAL_BYTES_MIN, |config| config.link = LinkChoice::Socket);
-    let memory = mapped(&pager, 0, 2 * LOCAL_BYTES_MIN as usize);
+    let pager = start(&[lender], LOCAL_BYTES_MIN, |config| {
+        config.link = LinkChoice::Socket;
+        if role.ends_with("shards") {
+            (config.shards, config.local_bytes) = (2, 2 * LOCAL_BYTES_MIN);
+        }
+        if role == "touch-shards" {
+            config.fault_path = FaultPath::Thread;
+        }
+    });
+    // Of shards in two stripes.
+    let offset = if role.ends_with("shards") { STRIPE_BYTES - LOCAL_BYTES_MIN as usize } else { 0 };
+    let memory = mapped(&pager, offset, 2 * LOCAL_BYTES_MIN as usize);
     match role {
         // Beyond the end of a file.
         "handler" | "no-handler" => {
@@ -528,7 +538,26 @@ fn role() {
             assert!(CHAINS.load(Ordering::Relaxed) > 1000);
             beyond_a_file_at(pager.area().start + PAGE);
         }
-        "fork" => {
+        // Served by the pagers' threads: what is not inherited is not there, in any shard.
+        "touch-shards" => {
+            (0..memory.len() / PAGE).for_each(|page| set_word(memory, page * 512, 1));
+            for page in [0, memory.len() / PAGE - 1] {
+                // SAFETY: the child reads one word, and ends.
+                let child = unsafe { libc::fork() };
+                if child == 0 {
+                    std::hint::black_box(word(memory, page * 512));
+                    // SAFETY: ends the child.
+                    unsafe { libc::_exit(1) };
+                }
+                let mut status = 0;
+                // SAFETY: a local.
+                assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+                assert!(libc::WIFSIGNALED(status) && libc::WTERMSIG(status) == libc::SIGSEGV, "{status:#x}");
+            }
+            (0..memory.len() / PAGE).for_each(|page| assert_eq!(word(memory, page * 512), 1));
+            std::process::exit(21);
+        }
+        "fork" | "fork-shards" => {
             let end = AtomicBool::new(false);
             std::thread::scope(|scope| {
                 scope.spawn(|| (0..40).for_each(|seed| churn_once(memory, seed, &end)));
@@ -607,8 +636,10 @@ fn a_second_pager_comes_after_a_handler_that_passes_on() {
 fn a_child_of_a_fork_has_no_far_memory_and_does_not_hang() {
     let Some(_alone) = alone() else { return };
     let lent = lend(64 << 20);
-    let ended = play("fork", lent.address());
-    assert_eq!(ended.status.code(), Some(21), "{ended:?}");
+    for role in ["fork", "fork-shards", "touch-shards"] {
+        let ended = play(role, lent.address());
+        assert_eq!(ended.status.code(), Some(21), "{role}: {ended:?}");
+    }
 }
 
 #[test]

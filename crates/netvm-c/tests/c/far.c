@@ -34,9 +34,11 @@ static netvm_pager *start(const char *lender, const char *no_record) {
     options.tier = 3;
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
     options.tier = NETVM_TIER_LENDER;
-    options.reserved = 1;
+    options.shards = 65;
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
-    options.reserved = 0;
+    options.shards = 2; /* of 4 MiB each at least */
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
+    options.shards = 1;
     options.local_bytes_max = 2 * LOCAL;
     options.encryption = 3;
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));

@@ -36,7 +36,10 @@ impl FarBlocks {
 
     /// Moves a large block to `bytes` bytes elsewhere: its pages, not their bytes.
     fn relocate(&self, address: usize, held: usize, new: Layout) -> Option<usize> {
-        let to = self.pages(new.size(), new.align())?;
+        if self.process != std::process::id() {
+            return None;
+        }
+        let (to, _) = self.pager.take_range_like(new.size(), new.align(), address).ok()?;
         if self.pager.relocate(address, to, held).is_err() {
             self.merge(address, to, held);
         }

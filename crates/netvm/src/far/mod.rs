@@ -124,7 +124,7 @@ impl FarMemory {
     /// Another local budget, in bytes, while the program runs. A smaller one holds when this returns.
     ///
     /// # Errors
-    /// [`PagerError::BudgetRange`] below 4 MiB, below what pins need, and above [`FarBuilder::local_max`].
+    /// [`PagerError::BudgetRange`] below 4 MiB for each shard, below what pins need, and above [`FarBuilder::local_max`].
     pub fn set_local(&self, bytes: u64) -> Result<()> {
         self.pager.set_local_bytes(bytes)
     }
@@ -275,6 +275,15 @@ impl FarBuilder {
         self
     }
 
+    /// Divides the addresses among so many pagers, 1 to 64, each with a thread and connections of its own, and one budget for all: for programs of
+    /// which many threads fault at once, on more CPUs than two. [`FarBuilder::local`] is at least 4 MiB for each. With
+    /// [`FaultPath::SameCpu`] there is only one.
+    #[must_use]
+    pub fn shards(mut self, shards: usize) -> Self {
+        self.config.shards = shards;
+        self
+    }
+
     /// Whether lenders on this host are read and written without them.
     #[must_use]
     pub fn link(mut self, link: LinkChoice) -> Self {
@@ -357,7 +366,7 @@ impl FarBuilder {
     /// Connects to the lenders and starts.
     ///
     /// # Errors
-    /// As [`Pager::start`]; [`PagerError::PageSize`].
+    /// As [`Pager::start`]; [`PagerError::PageSize`], [`PagerError::Shards`].
     pub fn start(self) -> Result<FarMemory> {
         let heap = Arc::new(Mutex::new(Heap::new()));
         let pager = Pager::start(PagerConfig { block_at: Some(blocks::block_at(&heap)), ..self.config })?;

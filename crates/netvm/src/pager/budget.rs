@@ -1,12 +1,21 @@
-//! How many frames this process may hold: its own limit, or its share of the run's.
+//! How many frames a pager may hold: its own limit, or its share of what a run, or the shards of a process, have together.
 
 use crate::detail::PagerDetail;
 use crate::runfile::Slot;
 use crate::stats::PagerStats;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 /// While a process starves, ended ones are looked for so often.
 const REAP_EVERY: Duration = Duration::from_millis(50);
+
+/// Of several shards, how often each says what came.
+const INFLOW_EVERY: Duration = Duration::from_millis(50);
+/// Of what it said before, this part is forgotten each time.
+const INFLOW_PART: u64 = 8;
+/// One step of giving frames to another shard is one in so many of what there is, and a few.
+const GIVEN_PART: u64 = 8;
+const GIVEN_MIN: u64 = 64;
 
 /// The local budget.
 #[derive(Debug)]
@@ -18,11 +27,14 @@ pub(super) struct Budget {
     /// When ended processes were last looked for.
     looked: Option<Instant>,
     slot: Option<Slot>,
+    /// Pages that had come when the inflow was noted last.
+    came: u64,
+    noted: Instant,
 }
 
 impl Budget {
     pub(super) fn new(frames_max: u64, slot: Option<Slot>) -> Self {
-        Self { frames_max, held: 0, refused: false, looked: None, slot }
+        Self { frames_max, held: 0, refused: false, looked: None, slot, came: 0, noted: Instant::now() }
     }
 
     /// Asks for up to `frames` more; returns how many may be used.
@@ -50,11 +62,50 @@ impl Budget {
         self.refused = false;
         if let Some(slot) = &self.slot
             && slot.any_starve()
+            && !slot.is_shard()
             && self.looked.is_none_or(|looked| looked.elapsed() >= REAP_EVERY)
         {
             slot.run().reap();
             self.looked = Some(Instant::now());
         }
+    }
+
+    /// Of shards: so many pages have come altogether.
+    pub(super) fn note_inflow(&mut self, came: u64) {
+        let Some(slot) = self.slot.as_ref().filter(|slot| slot.is_shard()) else { return };
+        let elapsed = self.noted.elapsed();
+        if elapsed < INFLOW_EVERY {
+            return;
+        }
+        self.noted = Instant::now();
+        let periods = (elapsed.as_millis() / INFLOW_EVERY.as_millis()).min(100) as u64;
+        let new = came.wrapping_sub(std::mem::replace(&mut self.came, came)) / periods;
+        let mut inflow = slot.inflow().load(Relaxed);
+        for _ in 0..periods {
+            inflow = inflow - inflow / INFLOW_PART + new;
+        }
+        // What is less than one part is never forgotten otherwise.
+        slot.inflow().store(if new == 0 && inflow < INFLOW_PART { 0 } else { inflow }, Relaxed);
+        if new == 0 {
+            slot.set_starving(false);
+        }
+    }
+
+    /// Of shards: so many pages may not be evicted.
+    pub(super) fn set_pinned(&self, frames: u64) {
+        if let Some(slot) = &self.slot {
+            slot.set_pinned(frames);
+        }
+    }
+
+    /// Pages of other shards that may not be evicted.
+    pub(super) fn pinned_elsewhere(&self) -> u64 {
+        self.slot.as_ref().map_or(0, Slot::pinned_elsewhere)
+    }
+
+    /// One of several pagers of this process.
+    pub(super) fn is_shard(&self) -> bool {
+        self.slot.as_ref().is_some_and(Slot::is_shard)
     }
 
     /// Takes frames that exist already (after a fork), even beyond the limit.
@@ -93,7 +144,12 @@ impl Budget {
     pub(super) fn excess(&self, frames: u64) -> u64 {
         let over = frames.saturating_sub(self.held.min(self.frames_max));
         match &self.slot {
-            Some(slot) if slot.others_starve() => over.max(frames.saturating_sub(slot.fair_share())),
+            Some(slot) if slot.others_starve() => {
+                let more = frames.saturating_sub(slot.fair_share());
+                // Shards are one process's: none should stand still while it gives.
+                let step = if slot.is_shard() { frames / GIVEN_PART + GIVEN_MIN } else { more };
+                over.max(more.min(step))
+            }
             _ => over,
         }
     }
@@ -124,7 +180,7 @@ impl Budget {
 
     /// Leaves a message for the supervisor of the run; whether there is one to show it.
     pub(super) fn set_message(&self, message: &str) -> bool {
-        self.slot.as_ref().is_some_and(|slot| slot.set_message(message))
+        self.slot.as_ref().is_some_and(|slot| !slot.is_shard() && slot.set_message(message))
     }
 
     /// After fork(2), in the child: the parent keeps its slot.
@@ -138,6 +194,50 @@ impl Budget {
 mod tests {
     use super::*;
     use crate::runfile::{RunFile, RunParams};
+
+    #[test]
+    fn a_shard_gets_what_comes_to_it_and_others_give_in_steps() {
+        let run = RunFile::of_shards(800 * 4096, 2).unwrap();
+        let mut all = [0, 1].map(|number| Budget::new(800, Some(run.join_shard(number))));
+        let [one, other] = &mut all;
+        assert_eq!((one.grow(700), other.grow(700), other.grow(1)), (700, 100, 0));
+        // Nothing has come: equal shares, and steps.
+        assert_eq!((one.excess(700), other.excess(100)), (700 / 8 + 64, 0));
+        // To this one everything.
+        std::thread::sleep(INFLOW_EVERY);
+        one.note_inflow(1000);
+        other.note_inflow(0);
+        assert_eq!(one.excess(700), 0);
+        one.look_again();
+        other.look_again();
+        assert_eq!((run.used(), one.grow(1)), (800, 0), "who lives is not taken for dead");
+        // To the other one: it may have all but the floor, and what is pinned.
+        for _ in 0..60 {
+            std::thread::sleep(INFLOW_EVERY / 50);
+            one.noted -= INFLOW_EVERY;
+            one.note_inflow(1000);
+        }
+        std::thread::sleep(INFLOW_EVERY);
+        other.note_inflow(1000);
+        assert_eq!(other.grow(1), 0);
+        one.set_pinned(300);
+        let mut held = 700;
+        while one.excess(held) > 0 {
+            let given = one.excess(held);
+            one.release_excess(given, held - given);
+            held -= given;
+            other.grow(given);
+            assert_eq!(run.used(), 800);
+            other.grow(1);
+        }
+        assert!((400..=401).contains(&held), "{held}");
+        // With less there is nothing to get until it is used no more.
+        run.set_budget(600);
+        other.release(100);
+        assert_eq!((other.grow(1), run.used(), run.used_peak()), (0, 700, 800));
+        assert_eq!((run.shard_floor(), other.pinned_elsewhere(), one.is_shard()), (75, 300, true));
+        assert!(!one.set_message("no supervisor"), "nobody would show it");
+    }
 
     #[test]
     fn what_an_ended_process_held_comes_back_to_one_that_starves() {

@@ -67,6 +67,11 @@ pub(super) enum Call {
     Budget {
         bytes: u64,
     },
+    /// Of several shards: give up all but so many frames; as many as that later.
+    Keep {
+        frames: u64,
+        frames_max: u64,
+    },
     Publish,
     /// Write the record of what was wanted.
     KeepRecord,

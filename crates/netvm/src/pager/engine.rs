@@ -9,6 +9,7 @@ use super::learn::Learn;
 use super::look::{Awaited, Look};
 use super::placement::{self, Placement};
 use super::seals::Seals;
+use super::shards::Passing;
 use super::table::PageTable;
 use super::tier::Tier;
 use super::together::TO_WRITE_MAX;
@@ -22,13 +23,15 @@ use netvm_core::residency::{
     Entry, FRAME_MAX, FrameChain, FrameSet, Marks, PageQueue, PageState, Protection, Streams,
 };
 use netvm_sys::cpu::Hold;
-use netvm_sys::paged::{Bell, PagedArea, Told};
+use netvm_sys::paged::{Addresses, Bell, PagedArea, Told};
 use netvm_sys::shared::SharedSlice;
 use netvm_sys::thread::Gate;
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// Pages that one eviction step handles: enough to share the cost of a system call, few enough not to delay a fault.
@@ -85,6 +88,10 @@ impl Transfer {
 
 /// Everything the pager's thread owns.
 pub(super) struct Engine {
+    /// Which of the shards this is.
+    number: usize,
+    /// With several shards.
+    pub(super) passing: Option<Arc<Passing>>,
     pub(super) paged: PagedArea,
     pub(super) table: PageTable,
     /// Full frames without contents.
@@ -149,14 +156,36 @@ pub(super) struct Engine {
     pub(super) poll_fds: Vec<libc::pollfd>,
 }
 
+/// The addresses of the far area.
+pub(super) fn reserve(config: &PagerConfig) -> Result<Addresses> {
+    let bytes = usize::try_from(config.area_bytes).map_err(|_| PagerError::SlotsExhausted)?;
+    let reserved = Addresses::reserve(bytes & !(PAGE_BYTES - 1));
+    reserved
+        .map_err(|source| PagerError::Reserve { bytes: config.area_bytes, errno: (&source).into() }.into())
+}
+
+/// Each shard has a record of its own, with its number behind the name.
+fn record_of(file: &Path, number: usize) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    if number > 0 {
+        name.push(format!(".{number}"));
+    }
+    name.into()
+}
+
 impl Engine {
-    pub(super) fn new(config: &PagerConfig, slot: Option<RunSlot>) -> Result<Self> {
+    pub(super) fn new(
+        config: &PagerConfig,
+        addresses: &Addresses,
+        number: usize,
+        slot: Option<RunSlot>,
+        passing: Option<Arc<Passing>>,
+    ) -> Result<Self> {
         let frames_of = |bytes: u64| (bytes / PAGE_BYTES as u64).min(u64::from(FRAME_MAX)) as usize;
         let limit = frames_of(config.local_bytes);
         let frames = limit.max(frames_of(config.local_bytes_max));
-        let area_bytes = usize::try_from(config.area_bytes).map_err(|_| PagerError::SlotsExhausted)?;
         let told = if config.fault_path == FaultPath::InThread { Told::Faulter } else { Told::Reader };
-        let paged = PagedArea::telling(told, area_bytes & !(PAGE_BYTES - 1), frames, config.design);
+        let paged = PagedArea::telling(told, addresses, frames, config.design);
         let paged = paged.map_err(|source| match source.raw_os_error() {
             Some(libc::ENOMEM) => PagerError::Reserve { bytes: config.area_bytes, errno: (&source).into() },
             None if told == Told::Faulter => PagerError::FaultPath { why: "it needs Linux 6.8" },
@@ -168,7 +197,7 @@ impl Engine {
             link: config.link,
             ..BorrowOptions::default()
         };
-        let run = slot.as_ref().map(RunSlot::run);
+        let run = config.run.as_deref();
         let mut secret = [0; 192];
         getrandom::fill(&mut secret).map_err(|_| system("getrandom", std::io::Error::last_os_error()))?;
         let seal = |slots_per_slab| Seals::new(secret, slots_per_slab, config.encrypt_pages);
@@ -178,8 +207,11 @@ impl Engine {
         let area = paged.area();
         let pages = area.len() / PAGE_BYTES;
         let unit = (config.page_bytes / PAGE_BYTES) as u32;
-        let learn = config.learn.as_deref().map(|file| Learn::new(file, pages)).transpose()?;
+        let record = config.learn.as_deref().map(|file| record_of(file, number));
+        let learn = record.map(|file| Learn::new(&file, pages)).transpose()?;
         Ok(Self {
+            number,
+            passing,
             learn,
             table: PageTable::new(area.len() / PAGE_BYTES)
                 .map_err(|e| system("reserve the page table", e))?,
@@ -284,14 +316,15 @@ impl Engine {
 
     /// Hands the engine to the thread that forks, and waits for it to come back.
     fn park(engine: Box<Self>, pager: &Pager) -> Box<Self> {
-        let mut parked = pager.doorbell.parked();
+        let doorbell = pager.doorbell(engine.number);
+        let mut parked = doorbell.parked();
         let engine = parked.insert(engine);
         if let Err(error) = engine.paged.answer_bell() {
             netvm_sys::thread::die(&format!("cannot answer a call: {error}"));
         }
         drop(parked);
-        pager.doorbell.resume().wait();
-        let returned = pager.doorbell.parked().take();
+        doorbell.resume().wait();
+        let returned = doorbell.parked().take();
         returned.unwrap_or_else(|| netvm_sys::thread::die("the pager was resumed without its state"))
     }
 
@@ -319,7 +352,7 @@ impl Engine {
                     self.fault(fault)?;
                     continue;
                 }
-                if let Some(call) = pager.doorbell.take_call() {
+                if let Some(call) = pager.doorbell(self.number).take_call() {
                     if let Call::Park { stack_pointer } = call {
                         self.placement.let_go(&pager.hold);
                         // The kernel will not tell of them again.
@@ -328,11 +361,11 @@ impl Engine {
                         self.bring_stack_in(stack_pointer)?;
                         self.finish_all()?;
                         // After the writes on the same connections, so the copies of the leases have them.
-                        *pager.doorbell.tickets() = self.backing.fork_tickets()?;
+                        *pager.doorbell(self.number).tickets() = self.backing.fork_tickets()?;
                         return Ok(());
                     }
                     let result = self.carry_out(call, pager);
-                    pager.doorbell.set_result(result);
+                    pager.doorbell(self.number).set_result(result);
                 }
                 self.answer()?;
             }
@@ -378,8 +411,8 @@ impl Engine {
                 self.look.came(Awaited::Answer, Instant::now);
             }
             ready = self.wait(block, &pager.hold)?;
-            // Others need what this process has too much, also if it is never idle.
-            if self.budget.others_starve() && self.ticked.elapsed() >= TICK {
+            // Others need what this process has too much, also if it is never idle; and shards show what comes to each.
+            if (self.budget.is_shard() || self.budget.others_starve()) && self.ticked.elapsed() >= TICK {
                 self.tick()?;
             }
         }
@@ -527,6 +560,7 @@ impl Engine {
     /// Now and then: give frames to other processes of the run, take frozen slabs back into use.
     pub(super) fn tick(&mut self) -> Result<()> {
         self.ticked = Instant::now();
+        self.budget.note_inflow(self.stats.remote_reads + self.stats.zero_fills);
         self.budget.look_again();
         self.shrink()?;
         if self.backing.thaw_due(Instant::now()) {
@@ -552,7 +586,7 @@ impl Engine {
         }
         self.backing.count(&mut self.stats);
         self.budget.publish(&self.stats, &self.backing.detail, self.backing.ever_lost());
-        *pager.doorbell.stats() = self.stats;
+        *pager.doorbell(self.number).stats() = self.stats;
     }
 
     pub(super) fn carry_out(&mut self, call: Call, pager: &Pager) -> Result<()> {
@@ -600,6 +634,7 @@ impl Engine {
                 Ok(())
             }
             Call::Budget { bytes } => self.set_budget(bytes),
+            Call::Keep { frames, frames_max } => self.keep(frames, frames_max),
             Call::Publish => {
                 self.publish(pager);
                 Ok(())

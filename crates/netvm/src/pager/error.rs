@@ -117,6 +117,13 @@ pub enum PagerError {
         /// Why not.
         why: &'static str,
     },
+    /// The far memory cannot be divided among so many pagers.
+    Shards {
+        /// How many were asked for.
+        shards: usize,
+        /// Why not.
+        why: &'static str,
+    },
     /// More would be pinned than the budget has room for.
     PinnedTooMuch {
         /// Bytes pinned with these.
@@ -240,6 +247,7 @@ impl fmt::Display for PagerError {
                 bytes >> 10,
                 max_bytes >> 10
             ),
+            Self::Shards { shards, why } => write!(f, "{shards} shards are not possible: {why}"),
             Self::FaultPath { why } => {
                 write!(f, "faults cannot be served by the threads that fault (fault path in-thread): {why}")
             }

@@ -26,23 +26,28 @@ impl Pager {
     /// is far memory, 96 KiB below stay in this machine.
     pub fn fork_prepare(&self, stack_pointer: usize) {
         // Then nothing is inherited.
-        if self.in_thread.is_some() {
+        if !self.is_inherited() {
             return;
         }
-        self.doorbell.turn().take();
+        self.doorbell(0).turn().take();
         if let Err(error) = self.try_prepare(stack_pointer) {
             netvm_sys::thread::die(&format!("cannot fork: {error}"));
         }
     }
 
+    /// Whether a child gets far memory: only of pagers that have it all, and whose faults are not served in their threads.
+    fn is_inherited(&self) -> bool {
+        matches!(&self.shards[..], [only] if only.in_thread.is_none())
+    }
+
     fn try_prepare(&self, stack_pointer: usize) -> Result<()> {
-        self.doorbell.call_in_turn(Call::Park { stack_pointer })?;
-        let mut parked = self.doorbell.parked();
+        self.doorbell(0).call_in_turn(Call::Park { stack_pointer })?;
+        let mut parked = self.doorbell(0).parked();
         let Some(engine) = parked.as_mut() else {
             return Err(system("park the pager", std::io::ErrorKind::InvalidData.into()));
         };
         // These connections are made in this thread's descriptor table, which the child inherits.
-        let tickets = std::mem::take(&mut *self.doorbell.tickets());
+        let tickets = std::mem::take(&mut *self.doorbell(0).tickets());
         let borrowers = engine.backing.redeem(&tickets)?;
         engine.backing.slots.freeze();
         engine.paged.set_fork(true).map_err(|e| system("share far memory with a child", e))?;
@@ -52,28 +57,28 @@ impl Pager {
 
     /// For pthread_atfork, in the parent.
     pub fn fork_parent(&self) {
-        if self.in_thread.is_some() {
+        if !self.is_inherited() {
             return;
         }
         // Closing our copies leaves the leases to the child.
         let state = self.forking().take();
-        if let Some(engine) = self.doorbell.parked().as_mut()
+        if let Some(engine) = self.doorbell(0).parked().as_mut()
             && let Err(error) = engine.paged.set_fork(false)
         {
             netvm_sys::thread::die(&format!("cannot close far memory to other forks: {error}"));
         }
         drop(state);
-        self.doorbell.resume().open(0);
-        self.doorbell.turn().give_back();
+        self.doorbell(0).resume().open(0);
+        self.doorbell(0).turn().give_back();
     }
 
     /// For pthread_atfork, in the child.
     pub fn fork_child(self: &Arc<Self>) {
-        if self.in_thread.is_some() {
+        if !self.is_inherited() {
             return;
         }
         let state = self.forking().take();
-        let engine = self.doorbell.parked().take();
+        let engine = self.doorbell(0).parked().take();
         let (Some(state), Some(mut engine)) = (state, engine) else {
             netvm_sys::thread::die("a forked child found no pager state");
         };
@@ -83,7 +88,7 @@ impl Pager {
         if let Err(error) = started {
             netvm_sys::thread::die(&format!("a forked child cannot reach its far memory: {error}"));
         }
-        self.doorbell.turn().give_back();
+        self.doorbell(0).turn().give_back();
     }
 }
 

@@ -1,6 +1,6 @@
 //! What a program tells of its future: budget, pins, advice. See docs/design/far.md.
 
-use super::engine::{EVICT_PAGES, Engine};
+use super::engine::{EVICT_PAGES, Engine, STARVED};
 use super::error::PagerError;
 use super::{Pager, local_bytes_min};
 use crate::error::Result;
@@ -38,7 +38,10 @@ impl Pager {
     /// # Errors
     /// [`PagerError::BudgetRange`], and nothing is changed.
     pub fn set_local_bytes(&self, bytes: u64) -> Result<()> {
-        self.call(Call::Budget { bytes })
+        match &self.division {
+            Some(division) => self.set_budget_of_shards(division, bytes),
+            None => self.on_shards(Call::Budget { bytes }),
+        }
     }
 
     /// Brings a range in and keeps it in local memory until [`Pager::unpin`], which is called once for each call of this.
@@ -47,7 +50,9 @@ impl Pager {
     /// [`PagerError::PinnedTooMuch`] when less than a quarter of the budget would be left; [`PagerError::OutsideFarMemory`] off page
     /// boundaries. Nothing is pinned then.
     pub fn pin(&self, address: usize, bytes: usize) -> Result<()> {
-        self.call(Call::Pin { address, bytes })
+        let _turn = self.budget_turn();
+        let pin = |address, bytes| Call::Pin { address, bytes };
+        self.on_all_pieces(address, bytes, pin, |address, bytes| Call::Unpin { address, bytes })
     }
 
     /// The end of one [`Pager::pin`] of this range.
@@ -55,18 +60,18 @@ impl Pager {
     /// # Errors
     /// [`PagerError::OutsideFarMemory`] off page boundaries.
     pub fn unpin(&self, address: usize, bytes: usize) -> Result<()> {
-        self.call(Call::Unpin { address, bytes })
+        self.on_pieces(address, bytes, |address, bytes| Call::Unpin { address, bytes })
     }
 
     /// How a range is going to be used, until it is unmapped; a hint.
     pub fn advise(&self, address: usize, bytes: usize, access: Access) {
         // A hint that cannot be followed changes nothing.
-        let _ = self.call(Call::Advise { address, bytes, access });
+        let _ = self.on_pieces(address, bytes, |address, bytes| Call::Advise { address, bytes, access });
     }
 
     /// A range is not needed for now: its pages are the next to leave local memory, with their contents (MADV_PAGEOUT); a hint.
     pub fn page_out(&self, address: usize, bytes: usize) {
-        let _ = self.call(Call::PageOut { address, bytes });
+        let _ = self.on_pieces(address, bytes, |address, bytes| Call::PageOut { address, bytes });
     }
 }
 
@@ -77,11 +82,14 @@ impl Engine {
         let unit = page / self.unit;
         const RANDOM: u32 = Access::Random as u32;
         const SEQUENTIAL: u32 = Access::Sequential as u32;
-        match self.advice.get(page) {
-            RANDOM => Ahead::ALONE,
+        let ahead = match self.advice.get(page) {
+            RANDOM => return Ahead::ALONE,
             SEQUENTIAL => self.streams.fault_in_stream(unit),
+            _ if self.takes_stream_over(page) => self.streams.fault_in_stream(unit),
             _ => self.streams.fault(unit),
-        }
+        };
+        self.pass_stream_on(page, ahead);
+        ahead
     }
 
     /// A range is somebody else's from now on.
@@ -91,6 +99,7 @@ impl Engine {
                 marks.change(pages.clone(), |_| 0);
             }
         }
+        self.budget.set_pinned(self.pins.count());
     }
 
     fn pinnable(frames: u64) -> u64 {
@@ -101,11 +110,15 @@ impl Engine {
         self.pins.change(pages.clone(), |pins| pins + 1);
         let pinned = self.pins.count();
         let max = Self::pinnable(self.budget.frames_max());
-        if pinned > max {
+        let elsewhere = self.budget.pinned_elsewhere();
+        if pinned + elsewhere > max {
             self.unpin(pages);
+            let pinned = pinned + elsewhere;
             let (bytes, max_bytes) = (pinned * PAGE_BYTES as u64, max * PAGE_BYTES as u64);
             return Err(PagerError::PinnedTooMuch { bytes, max_bytes }.into());
         }
+        // Other shards give what it needs.
+        self.budget.set_pinned(pinned);
         let result = self.bring_all_in(pages.clone());
         if result.is_err() {
             self.unpin(pages);
@@ -132,6 +145,14 @@ impl Engine {
             if tries > PIN_TRIES {
                 return Err(PagerError::LocalExhausted { pages: self.mapped.len() as u64 }.into());
             }
+            if tries > 0 && self.budget.is_shared() {
+                std::thread::sleep(STARVED);
+                self.budget.look_again();
+                self.retry_deferred()?;
+                if fill && self.table.get(page).state() == PageState::Untouched && self.deferred.is_empty() {
+                    self.fault(Fault { address: self.address_of(page), ..Fault::default() })?;
+                }
+            }
             from = page;
             for page in page..pages.end.min(page.saturating_add(PIN_STEP)) {
                 let entry = self.table.get(page);
@@ -154,6 +175,7 @@ impl Engine {
 
     pub(super) fn unpin(&mut self, pages: Range<u32>) {
         self.pins.change(pages.clone(), |pins| pins.saturating_sub(1));
+        self.budget.set_pinned(self.pins.count());
         // What left the queue because it was pinned may be evicted again.
         for page in pages {
             let entry = self.table.get(page);
@@ -193,5 +215,13 @@ impl Engine {
         }
         self.budget.set_frames_max(frames);
         self.shrink()
+    }
+
+    /// Of shards: gives up all but `frames` frames; it may have up to `frames_max` later.
+    pub(super) fn keep(&mut self, frames: u64, frames_max: u64) -> Result<()> {
+        self.budget.set_frames_max(frames);
+        let shrunk = self.shrink();
+        self.budget.set_frames_max(frames_max);
+        shrunk
     }
 }

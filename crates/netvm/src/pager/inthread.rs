@@ -4,11 +4,12 @@
 //! of SIGBUS; a thread that calls; the pager's thread, which does what is left over.
 
 use super::Pager;
-use super::calls::Call;
+use super::calls::{Call, Doorbell};
 use super::engine::{Engine, STARVED, TICK};
 use super::error::{PagerError, system};
 use super::fault::gone;
 use super::look::Awaited;
+use super::shards::Stripes;
 use crate::error::Result;
 use crate::stats::PagerStats;
 use netvm_core::combine::{Combine, Post, Withdrawn};
@@ -165,11 +166,11 @@ impl InThread {
         })
     }
 
-    pub(super) fn stats(&self, pager: &Pager) -> PagerStats {
+    pub(super) fn stats(&self, pager: &Pager, doorbell: &Doorbell) -> PagerStats {
         without_signals(|| {
             // A child of a fork has what was there last.
             let _ = self.call(Call::Publish, pager);
-            *pager.doorbell.stats()
+            *doorbell.stats()
         })
     }
 
@@ -232,11 +233,14 @@ struct Next {
 }
 
 /// Registered with the handler; the list of those is never freed.
-pub(super) struct Faults(pub(super) Arc<InThread>);
+pub(super) struct Faults {
+    pub(super) stripes: Stripes,
+    pub(super) shards: Vec<Arc<InThread>>,
+}
 
 impl Server for Faults {
     fn serve(&self, address: usize, write: bool) -> bool {
-        let all = &*self.0;
+        let all = &*self.shards[self.stripes.shard_of(address)];
         // A child has no far memory: what is there now is somebody else's.
         if all.process != std::process::id() {
             return false;
@@ -292,12 +296,12 @@ impl InThread {
             all.wait(&mut waiting, Some(&post));
         }
     }
+}
 
-    /// Faults of the area come here from now on.
-    pub(super) fn install(self: &Arc<Self>, pager: &Pager) -> Result<()> {
-        let faults = Box::new(Faults(Arc::clone(self)));
-        sigbus::serve(pager.area(), faults).map_err(|e| system("take SIGBUS", e))
-    }
+/// Faults of the area come to these from now on.
+pub(super) fn install(pager: &Pager, shards: Vec<Arc<InThread>>) -> Result<()> {
+    let faults = Box::new(Faults { stripes: pager.stripes, shards });
+    sigbus::serve(pager.area(), faults).map_err(|e| system("take SIGBUS", e))
 }
 
 impl Engine {

@@ -25,6 +25,7 @@ mod path;
 mod placement;
 mod range;
 mod seals;
+mod shards;
 mod side;
 mod table;
 mod tier;
@@ -39,6 +40,7 @@ pub use netvm_core::tier::Policy as TierPolicy;
 pub use netvm_sys::paged::FrameDesign;
 pub use path::{FaultPath, WakeCosts};
 pub use range::FarRange;
+pub use shards::{SHARDS_MAX, STRIPE_BYTES};
 
 use crate::error::Result;
 use crate::runfile::{RunFile, Slot};
@@ -52,6 +54,7 @@ use inthread::InThread;
 use netvm_sys::cpu::Hold;
 use netvm_sys::shared::SharedSlice;
 use netvm_sys::uffd::PAGE_BYTES;
+use shards::{Division, Shard, Stripes};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -101,6 +104,9 @@ pub struct PagerConfig {
     pub name: String,
     /// Who serves page faults.
     pub fault_path: FaultPath,
+    /// Pagers that divide the far memory, 1 to [`SHARDS_MAX`], each with a thread and connections of its own, and one budget for all: for programs
+    /// of which many threads fault at once. See docs/design/shards.md. Not in a run.
+    pub shards: usize,
     /// How pages travel; `None` takes the best that the kernel has.
     pub design: Option<FrameDesign>,
     /// Where evicted pages go.
@@ -143,6 +149,7 @@ impl Default for PagerConfig {
             run: None,
             name: String::new(),
             fault_path: FaultPath::default(),
+            shards: 1,
             design: None,
             tier: TierPolicy::Auto,
             fixed_order: false,
@@ -163,12 +170,13 @@ impl Default for PagerConfig {
 pub struct Pager {
     area: Range<usize>,
     memory: SharedSlice,
-    doorbell: Doorbell,
+    shards: Vec<Shard>,
+    stripes: Stripes,
+    /// With several shards.
+    division: Option<Division>,
     config: PagerConfig,
     hold: Hold,
     addresses: range::Addresses,
-    /// With [`FaultPath::InThread`].
-    in_thread: Option<Arc<InThread>>,
     /// Held by the thread that forks, from prepare to the end.
     forking: Mutex<Option<fork::ForkState>>,
 }
@@ -189,12 +197,13 @@ impl Pager {
     ///
     /// # Errors
     /// [`PagerError::Userfaultfd`] when the kernel or its settings forbid it (the text says what helps), the lender's error when one
-    /// cannot be reached, [`PagerError::LocalTooSmall`] below [`LOCAL_BYTES_MIN`] and four pages, [`PagerError::PageSize`], [`PagerError::FaultPath`] when faults cannot be served
-    /// like that.
+    /// cannot be reached, [`PagerError::LocalTooSmall`] below [`LOCAL_BYTES_MIN`] and four pages for each shard, [`PagerError::PageSize`], [`PagerError::FaultPath`] when faults
+    /// cannot be served like that, [`PagerError::Shards`].
     pub fn start(config: PagerConfig) -> Result<Arc<Self>> {
         let fault_path = match config.fault_path {
             // Called from the program's malloc, which threads that measure would wait for.
             FaultPath::Auto if config.run.is_some() => FaultPath::SameCpu,
+            FaultPath::Auto if config.shards > 1 => FaultPath::Thread,
             path => path.resolved(),
         };
         let config = PagerConfig { fault_path, ..config };
@@ -202,7 +211,10 @@ impl Pager {
         if !bytes.is_power_of_two() || !(PAGE_BYTES..=PAGE_BYTES_MAX).contains(&bytes) {
             return Err(PagerError::PageSize { bytes }.into());
         }
-        let min_bytes = local_bytes_min(bytes);
+        if let Some(refused) = shards::refused(&config) {
+            return Err(refused.into());
+        }
+        let min_bytes = config.shards as u64 * local_bytes_min(bytes);
         if config.local_bytes < min_bytes {
             return Err(PagerError::LocalTooSmall { bytes: config.local_bytes, min_bytes }.into());
         }
@@ -211,27 +223,40 @@ impl Pager {
         {
             return Err(refused.into());
         }
-        let slot = join_run(&config)?;
-        let engine = Box::new(Engine::new(&config, slot)?);
-        let (area, memory, bell) = (engine.area(), engine.paged.area_memory(), engine.bell());
-        let (own, shared) = match config.fault_path {
-            FaultPath::InThread => (None, Some(Arc::new(InThread::new(engine)?))),
-            _ => (Some(engine), None),
-        };
+        let division = Division::new(&config)?;
+        let addresses = engine::reserve(&config)?;
+        let (mut shards, mut engines) = (Vec::with_capacity(config.shards), Vec::new());
+        for number in 0..config.shards {
+            let slot = match &division {
+                Some(division) => Some(division.budget.join_shard(number)),
+                None => join_run(&config)?,
+            };
+            let passing = division.as_ref().map(Division::passing);
+            let engine = Box::new(Engine::new(&config, &addresses, number, slot, passing)?);
+            let doorbell = Doorbell::new(engine.bell());
+            let in_thread = match config.fault_path {
+                FaultPath::InThread => Some(Arc::new(InThread::new(engine)?)),
+                _ => {
+                    engines.push(engine);
+                    None
+                }
+            };
+            shards.push(Shard { doorbell, in_thread });
+        }
+        let area = addresses.range();
         let pager = Arc::new(Self {
+            stripes: Stripes { start: area.start, shards: shards.len() },
             area,
-            memory,
-            doorbell: Doorbell::new(bell),
+            memory: addresses.memory(),
+            shards,
+            division,
             config,
             hold: Hold::new(),
             addresses: range::Addresses::default(),
-            in_thread: shared,
             forking: Mutex::new(None),
         });
-        match own {
-            Some(engine) => pager.spawn(engine)?,
-            None => pager.share()?,
-        }
+        engines.into_iter().try_for_each(|engine| pager.spawn(engine))?;
+        pager.share()?;
         Ok(pager)
     }
 
@@ -253,16 +278,21 @@ impl Pager {
 
     /// Lets threads serve their faults, and starts the thread that does the rest.
     fn share(self: &Arc<Self>) -> Result<()> {
-        let Some(shared) = self.in_thread.clone() else { return Ok(()) };
-        shared.open_memory()?;
-        shared.install(self)?;
-        let pager = Arc::clone(self);
-        let ready = Arc::new(netvm_sys::thread::Gate::new());
-        let opened = Arc::clone(&ready);
-        let body = Box::new(move || shared.tend(&pager, &opened));
-        netvm_sys::thread::start(STACK_BYTES, self.config.thread_hook, body)
-            .map_err(|source| system("start the pager's thread", source))?;
-        ready.wait();
+        let all: Vec<_> = self.shards.iter().filter_map(|shard| shard.in_thread.clone()).collect();
+        if all.is_empty() {
+            return Ok(());
+        }
+        all.iter().try_for_each(|shared| shared.open_memory())?;
+        inthread::install(self, all.clone())?;
+        for shared in all {
+            let pager = Arc::clone(self);
+            let ready = Arc::new(netvm_sys::thread::Gate::new());
+            let opened = Arc::clone(&ready);
+            let body = Box::new(move || shared.tend(&pager, &opened));
+            netvm_sys::thread::start(STACK_BYTES, self.config.thread_hook, body)
+                .map_err(|source| system("start the pager's thread", source))?;
+            ready.wait();
+        }
         Ok(())
     }
 
@@ -286,7 +316,8 @@ impl Pager {
     /// # Errors
     /// EINVAL outside the area or off page boundaries; ENOMEM.
     pub fn map(&self, address: usize, bytes: usize, protection: i32) -> Result<()> {
-        self.call(Call::Map { address, bytes, protection })
+        let map = |address, bytes| Call::Map { address, bytes, protection };
+        self.on_all_pieces(address, bytes, map, |address, bytes| Call::Unmap { address, bytes })
     }
 
     /// Returns a range to the reservation; its contents are gone.
@@ -294,7 +325,7 @@ impl Pager {
     /// # Errors
     /// EINVAL outside the area or off page boundaries.
     pub fn unmap(&self, address: usize, bytes: usize) -> Result<()> {
-        self.call(Call::Unmap { address, bytes })
+        self.on_pieces(address, bytes, |address, bytes| Call::Unmap { address, bytes })
     }
 
     /// The range reads as zero from now on, as after madvise(MADV_DONTNEED).
@@ -302,15 +333,16 @@ impl Pager {
     /// # Errors
     /// EINVAL outside the area or off page boundaries.
     pub fn discard(&self, address: usize, bytes: usize) -> Result<()> {
-        self.call(Call::Discard { address, bytes })
+        self.on_pieces(address, bytes, |address, bytes| Call::Discard { address, bytes })
     }
 
-    /// Moves contents from `old` to `new`, both mapped; `old` reads as zero afterwards.
+    /// Moves contents from `old` to `new`, both mapped; `old` reads as zero afterwards. With several shards page by page, by reading and writing
+    /// them, unless they are a multiple of [`STRIPE_BYTES`] times the shards apart.
     ///
     /// # Errors
     /// EINVAL outside the area or off page boundaries.
     pub fn relocate(&self, old: usize, new: usize, bytes: usize) -> Result<()> {
-        self.call(Call::Relocate { old, new, bytes })
+        self.relocate_pieces(old, new, bytes)
     }
 
     /// mprotect(2) on a mapped range.
@@ -318,7 +350,7 @@ impl Pager {
     /// # Errors
     /// As mprotect(2).
     pub fn protect(&self, address: usize, bytes: usize, protection: i32) -> Result<()> {
-        self.call(Call::Protect { address, bytes, protection })
+        self.on_pieces(address, bytes, |address, bytes| Call::Protect { address, bytes, protection })
     }
 
     /// Makes a mapped range plain local memory with the same contents, outside the budget and the pager's care for good: for memory whose
@@ -327,13 +359,13 @@ impl Pager {
     /// # Errors
     /// EINVAL outside the area or off page boundaries; ENOMEM; [`PagerError::PagePinned`] when the kernel does not let go of a page.
     pub fn make_local(&self, address: usize, bytes: usize, protection: i32) -> Result<()> {
-        self.call(Call::MakeLocal { address, bytes, protection })
+        self.on_pieces(address, bytes, |address, bytes| Call::MakeLocal { address, bytes, protection })
     }
 
     /// Starts to bring a range in (madvise(MADV_WILLNEED)); a hint.
     pub fn will_need(&self, address: usize, bytes: usize) {
         // A hint that cannot be followed changes nothing.
-        let _ = self.call(Call::WillNeed { address, bytes });
+        let _ = self.on_pieces(address, bytes, |address, bytes| Call::WillNeed { address, bytes });
     }
 
     /// Who serves its faults, and where; never [`FaultPath::Auto`].
@@ -346,12 +378,9 @@ impl Pager {
         &self.hold
     }
 
-    /// Counters of this process as of now.
+    /// Counters of this process as of now. Each of several shards counts its own connections as lenders.
     pub fn stats(&self) -> PagerStats {
-        match &self.in_thread {
-            Some(shared) => shared.stats(self),
-            None => self.doorbell.latest_stats(),
-        }
+        self.sum_of_stats()
     }
 
     /// Writes the record of what was wanted, for the next run: with [`PagerConfig::learn`].
@@ -359,14 +388,12 @@ impl Pager {
     /// # Errors
     /// [`Error::Other`](crate::Error::Other) when the file cannot be written; that of the last run stays.
     pub fn keep_record(&self) -> Result<()> {
-        if self.config.learn.is_some() { self.call(Call::KeepRecord) } else { Ok(()) }
+        if self.config.learn.is_some() { self.on_shards(Call::KeepRecord) } else { Ok(()) }
     }
 
-    fn call(&self, call: Call) -> Result<()> {
-        match &self.in_thread {
-            Some(shared) => shared.call(call, self),
-            None => self.doorbell.call(call),
-        }
+    /// How one of its pagers is called.
+    fn doorbell(&self, shard: usize) -> &Doorbell {
+        &self.shards[shard].doorbell
     }
 
     fn forking(&self) -> MutexGuard<'_, Option<fork::ForkState>> {

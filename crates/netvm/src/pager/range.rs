@@ -2,6 +2,7 @@
 
 use super::Pager;
 use super::error::PagerError;
+use super::shards::STRIPE_BYTES;
 use crate::error::Result;
 use netvm_core::ranges::FreeRanges;
 use netvm_sys::shared::SharedSlice;
@@ -50,6 +51,40 @@ impl Pager {
         let bytes = bytes.checked_next_multiple_of(PAGE_BYTES).filter(|bytes| *bytes > 0).ok_or_else(full)?;
         let take = |free: &mut FreeRanges| free.take(bytes, alignment.max(PAGE_BYTES));
         let address = self.addresses.with(self, take).ok_or_else(full)?;
+        self.map_taken(address, bytes)
+    }
+
+    /// The same where pages of `like`, a multiple of `alignment`, can be moved to: each to an address of its own shard.
+    pub(crate) fn take_range_like(
+        &self,
+        bytes: usize,
+        alignment: usize,
+        like: usize,
+    ) -> Result<(usize, usize)> {
+        if self.stripes.shards == 1 || alignment > STRIPE_BYTES {
+            return self.take_range(bytes, alignment);
+        }
+        let full = || PagerError::AreaFull { bytes, area_bytes: self.area.len() };
+        let cycle = self.stripes.cycle();
+        let bytes = bytes.checked_next_multiple_of(PAGE_BYTES).filter(|bytes| *bytes > 0).ok_or_else(full)?;
+        let wide = bytes.checked_add(cycle).ok_or_else(full)?;
+        let take = |free: &mut FreeRanges| {
+            let start = free.take(wide, PAGE_BYTES)?;
+            let before = (like % cycle + cycle - start % cycle) % cycle;
+            for (at, left) in [(start, before), (start + before + bytes, cycle - before)] {
+                if left > 0 {
+                    free.put(at, left);
+                }
+            }
+            Some(start + before)
+        };
+        match self.addresses.with(self, take) {
+            Some(address) => self.map_taken(address, bytes),
+            None => self.take_range(bytes, alignment),
+        }
+    }
+
+    fn map_taken(&self, address: usize, bytes: usize) -> Result<(usize, usize)> {
         match self.map(address, bytes, libc::PROT_READ | libc::PROT_WRITE) {
             Ok(()) => Ok((address, bytes)),
             Err(error) => {

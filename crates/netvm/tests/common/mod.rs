@@ -2,6 +2,7 @@
 #![allow(dead_code)]
 
 pub mod mapped;
+pub mod pages;
 pub mod process;
 pub mod redundant;
 

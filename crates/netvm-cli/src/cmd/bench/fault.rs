@@ -27,6 +27,7 @@ type Failure = Box<dyn Error>;
   netvm bench fault --placement same-cpu --replicas 2 --peers none
   netvm bench fault --placement same-cpu --encrypt-pages --peers none
   netvm bench fault --placement nearby-unpinned --fault-path in-thread --threads 2 --peers none
+  netvm bench fault --placement nearby-unpinned --fault-path in-thread --threads 4 --shards 2 --peers none
   netvm bench fault --placement spin --peers none --case seq-read   a stream by itself: behind random accesses it is slower
   netvm bench fault --json --svg fault.svg   for a program, and a picture
   netvm bench fault --walks --local-percent 75,50,25,10   what an access costs with so much local memory
@@ -74,6 +75,9 @@ pub struct FaultArgs {
     /// With 2 and more, random reads are also measured by so many threads at once
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     threads: u8,
+    /// Pagers that divide the far memory
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=64), conflicts_with = "walks")]
+    shards: u8,
     /// Encrypt the pages that lenders get
     #[arg(long)]
     encrypt_pages: bool,
@@ -338,6 +342,7 @@ struct Plan {
     erasure: Option<Erasure>,
     encrypt_pages: bool,
     threads: u8,
+    shards: u8,
     fault_path: FaultPath,
     only: Option<Case>,
     /// Time of one repetition of one case.
@@ -375,6 +380,7 @@ pub fn run(args: &FaultArgs) -> Result<(), Failure> {
         erasure: args.erasure,
         encrypt_pages: args.encrypt_pages,
         threads: args.threads,
+        shards: args.shards,
         fault_path: args.fault_path,
         only: args.case,
         case,
@@ -485,7 +491,8 @@ impl Setup {
         if let Some(erasure) = plan.erasure {
             command.extend(words(&format!("--erasure {erasure}")));
         }
-        command.extend(words(&format!("--threads {} --fault-path {}", plan.threads, plan.fault_path)));
+        command.extend(words(&format!("--threads {} --shards {}", plan.threads, plan.shards)));
+        command.extend(words(&format!("--fault-path {}", plan.fault_path)));
         if plan.encrypt_pages {
             command.extend(words("--encrypt-pages"));
         }

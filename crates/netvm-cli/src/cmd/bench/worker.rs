@@ -51,6 +51,8 @@ pub struct WorkerArgs {
     /// Who serves faults
     #[arg(long, default_value = "auto")]
     fault_path: FaultPath,
+    #[arg(long, default_value_t = 1)]
+    shards: usize,
     #[arg(long)]
     local_bytes: u64,
     #[arg(long)]
@@ -241,6 +243,7 @@ impl Worker {
                     encrypt_pages: args.encrypt_pages,
                     link: args.link,
                     fault_path: args.fault_path,
+                    shards: args.shards,
                     area_bytes: 1 << 36,
                     name: "netvm bench".into(),
                     cpu: args.pager_cpu,

@@ -70,7 +70,7 @@ fn what_is_left_over_is_looked_after_soon_and_not_while_others_do() {
     for page in 0..BYTES / PAGE_BYTES {
         memory.write_from(page * PAGE_BYTES, &(page + 1).to_le_bytes()).unwrap();
     }
-    let shared = pager.in_thread.clone().unwrap();
+    let shared = pager.shards[0].in_thread.clone().unwrap();
     // Looks without setting the clock.
     let is_under_way = || without_signals(|| shared.with_turn(|_| ()).1);
 
@@ -127,7 +127,7 @@ fn scattered(seed: usize) -> impl Iterator<Item = usize> {
 fn pages_that_nobody_writes_to_leave_together_and_writes_are_not_lost() {
     let _alone = alone();
     let Some(pager) = start() else { return };
-    let shared = pager.in_thread.clone().unwrap();
+    let shared = pager.shards[0].in_thread.clone().unwrap();
     if !without_signals(|| shared.with_turn(|engine| engine.paged.takes_together()).0) {
         eprintln!("pages_that_nobody_writes_to: skipped (this kernel cannot take pages together)");
         return;

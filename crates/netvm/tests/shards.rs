@@ -1,0 +1,308 @@
+//! Far memory that several pagers divide: contents, budget, hints, lenders that come and go.
+
+mod common;
+
+use common::mapped::{mapped, word};
+use common::pages::Pages;
+use common::{Lent, Random, Serving, alone, lend};
+use netvm::far::{FarBuilder, FarMemory, FarVec};
+use netvm::lender::LinkChoice;
+use netvm::pager::{Erasure, FaultPath, Pager, PagerConfig, SHARDS_MAX, STRIPE_BYTES, TierPolicy};
+use netvm::runfile::{RunFile, RunParams};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+const PAGE: usize = 4096;
+const MIB: u64 = 1 << 20;
+const PATHS: [FaultPath; 2] = [FaultPath::Thread, FaultPath::InThread];
+/// Mappings are this far apart.
+const APART: usize = 1 << 30;
+
+fn start(
+    lenders: &[&str],
+    local_mib: u64,
+    shards: usize,
+    change: impl FnOnce(&mut PagerConfig),
+) -> Arc<Pager> {
+    let mut config = PagerConfig {
+        local_bytes: local_mib * MIB,
+        lenders: lenders.iter().map(|&lender| lender.to_owned()).collect(),
+        area_bytes: 1 << 36,
+        tier: TierPolicy::Lender,
+        shards,
+        ..PagerConfig::default()
+    };
+    change(&mut config);
+    Pager::start(config).unwrap()
+}
+
+fn builder(lent: &Lent, local_mib: u64, shards: usize) -> FarBuilder {
+    let far = FarMemory::builder().local(local_mib * MIB).lender(lent.address()).area(1 << 36);
+    far.tier(TierPolicy::Lender).shards(shards)
+}
+
+#[test]
+fn contents_stay_while_budgets_change_and_a_lender_dies() {
+    let Some(_alone) = alone() else { return };
+    for (path, shards) in [(PATHS[0], 2), (PATHS[1], 3)] {
+        let lenders: Vec<_> = (0..3).map(|_| Serving::new(256)).collect();
+        let mut lenders = std::mem::ManuallyDrop::new(lenders);
+        let addresses: Vec<_> = lenders.iter().map(|lender| lender.address.clone()).collect();
+        let addresses: Vec<_> = addresses.iter().map(String::as_str).collect();
+        let pager = start(&addresses, 24, shards, |config| {
+            (config.fault_path, config.replicas, config.link) = (path, 2, LinkChoice::Socket);
+            config.local_bytes_max = 32 * MIB;
+        });
+        let running = AtomicUsize::new(4);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                // Two regions, in two threads each, that end within stripes.
+                let (region, half) = (thread / 2, thread % 2);
+                let bytes = STRIPE_BYTES + 5 * PAGE;
+                let offset = region * APART + STRIPE_BYTES / 2 + half * bytes;
+                let memory = mapped(&pager, offset, bytes);
+                let running = &running;
+                scope.spawn(move || {
+                    let mut pages = Pages::written(memory, thread as u64 + 1);
+                    for _ in 0..8 {
+                        pages.churn(1500);
+                    }
+                    pages.check_all();
+                    running.fetch_sub(1, Ordering::Relaxed);
+                });
+            }
+            let mut random = Random::new(5);
+            let mut lost = false;
+            while running.load(Ordering::Relaxed) > 0 {
+                let local = (12 + random.next() % 21) * MIB;
+                pager.set_local_bytes(local).unwrap();
+                let now = pager.stats().local_frames;
+                assert!(now * PAGE as u64 <= local, "{now} pages, {local} bytes");
+                std::thread::sleep(Duration::from_millis(30));
+                if !lost && pager.stats().remote_reads > 2000 {
+                    drop(lenders.remove(1));
+                    lost = true;
+                }
+            }
+            assert!(lost);
+        });
+        let stats = pager.stats();
+        println!("{path} {stats:?}");
+        // Each shard has connections of its own.
+        assert_eq!((stats.lenders_lost, stats.wrong_pages), (shards as u64, 0), "{stats:?}");
+        assert!(stats.local_frames_peak <= 32 * MIB / PAGE as u64, "{stats:?}");
+        for region in 0..2 {
+            pager.unmap(pager.area().start + region * APART, 3 * STRIPE_BYTES).unwrap();
+        }
+        assert_eq!(pager.stats().far_pages, 0);
+    }
+}
+
+/// A hot part of three quarters of the budget, which is all one shard's, after both shards have used a half of it; then the other's.
+#[test]
+fn the_budget_comes_to_the_shard_that_needs_it() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(256 << 20);
+    for path in PATHS {
+        let pager = start(&[lent.address()], 16, 2, |config| config.fault_path = path);
+        // Each in a stripe of its own, and of its own shard.
+        let mut parts = [0, 1].map(|stripe| {
+            let memory = mapped(&pager, stripe * STRIPE_BYTES, 12 << 20);
+            Pages::written(memory, stripe as u64 + 1)
+        });
+        for (round, part) in [0, 1, 0].into_iter().enumerate() {
+            let started = Instant::now();
+            loop {
+                let before = pager.stats().remote_reads;
+                parts[part].churn(6000);
+                let reads = pager.stats().remote_reads - before;
+                if reads < 100 {
+                    break;
+                }
+                let late = started.elapsed() > Duration::from_secs(20);
+                assert!(!late, "round {round}: {reads} of 6000 accesses wait: {:?}", pager.stats());
+            }
+            println!("{path}, round {round}: after {:?}", started.elapsed());
+        }
+        parts.iter().for_each(Pages::check_all);
+        let stats = pager.stats();
+        assert!(stats.local_frames.max(stats.local_frames_peak) <= 16 * MIB / PAGE as u64, "{stats:?}");
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let refused = |shards, local_mib, path| {
+        builder(&lent, local_mib, shards).fault_path(path).start().unwrap_err().to_string()
+    };
+    for shards in [0, SHARDS_MAX + 1, usize::MAX] {
+        let said = refused(shards, 64, FaultPath::Thread);
+        assert!(said.contains(&format!("{shards} shards")) && said.contains("1 to 64"), "{said}");
+    }
+    let said = refused(2, 64, FaultPath::SameCpu);
+    assert!(said.contains("2 shards") && said.contains("one pager"), "{said}");
+    let said = refused(4, 15, FaultPath::Thread);
+    assert!(said.contains("too small"), "{said}");
+    let file = std::env::temp_dir().join(format!("netvm-shards-{}", std::process::id()));
+    let _ = std::fs::remove_file(&file);
+    let params = RunParams { budget_bytes: 64 * MIB, ..RunParams::default() };
+    let run = RunFile::create(&file, &params).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    let config = PagerConfig { shards: 2, run: Some(run), ..PagerConfig::default() };
+    let said = Pager::start(config).unwrap_err().to_string();
+    assert!(said.contains("a run"), "{said}");
+    // As many as there can be.
+    let far = builder(&lent, 4 * SHARDS_MAX as u64, SHARDS_MAX).start().unwrap();
+    let mut values: FarVec<u64> = far.vec();
+    values.extend(0..1 << 20);
+    assert!(values.iter().enumerate().all(|(index, &value)| index as u64 == value));
+    let error = far.set_local(4 * MIB).unwrap_err().to_string();
+    assert!(error.contains("262144"), "{error}");
+}
+
+/// What was pinned waits for nobody, whatever shard has it, and pins of all shards count together.
+#[test]
+fn pins_count_together() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(256 << 20);
+    for path in PATHS {
+        let pager = start(&[lent.address()], 16, 2, |config| {
+            (config.fault_path, config.local_bytes_max) = (path, 24 * MIB);
+        });
+        let mut pages = Pages::written(mapped(&pager, 0, 3 * STRIPE_BYTES), 7);
+        let start = pager.area().start;
+        // More than half of the budget, of one shard.
+        pager.pin(start, 10 << 20).unwrap();
+        let error = pager.pin(start + STRIPE_BYTES, 3 << 20).unwrap_err().to_string();
+        assert!(error.contains("pinned"), "{error}");
+        // None of the pieces of what does not fit stays.
+        assert!(pager.pin(start + (14 << 20), 4 << 20).is_err());
+        pager.pin(start + (15 << 20), 2 << 20).unwrap();
+        pages.churn(4000);
+        let before = pager.stats().faults;
+        (0..10 << 8).chain(15 << 8..17 << 8).for_each(|page| pages.check(page));
+        assert_eq!(pager.stats().faults, before, "{path}");
+        assert!(pager.set_local_bytes(15 * MIB).is_err());
+        pager.set_local_bytes(24 * MIB).unwrap();
+        pager.set_local_bytes(16 * MIB).unwrap();
+        let before = pager.stats().faults;
+        (0..10 << 8).for_each(|page| pages.check(page));
+        assert_eq!(pager.stats().faults, before, "{path}");
+        pager.unpin(start, 10 << 20).unwrap();
+        pager.unpin(start + (15 << 20), 2 << 20).unwrap();
+        pager.set_local_bytes(8 * MIB).unwrap();
+        let stats = pager.stats();
+        assert!(stats.local_frames <= 8 * MIB / PAGE as u64, "{stats:?}");
+        pages.check_all();
+    }
+}
+
+/// Growing moves pages, which stay with their shards; what cannot stay is copied.
+#[test]
+fn large_blocks_grow_without_coming_in() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(256 << 20);
+    for path in PATHS {
+        let far = builder(&lent, 12, 3).fault_path(path).start().unwrap();
+        let (count, mut random) = (5 << 20, Random::new(3));
+        let mut values: FarVec<u64> = far.vec();
+        values.reserve_exact(count);
+        values.extend((0..count).map(|_| random.next()));
+        let before = far.stats().remote_reads;
+        for mib in [47, 80, 112] {
+            values.reserve_exact((mib << 17) - values.len());
+        }
+        let reads = far.stats().remote_reads - before;
+        assert!(reads < 64, "{path}: {reads} pages came in");
+        let mut random = Random::new(3);
+        assert!(values.iter().all(|&value| value == random.next()), "{path}");
+        let sum = values[..1000].iter().fold(0, |sum: u64, value| sum.wrapping_add(*value));
+        far.wont_need(&values);
+        far.will_need(&values[..1000]);
+        far.random(&values);
+        let mut random = Random::new(3);
+        assert_eq!(sum, (0..1000).fold(0, |sum: u64, _| sum.wrapping_add(random.next())));
+        far.discard(&mut values[..2 << 20]);
+        assert!(values[..2 << 20].iter().all(|&value| value == 0), "{path}");
+        drop(values);
+
+        let pager = start(&[lent.address()], 12, 3, |config| config.fault_path = path);
+        let start = pager.area().start;
+        let (bytes, to) = (STRIPE_BYTES + (1 << 20), APART + PAGE);
+        let pages = Pages::written(mapped(&pager, 0, bytes), 9);
+        let other = mapped(&pager, to, bytes);
+        other.write_from(0, &[1; PAGE]).unwrap();
+        pager.relocate(start, start + to, bytes).unwrap();
+        let mut word = [0; 8];
+        pager.memory(start, bytes).unwrap().read_into(0, &mut word).unwrap();
+        assert_eq!(word, [0; 8]);
+        pages.at(other).check_all();
+    }
+}
+
+/// A stream goes on in the next stripe as it came.
+#[test]
+fn streams_cross_stripes() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(256 << 20);
+    let faults = [1, 3].map(|shards| {
+        let pager = start(&[lent.address()], 32, shards, |_| {});
+        let memory = mapped(&pager, 0, 6 * STRIPE_BYTES);
+        let pages = Pages::written(memory, 5);
+        // What is local is settled when the second half begins.
+        let half = 3 * STRIPE_BYTES / PAGE;
+        (0..half).for_each(|page| pages.check(page));
+        let before = pager.stats().faults;
+        (half..2 * half).for_each(|page| pages.check(page));
+        pager.stats().faults - before
+    });
+    println!("{faults:?} faults");
+    // A new stream would need seven to have the widest window.
+    assert!(faults[1] <= faults[0] + 3 * 3, "{faults:?}");
+}
+
+/// Pages in parts, one lender that leaves and one that is lost; packed pages.
+#[test]
+fn parts_tiers_and_leaving() {
+    let Some(_alone) = alone() else { return };
+    for path in PATHS {
+        let lenders: Vec<_> = (0..4).map(|_| Serving::new(128)).collect();
+        let mut lenders = std::mem::ManuallyDrop::new(lenders);
+        let addresses: Vec<_> = lenders.iter().map(|lender| lender.address.clone()).collect();
+        let addresses: Vec<_> = addresses.iter().map(String::as_str).collect();
+        let pager = start(&addresses, 12, 2, |config| {
+            (config.fault_path, config.tier) = (path, TierPolicy::Packed);
+            config.erasure = Erasure::new(2, 1);
+        });
+        let mut pages = Pages::written(mapped(&pager, 0, 3 * STRIPE_BYTES), 11);
+        // Words over and over: these are packed, or kept as one word.
+        let dull = mapped(&pager, APART, STRIPE_BYTES);
+        let dull_word = |index: usize| ((index as u64 / 512) << 8) | ((index as u64 % 512) / 500 + 1);
+        for index in 0..dull.len() / 8 {
+            dull.write_from(index * 8, &dull_word(index).to_le_bytes()).unwrap();
+        }
+        // The first time it is asked to.
+        lenders[0].stop.stop();
+        let until = |what: &str, pages: &mut Pages, so: &dyn Fn(&netvm::stats::PagerStats) -> bool| {
+            let started = Instant::now();
+            while !so(&pager.stats()) {
+                pages.churn(300);
+                assert!(started.elapsed() < Duration::from_secs(40), "never: {what}: {:?}", pager.stats());
+            }
+        };
+        until("it has left", &mut pages, &|stats| stats.lenders_left == 2);
+        drop(lenders.remove(1));
+        until("it is missed", &mut pages, &|stats| stats.lenders_lost == 2);
+        pages.churn(2000);
+        pages.check_all();
+        for index in (0..dull.len() / 8).step_by(99) {
+            assert_eq!(word(dull, index), dull_word(index), "{path} word {index}");
+        }
+        let stats = pager.stats();
+        assert!(stats.packed > 100 && stats.wrong_pages == 0, "{stats:?}");
+        assert!(stats.local_frames_peak <= 12 * MIB / PAGE as u64, "{stats:?}");
+    }
+}
