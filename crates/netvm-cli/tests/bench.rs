@@ -83,9 +83,15 @@ fn bench_fault_measures_netvm_beside_its_floors() {
 #[test]
 fn bench_fault_measures_one_case_by_itself() {
     let arguments = ["fault", "--quick", "--json", "--peers", "none", "--placement", "same-cpu", "--case"];
-    let Some(rows) = bench(&[&arguments[..], &["seq-read"]].concat()) else { return };
-    let ours: Vec<_> = rows.iter().filter(|row| row["peer"].is_null()).map(|row| &row["case"]).collect();
-    assert_eq!(ours, ["seq-read"]);
+    for shards in ["1", "2"] {
+        let Some(rows) = bench(&[&arguments[..], &["seq-read", "--shards", shards]].concat()) else { return };
+        let ours: Vec<_> = rows.iter().filter(|row| row["peer"].is_null()).map(|row| &row["case"]).collect();
+        assert_eq!(ours, ["seq-read"]);
+    }
+    let command = [&["bench"][..], &arguments, &["seq-read", "--shards", "65"]].concat();
+    let output = Command::new(env!("CARGO_BIN_EXE_netvm")).args(command).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.code() == Some(2) && said.contains("1..=64"), "{said}");
     let command = [&["bench"][..], &arguments, &["zipf"]].concat();
     let output = Command::new(env!("CARGO_BIN_EXE_netvm")).args(command).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
