@@ -19,7 +19,7 @@ usage: cargo xtask check        format, lints
                                 runs tests of guest/tests, or a bench of guest/benches or a
                                 script by its name, in emulated machines with Debian's kernels 6.1, 6.12 and
                                 6.12-arm64; NAME+NAME are two machines that are connected; debug is 6.12 with KASAN and lockdep,
-                                which is built when it is asked for (half an hour of CPU time)
+                                which is built when it is asked for (a quarter of an hour of CPU time)
        cargo xtask ci           test, then fuzz, then guest
        cargo xtask install [--prefix DIR] [--libdir NAME]
                                 builds and installs program, libraries, header, netvm.pc and manual pages below DIR

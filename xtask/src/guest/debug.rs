@@ -74,7 +74,7 @@ fn make(packages: &Packages, series: &str, config: &Path, folder: &Path) -> Resu
         return Err(format!("{package} cannot be configured with {missing}"));
     }
     let jobs = std::thread::available_parallelism().map_or(1, usize::from);
-    println!("== building the debug kernel, which takes half an hour of CPU time");
+    println!("== building the debug kernel, which takes a quarter of an hour of CPU time");
     tools::run(make().arg(format!("-j{jobs}")).args(["bzImage", "modules"]))?;
     let release = tools::output(make().arg("kernelrelease"))?.trim().to_owned();
     let boot = folder.join("boot");

@@ -195,19 +195,27 @@ impl Machine<'_> {
         command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(errors);
         let mut child = command.spawn().map_err(|error| format!("cannot run QEMU: {error}"))?;
         let out = child.stdout.take().ok_or("QEMU has no output")?;
+        let times = self.folder.join("times");
+        let mut times =
+            File::create(&times).map_err(|error| format!("cannot make {}: {error}", times.display()))?;
         let (sender, lines) = mpsc::channel();
+        let started = Instant::now();
         std::thread::spawn(move || {
             let mut out = BufReader::new(out);
             let mut line = Vec::new();
             while out.read_until(b'\n', &mut line).is_ok_and(|bytes| bytes > 0) {
                 let _ = log.write_all(&line);
-                let _ = sender.send((Instant::now(), String::from_utf8_lossy(&line).trim_end().to_owned()));
+                let text = String::from_utf8_lossy(&line).trim_end().to_owned();
+                if text.starts_with(STARTS) || text.starts_with("== ") || text.starts_with("order: ") {
+                    let _ = writeln!(times, "{:7.1} {text}", started.elapsed().as_secs_f64());
+                }
+                let _ = sender.send((Instant::now(), text));
                 line.clear();
             }
         });
         let (limit, slowness) = (self.limit * self.slowness, self.slowness);
         let folder = self.folder.clone();
-        Ok(Running { child, lines, folder, started: Instant::now(), limit, slowness })
+        Ok(Running { child, lines, folder, started, limit, slowness })
     }
 }
 

@@ -13,6 +13,7 @@ use kernel::{Architecture, Kernel};
 use machine::{End, Machine, Outcome, Wire};
 use packages::Packages;
 use script::Script;
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -95,6 +96,8 @@ pub fn guest(root: &Path, target: &Path, arguments: impl Iterator<Item = String>
     for script in &scripts {
         jobs.extend(wanted.kernels_of(script).into_iter().map(|kernels| (script, kernels)));
     }
+    // So that none of the long ones is left alone at the end.
+    jobs.sort_by_key(|(script, _)| Reverse(script.limit));
     let build = wanted.kernels.iter().any(|kernels| kernels.split('+').any(|name| name == debug::NAME));
     Suite::new(root, target, build)?.run(jobs)
 }
