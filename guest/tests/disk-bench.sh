@@ -31,7 +31,7 @@ median() {
 }
 # measure NAME: all rows, and ublk beside nbd.ko
 measure() {
-    netvm bench block --quick --device /dev/ublkb0 --device /dev/nbd0 --overwrite --case-ms 1500 --json >/results/$1.json
+    netvm bench block --quick --device /dev/ublkb0 --device /dev/nbd0 --overwrite --case-ms 400 --json >/results/$1.json
     cat /results/$1.json
     for row in disk-4k-qd1 disk-4k-qd1-write disk-4k-qd16 disk-4k-qd16-write disk-128k-qd4; do
         u=$(median $row ublkb0 /results/$1.json)
@@ -53,7 +53,7 @@ grep -q 'no block device' refusal
 
 echo "== what is measured"
 measure disk
-netvm bench block --quick --device /dev/ublkb0 --device /dev/nbd0 --overwrite --svg /results/disk.svg
+netvm bench block --quick --device /dev/ublkb0 --device /dev/nbd0 --overwrite --rounds 1 --svg /results/disk.svg
 end_disks
 
 echo "== with a lender on this machine: what the kernel's side costs"

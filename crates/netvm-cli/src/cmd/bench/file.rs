@@ -38,7 +38,7 @@ pub struct FileArgs {
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,
-    /// Rounds
+    /// Rounds; with --quick at most 2
     #[arg(long, default_value_t = 7)]
     rounds: usize,
     /// A short run on a small file
@@ -326,7 +326,7 @@ pub fn run(args: &FileArgs) -> Result<Vec<Row>, Failure> {
         true => (16 << 20, Duration::from_millis(60)),
         false => (256 << 20, Duration::from_millis(400)),
     };
-    let rounds = if args.quick { 2 } else { args.rounds.max(1) };
+    let rounds = args.rounds.clamp(1, if args.quick { 2 } else { usize::MAX });
     let folder = Folder::create()?;
     let mut places = vec![ours(&folder, size, "lender tcp")?, ours(&folder, size, "lender unix")?];
     let others = [("device", of_kernel(size)), ("tmpfs", tmpfs()), ("nbdfuse", nbdfuse(&folder, size))];

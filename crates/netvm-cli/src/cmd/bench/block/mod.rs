@@ -40,7 +40,7 @@ pub struct BlockArgs {
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,
-    /// Rounds
+    /// Rounds; with --quick at most 2
     #[arg(long, default_value_t = 7)]
     rounds: usize,
     /// Measure this block device, as root; may be given several times
@@ -376,7 +376,7 @@ pub fn run(args: &BlockArgs) -> Result<Vec<Row>, Failure> {
         false => (256 << 20, Duration::from_millis(400)),
     };
     let time = args.case_ms.map_or(time, Duration::from_millis);
-    let rounds = if args.quick { 2 } else { args.rounds.max(1) };
+    let rounds = args.rounds.clamp(1, if args.quick { 2 } else { usize::MAX });
     if !args.device.is_empty() {
         let rows = device::run(&args.device, size, time, rounds)?;
         if let Some(path) = &args.plot {

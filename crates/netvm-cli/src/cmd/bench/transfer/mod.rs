@@ -39,7 +39,7 @@ pub struct TransferArgs {
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,
-    /// Rounds
+    /// Rounds; with --quick at most 2
     #[arg(long, default_value_t = 5)]
     rounds: usize,
     /// A short run on little files
@@ -263,7 +263,7 @@ pub fn run(args: &TransferArgs) -> Result<Vec<Row>, Failure> {
     fs::create_dir(&source)?;
     fs::create_dir(&target)?;
     let loads = if args.quick { &LOADS[..2] } else { &LOADS[..] };
-    let rounds = if args.quick { 2 } else { args.rounds.max(1) };
+    let rounds = args.rounds.clamp(1, if args.quick { 2 } else { usize::MAX });
     let mut ways = Vec::new();
     let cpus = std::thread::available_parallelism()?.get();
     for way in self::ways(cpus) {
