@@ -8,7 +8,7 @@
 # files: /usr/lib/x86_64-linux-gnu/nbdkit/plugins/nbdkit-memory-plugin.so
 # memory: 768
 # clock: counted
-# limit: 1800
+# limit: 900
 . /test/functions
 mkdir -p /tmp/groups
 mount -t cgroup2 none /tmp/groups
@@ -23,7 +23,7 @@ measure() {
     for kind in $2; do
         options="$options --kind $kind"
     done
-    netvm bench swap --size 12M --local 5M --case-ms 500 --rounds 2 $options \
+    netvm bench swap --size 12M --local 5M --case-ms 300 --rounds 1 $options \
         --json --svg "/results/$1.svg" >"/results/$1.json" 2>bench.log || { cat bench.log; fail "it ended"; }
     cat bench.log "/results/$1.json"
     for kind in $2; do
