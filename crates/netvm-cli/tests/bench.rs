@@ -1,6 +1,6 @@
 //! The benches still run, and their JSON has the form that all benches of the project share.
 
-use std::io::Write;
+use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
 const KEYS: [&str; 13] = [
@@ -454,6 +454,31 @@ fn transfers_have_a_row_for_each_method_and_size() {
     }
     assert!(std::fs::read_to_string(&svg).unwrap().contains("onesided, same machine"));
     std::fs::remove_file(svg).unwrap();
+}
+
+/// What swap is compared with: all that the kernel counts of a program.
+#[test]
+fn what_a_program_takes_in_a_group_is_known() {
+    let mut keeper = Command::new(env!("CARGO_BIN_EXE_netvm"))
+        .args(["bench", "apps-keeper"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(keeper.stdout.take().unwrap()).lines();
+    let entrance = lines.next().unwrap().unwrap();
+    if let Some(reason) = entrance.strip_prefix("error ") {
+        println!("skipped ({reason})");
+        return drop((keeper.stdin.take(), keeper.wait()));
+    }
+    let touch = "echo $$ > \"$0\" && exec head -c 50M /dev/zero | tail -c 50M >/dev/null";
+    assert!(Command::new("sh").args(["-c", touch, &entrance]).status().unwrap().success());
+    let mut input = keeper.stdin.take().unwrap();
+    writeln!(input, "peak").unwrap();
+    let peak: u64 = lines.next().unwrap().unwrap().parse().unwrap();
+    drop(input);
+    assert!(keeper.wait().unwrap().success() && !std::path::Path::new(&entrance).exists());
+    assert!((50 << 20..90 << 20).contains(&peak), "{peak}");
 }
 
 #[test]

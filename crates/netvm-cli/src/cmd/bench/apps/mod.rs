@@ -128,6 +128,9 @@ fn measure_app(args: &AppsArgs, app: App, work: &Work, rows: &mut Vec<Row>) -> R
     let whole = on_netvm(work, measure::ALL_LOCAL)?;
     same(app, 100, "netvm", &expected, &whole.result)?;
     let bytes = whole.local_bytes_peak;
+    // What swap has to leave to the program besides.
+    let beside =
+        if args.swap.is_empty() { Ok(0) } else { swapped::beside(work, bytes).map_err(|e| e.to_string()) };
     for &percent in &args.local_percent {
         let local = measure::part(bytes, percent);
         let mut outcomes = Vec::new();
@@ -141,7 +144,8 @@ fn measure_app(args: &AppsArgs, app: App, work: &Work, rows: &mut Vec<Row>) -> R
         row.note = outcomes[0].note();
         rows.push(row);
         for &kind in &args.swap {
-            rows.push(swap_row(args, app, work, (percent, bytes), kind, (&expected, &floor))?);
+            let limit = beside.clone().map(|beside| local + beside);
+            rows.push(swap_row(args, app, work, (percent, bytes), (kind, limit), (&expected, &floor))?);
         }
     }
     Ok(())
@@ -152,11 +156,13 @@ fn swap_row(
     app: App,
     work: &Work,
     (percent, bytes): (u64, u64),
-    kind: Kind,
+    (kind, limit_bytes): (Kind, Result<u64, String>),
     (expected, floor): (&str, &Summary),
 ) -> Result<Row, Box<dyn Error>> {
     let repetitions = if args.form.quick { 1 } else { args.repetitions };
-    let outcomes = swapped::measure(work, kind, measure::part(bytes, percent), bytes, repetitions);
+    let outcomes = limit_bytes
+        .map_err(Into::into)
+        .and_then(|limit_bytes| swapped::measure(work, kind, limit_bytes, bytes, repetitions));
     Ok(match outcomes {
         Ok(outcomes) => {
             for outcome in &outcomes {

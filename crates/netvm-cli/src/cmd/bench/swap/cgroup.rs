@@ -20,7 +20,8 @@ pub struct Cgroup {
 const NAME: &str = "netvm-bench-";
 
 impl Cgroup {
-    pub fn new(limit_bytes: u64) -> Result<Self, Box<dyn Error>> {
+    /// `None`: without a limit.
+    pub fn new(limit_bytes: Option<u64>) -> Result<Self, Box<dyn Error>> {
         let name = format!("{NAME}{}", std::process::id());
         let mounts = fs::read_to_string("/proc/mounts")?;
         let mount_of = |kind: &str, option: &str| {
@@ -39,8 +40,7 @@ impl Cgroup {
                 let enabled = (!has).then_some(control);
                 let cgroup = Self { directory: root.join(name), mounted: None, enabled };
                 fs::create_dir(&cgroup.directory)?;
-                fs::write(cgroup.directory.join("memory.max"), limit_bytes.to_string())?;
-                return Ok(cgroup);
+                return cgroup.limited("memory.max", limit_bytes);
             }
         }
         let (root, mounted) = match mount_of("cgroup", "memory") {
@@ -59,8 +59,24 @@ impl Cgroup {
         };
         let cgroup = Self { directory: root.join(name), mounted, enabled: None };
         fs::create_dir(&cgroup.directory)?;
-        fs::write(cgroup.directory.join("memory.limit_in_bytes"), limit_bytes.to_string())?;
-        Ok(cgroup)
+        cgroup.limited("memory.limit_in_bytes", limit_bytes)
+    }
+
+    fn limited(self, file: &str, limit_bytes: Option<u64>) -> Result<Self, Box<dyn Error>> {
+        if let Some(bytes) = limit_bytes {
+            fs::write(self.directory.join(file), bytes.to_string())?;
+        }
+        Ok(self)
+    }
+
+    /// The most memory that its processes have had.
+    pub fn bytes_peak(&self) -> Result<u64, Box<dyn Error>> {
+        let read = |file| fs::read_to_string(self.directory.join(file));
+        let peak = read("memory.peak").or_else(|_| read("memory.max_usage_in_bytes"));
+        Ok(peak
+            .map_err(|error| format!("this kernel does not tell the peak of a group's memory: {error}"))?
+            .trim()
+            .parse()?)
     }
 
     /// The file that takes processes into the group, by their numbers.

@@ -93,7 +93,7 @@ fn set_up(args: &KeeperArgs) -> Result<Parts, Box<dyn Error>> {
     let swap_bytes = args.size_bytes + (32 << 20);
     // Declared first, so that a failure further down takes it down again.
     let swap = Swap::open(args.kind, swap_bytes, &args.lent)?;
-    let cgroup = Cgroup::new(args.local_bytes + OVERHEAD_BYTES)?;
+    let cgroup = Cgroup::new(Some(args.local_bytes + OVERHEAD_BYTES))?;
     let mut command = vec!["bench".to_string(), "worker".into()];
     for (name, value) in
         [("local-bytes", args.local_bytes), ("size-bytes", args.size_bytes), ("case-ms", args.case_ms)]
