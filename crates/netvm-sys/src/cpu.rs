@@ -35,6 +35,27 @@ impl CpuSet {
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(set) }
     }
 
+    /// CPUs with the same level 3 cache as one of them, itself included; `None` where the kernel does not tell.
+    pub fn near(cpu: usize) -> Option<Self> {
+        read_small(&format!("/sys/devices/system/cpu/cpu{cpu}/cache/index3/shared_cpu_list"), Self::listed)
+    }
+
+    /// Of a list as the kernel writes them: numbers and ranges, as in `0-3,8,10-11`.
+    fn listed(list: &str) -> Option<Self> {
+        let mut set = Self::default();
+        for range in list.trim().split(',') {
+            let (first, last) = range.split_once('-').unwrap_or((range, range));
+            let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
+            // Those beyond the set's words cannot be in it.
+            for cpu in first..=last.min(WORDS * 64) {
+                if let Some(word) = set.0.get_mut(cpu / 64) {
+                    *word |= 1 << (cpu % 64);
+                }
+            }
+        }
+        Some(set)
+    }
+
     /// How many they are.
     pub fn len(&self) -> usize {
         self.0.iter().map(|word| word.count_ones() as usize).sum()
@@ -287,6 +308,19 @@ mod tests {
             assert!(std::time::Instant::now() < end);
         }
         assert!(idle_ns_of(0).is_some());
+    }
+
+    #[test]
+    fn lists_of_cpus() {
+        let listed = |list| {
+            let set = CpuSet::listed(list)?;
+            Some((0..WORDS * 64).filter(|&cpu| set.contains(cpu)).collect::<Vec<_>>())
+        };
+        assert_eq!(listed("0-3,8,62-65\n"), Some(vec![0, 1, 2, 3, 8, 62, 63, 64, 65]));
+        assert_eq!((listed("7"), listed("3-1")), (Some(vec![7]), Some(vec![])));
+        assert_eq!(listed("0-18446744073709551615").map(|cpus| cpus.len()), Some(WORDS * 64));
+        assert_eq!([listed(""), listed("a"), listed("1-"), listed("1,,2")], [None, None, None, None]);
+        assert!(CpuSet::near(0).is_none_or(|near| near.contains(0)));
     }
 
     #[test]

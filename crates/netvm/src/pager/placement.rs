@@ -216,7 +216,9 @@ impl Placement {
     fn share(&mut self, now: Instant) -> Share {
         let run_ns = self.run_ns(self.thread);
         let Some(together) = &mut self.together else { return Share::Stay };
-        together.share(now, run_ns, idle_ns(), |cpu| self.allowed.contains(cpu))
+        let near = CpuSet::near(together.cpu).unwrap_or(self.allowed);
+        let may_use = |cpu| self.allowed.contains(cpu) && near.contains(cpu);
+        together.share(now, run_ns, idle_ns(), may_use)
     }
 }
 
