@@ -11,7 +11,7 @@
 //! [`RunFile::reap`].
 //!
 //! The pagers of one process that divide its far memory share a budget the same way, in memory of that process, each with a slot
-//! (docs/design/far.md).
+//! (docs/design/shards.md).
 
 use crate::detail::PagerDetail;
 use crate::error::{Error, Result};

@@ -9,6 +9,8 @@ use netvm::far::{FarBuilder, FarMemory, FarVec};
 use netvm::lender::LinkChoice;
 use netvm::pager::{Erasure, FaultPath, Pager, PagerConfig, SHARDS_MAX, STRIPE_BYTES, TierPolicy};
 use netvm::runfile::{RunFile, RunParams};
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -304,5 +306,90 @@ fn parts_tiers_and_leaving() {
         let stats = pager.stats();
         assert!(stats.packed > 100 && stats.wrong_pages == 0, "{stats:?}");
         assert!(stats.local_frames_peak <= 12 * MIB / PAGE as u64, "{stats:?}");
+    }
+}
+
+/// The lender of [`loses_its_lender`], and the number of a fault path.
+const ROLE: &str = "NETVM_TEST_SHARDS";
+
+/// What the process of [`the_last_lender_lost_ends_the_process`] does.
+#[test]
+#[ignore = "started by other tests"]
+fn loses_its_lender() {
+    let Ok(role) = std::env::var(ROLE) else { return };
+    let (path, lender) = role.split_once(' ').unwrap();
+    let path = PATHS[path.parse::<usize>().unwrap()];
+    let pager =
+        start(&[lender], 12, 3, |config| (config.fault_path, config.link) = (path, LinkChoice::Socket));
+    let ready = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let (pager, ready) = (&pager, &ready);
+            scope.spawn(move || {
+                let memory = mapped(pager, thread * APART, 2 * STRIPE_BYTES);
+                let mut pages = Pages::written(memory, thread as u64);
+                ready.fetch_add(1, Ordering::Relaxed);
+                if ready.load(Ordering::Relaxed) == 3 {
+                    println!("> ready");
+                }
+                loop {
+                    pages.churn(100);
+                }
+            });
+        }
+    });
+}
+
+#[test]
+fn the_last_lender_lost_ends_the_process() {
+    let Some(_alone) = alone() else { return };
+    for path in 0..PATHS.len() {
+        let lender = Serving::new(256);
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "loses_its_lender", "--nocapture"])
+            .env(ROLE, format!("{path} {}", lender.address))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap().ends_with("> ready")), "it ended");
+        let address = lender.address.clone();
+        drop(lender);
+        let started = Instant::now();
+        let status = loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                break status;
+            }
+            if started.elapsed() > Duration::from_secs(30) {
+                let _ = child.kill();
+                panic!("it goes on without its pages");
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        };
+        let said = std::io::read_to_string(child.stderr.take().unwrap()).unwrap();
+        assert!(!status.success() && said.contains(&address), "{status}: {said}");
+        assert!(!said.contains("panicked"), "a page was wrong: {said}");
+    }
+}
+
+/// Each shard has books of all addresses.
+#[test]
+fn as_many_as_can_be_start_with_a_tebibyte() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    for path in PATHS {
+        let started = Instant::now();
+        let pager = start(&[lent.address()], 4 * SHARDS_MAX as u64, SHARDS_MAX, |config| {
+            (config.fault_path, config.area_bytes) = (path, 1 << 40);
+        });
+        println!("{path}: started after {:?}", started.elapsed());
+        // The first and the last stripe.
+        for start in [0, pager.area().len() - STRIPE_BYTES] {
+            let mut pages = Pages::written(mapped(&pager, start, MIB as usize), 3);
+            pages.churn(200);
+            pages.check_all();
+        }
+        pager.unmap(pager.area().start, 1 << 30).unwrap();
     }
 }

@@ -53,6 +53,7 @@ use error::system;
 use inthread::InThread;
 use netvm_sys::cpu::Hold;
 use netvm_sys::shared::SharedSlice;
+use netvm_sys::thread::Gate;
 use netvm_sys::uffd::PAGE_BYTES;
 use shards::{Division, Shard, Stripes};
 use std::ops::Range;
@@ -264,12 +265,7 @@ impl Pager {
     fn spawn(self: &Arc<Self>, engine: Box<Engine>) -> Result<()> {
         let descriptors = engine.descriptors();
         let pager = Arc::clone(self);
-        let ready = Arc::new(netvm_sys::thread::Gate::new());
-        let opened = Arc::clone(&ready);
-        let body = Box::new(move || engine.run(&pager, &opened));
-        netvm_sys::thread::start(STACK_BYTES, self.config.thread_hook, body)
-            .map_err(|source| system("start the pager's thread", source))?;
-        if ready.wait() == OWN_TABLE {
+        if self.start_thread(move |opened| engine.run(&pager, opened))? == OWN_TABLE {
             // The thread has its own copies; ours would only be in the program's way.
             netvm_sys::thread::close_copies(&descriptors);
         }
@@ -286,14 +282,18 @@ impl Pager {
         inthread::install(self, all.clone())?;
         for shared in all {
             let pager = Arc::clone(self);
-            let ready = Arc::new(netvm_sys::thread::Gate::new());
-            let opened = Arc::clone(&ready);
-            let body = Box::new(move || shared.tend(&pager, &opened));
-            netvm_sys::thread::start(STACK_BYTES, self.config.thread_hook, body)
-                .map_err(|source| system("start the pager's thread", source))?;
-            ready.wait();
+            self.start_thread(move |opened| shared.tend(&pager, opened))?;
         }
         Ok(())
+    }
+
+    /// Starts a thread, and waits until it has opened the gate; what it passes through.
+    fn start_thread(&self, body: impl FnOnce(&Gate) + Send + 'static) -> Result<u32> {
+        let ready = Arc::new(Gate::new());
+        let opened = Arc::clone(&ready);
+        netvm_sys::thread::start(STACK_BYTES, self.config.thread_hook, Box::new(move || body(&opened)))
+            .map_err(|source| system("start the pager's thread", source))?;
+        Ok(ready.wait())
     }
 
     /// Addresses reserved for far memory. The caller decides which of them to [`Pager::map`].
