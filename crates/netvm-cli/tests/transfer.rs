@@ -324,6 +324,8 @@ fn links_are_left_out_and_what_is_named_must_be_there() {
     }
     let done = finish(&mut send("127.0.0.1:1", &[&source], &[]));
     assert!(done.err.contains("netvm recv"), "{done:?}");
+    let done = finish(netvm().arg("recv").arg(source.join("nowhere")));
+    assert!(!done.status.success() && done.err.contains("mkdir"), "{done:?}");
     let done = finish(netvm().arg("recv").arg(source.join("a")));
     assert!(!done.status.success() && done.err.contains("Not a directory"), "{done:?}");
 }

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::fs::File;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::ops::ControlFlow;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;
@@ -59,7 +59,12 @@ impl Receiver {
             return Err(Error::Other(error.to_owned()));
         }
         let shown = folder.display().to_string();
-        let folder = Folder::open(folder).map_err(|error| about("receive into", &shown, &error))?;
+        let folder = Folder::open(folder).map_err(|error| match error.kind() {
+            ErrorKind::NotFound => {
+                Error::Other(format!("there is no folder {shown} to receive into: `mkdir {shown}` makes one"))
+            }
+            _ => about("receive into", &shown, &error),
+        })?;
         let address: Address = options.listen.parse().map_err(|reason: &str| Error::Address {
             address: options.listen.clone(),
             reason: reason.to_owned(),
