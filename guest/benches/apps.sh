@@ -6,6 +6,7 @@
 # host: read only
 # memory: 3072
 # clock: counted
+# checks: none
 # limit: 7200
 . /test/functions
 mkdir -p /host

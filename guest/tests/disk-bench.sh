@@ -4,6 +4,7 @@
 # modules: ublk_drv nbd
 # programs: netvm nbd-client
 # memory: 256
+# checks: none
 # limit: 300
 . /test/functions
 first_lends 96M

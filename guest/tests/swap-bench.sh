@@ -4,6 +4,7 @@
 # modules: fuse loop nbd zram? zsmalloc? ext4 crc32c_generic ublk_drv?
 # programs: netvm mkfs.ext4
 # memory: 256 384
+# checks: none
 # limit: 480
 . /test/functions
 first_lends 96M

@@ -8,6 +8,7 @@
 # files: /usr/lib/x86_64-linux-gnu/nbdkit/plugins/nbdkit-memory-plugin.so
 # memory: 768
 # clock: counted
+# checks: none
 # limit: 900
 . /test/functions
 mkdir -p /tmp/groups

@@ -327,13 +327,14 @@ impl Suite {
             tools::write(&initramfs, self.initramfs(script, kernel, (index, names.len()), slowness)?)?;
             let socket = folder.join("wire");
             let wire = if names.len() == 2 { Wire::Pair { socket, listens: index == 0 } } else { Wire::None };
-            let (packed, counted) = (script.packed, script.counted);
+            let (packed, counted, checked) = (script.packed, script.counted, script.checked);
             let (memory_mib, limit) = (script.memory_mib[index], script.limit);
             machines.push((
                 Machine {
                     kernel,
                     packed,
                     counted,
+                    checked,
                     host: script.host,
                     memory_mib,
                     initramfs: &initramfs,

@@ -12,6 +12,7 @@
 //! # memory: 256                   MiB; of two guests that are connected they may have their own: 512 256
 //! # image: packed                 as Debian has it: slower, and with five levels of page tables (x86)
 //! # clock: counted                 time is what instructions take: figures do not depend on what else the host does; one guest only
+//! # checks: none                   of memory, by the kernel: for what is measured
 //! # limit: 60                     seconds, from the start of the script
 //! # ends: status 0                or: complaint TEXT, limit, lost
 //! ```
@@ -35,6 +36,8 @@ pub struct Script {
     pub compiles: Vec<String>,
     pub packed: bool,
     pub counted: bool,
+    /// Whether the kernel checks its memory.
+    pub checked: bool,
     /// Of the first guest, and of the second one.
     pub memory_mib: [u64; 2],
     pub limit: Duration,
@@ -80,6 +83,7 @@ impl Script {
             compiles: Vec::new(),
             packed: false,
             counted: false,
+            checked: true,
             memory_mib: [256; 2],
             limit: Duration::from_secs(120),
             ends: Expected::Status(0),
@@ -110,6 +114,8 @@ impl Script {
                 }
                 "clock" if value.trim() == "counted" => script.counted = true,
                 "clock" => return Err(format!("a clock is counted or not mentioned, not {value}")),
+                "checks" if value.trim() == "none" => script.checked = false,
+                "checks" => return Err(format!("checks are none or not mentioned, not {value}")),
                 "limit" => script.limit = Duration::from_secs(number(value, 1, 14_400)?),
                 "ends" => script.ends = parse_end(value.trim())?,
                 _ => {}
@@ -144,7 +150,7 @@ mod tests {
 
     #[test]
     fn the_head_of_a_script_is_read() {
-        let text = "#!/bin/sh\n# Says: nothing.\n# kernels: 6.1 6.1+6.12\n# memory: 512\n# files: /a /b/c\n# clock: counted\n# ends: complaint BUG: x\n\n# limit: 7\n";
+        let text = "#!/bin/sh\n# Says: nothing.\n# kernels: 6.1 6.1+6.12\n# memory: 512\n# files: /a /b/c\n# clock: counted\n# checks: none\n# ends: complaint BUG: x\n\n# limit: 7\n";
         let script = Script::parse(Path::new("guest/tests/one.sh"), text).unwrap();
         assert_eq!(script.name(), "one");
         assert_eq!(script.kernels, ["6.1", "6.1+6.12"]);
@@ -156,12 +162,13 @@ mod tests {
         );
         assert!(script.ends.is(&End::Complaint("[    1.0] BUG: x".to_owned())));
         assert!(!script.ends.is(&End::Status(0)));
-        assert!(script.counted);
+        assert!(script.counted && !script.checked);
         let two = Script::parse(Path::new("x"), "# memory: 512 192\n").unwrap();
         assert_eq!(two.memory_mib, [512, 192]);
         for wrong in [
             "image: plain",
             "clock: fast",
+            "checks: few",
             "memory: 1",
             "memory: lots",
             "memory: 512 1",
@@ -173,6 +180,6 @@ mod tests {
             Script::parse(Path::new("x"), &format!("# {wrong}\n")).unwrap_err();
         }
         let plain = Script::parse(Path::new("x"), "").unwrap();
-        assert_eq!((plain.ends, plain.counted), (Expected::Status(0), false));
+        assert_eq!((plain.ends, plain.counted, plain.checked), (Expected::Status(0), false, true));
     }
 }
