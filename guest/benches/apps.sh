@@ -9,34 +9,30 @@
 # checks: none
 # limit: 14400
 . /test/functions
-mkdir -p /host
-mount -t 9p -o trans=virtio,version=9p2000.L,ro,cache=loose,msize=262144 host /host
-cp "/host$BUILT/netvm" "/host$BUILT/libnetvm_preload.so" .
-for folder in proc sys dev; do
-    mount --rbind /$folder /host/$folder
-done
-for folder in tmp run; do
-    mount -t tmpfs tmpfs /host/$folder
-done
+measures
+with_host_files netvm libnetvm_preload.so
 dd if=/dev/zero of=/host/dev/shm/image bs=1M count=640 2>/dev/null
-chroot /host /sbin/mkfs.ext4 -q /dev/shm/image
+on_host mkfs.ext4 -q /dev/shm/image
 mount -t configfs none /sys/kernel/config
 drive=/sys/kernel/config/nullb/drive
 mkdir $drive
 for setting in size=640 memory_backed=1 queue_mode=2 irqmode=2 completion_nsec=50000 blocksize=4096 power=1; do
     echo "${setting#*=}" >"$drive/${setting%=*}"
 done
-chroot /host /sbin/mkfs.ext4 -q /dev/drive
+# It does take so long.
+taken=$(on_host dd if=/dev/drive of=/dev/null bs=4k count=1000 iflag=direct 2>&1 | sed -n 's/.* copied, \([0-9.]*\) s,.*/\1/p')
+echo "1000 reads of the drive: $taken s"
+awk "BEGIN { exit !($taken > 0.05 && $taken < 0.2) }" || fail "a disk of 50 us takes $taken ms for a read"
+on_host mkfs.ext4 -q /dev/drive
 mkdir /host/tmp/groups
 mount -t cgroup2 none /host/tmp/groups
-cp netvm libnetvm_preload.so /host/tmp/
 before=$(cat /proc/swaps)
 
 # measure NAME OPTION...: with the disk that is mounted.
 measure() {
     name=$1
     shift
-    chroot /host /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp /tmp/netvm bench apps --quick --swap disk --svg /tmp/apps.svg "$@"
+    on_host /tmp/netvm bench apps --quick --swap disk --svg /tmp/apps.svg "$@"
     cp /host/tmp/apps.svg "/results/$name.svg"
     umount /host/var/tmp
 }

@@ -9,17 +9,8 @@
 # checks: none
 # limit: 1200
 . /test/functions
-mkdir -p /host
-mount -t 9p -o trans=virtio,version=9p2000.L,ro,cache=loose,msize=262144 host /host
-cp "/host$BUILT/netvm" .
-for folder in proc sys dev; do
-    mount --rbind /$folder /host/$folder
-done
-for folder in tmp run; do
-    mount -t tmpfs tmpfs /host/$folder
-done
-cp netvm /host/tmp/
-on_host() { chroot /host /usr/bin/env PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/tmp "$@"; }
+measures
+with_host_files netvm
 
 echo "== what is measured"
 on_host /tmp/netvm bench fault --quick --placement nearby --peers none --json >/results/fault.json

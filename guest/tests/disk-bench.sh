@@ -7,6 +7,7 @@
 # checks: none
 # limit: 300
 . /test/functions
+measures
 first_lends 96M
 # disks LENDER...: the same memory as /dev/ublkb0 and as /dev/nbd0.
 disks() {

@@ -7,6 +7,7 @@
 # checks: none
 # limit: 480
 . /test/functions
+measures
 first_lends 96M
 mkdir -p /tmp/groups /var/tmp
 mount -t cgroup2 none /tmp/groups

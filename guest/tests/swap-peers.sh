@@ -11,6 +11,7 @@
 # checks: none
 # limit: 900
 . /test/functions
+measures
 mkdir -p /tmp/groups
 mount -t cgroup2 none /tmp/groups
 before=$(cat /proc/swaps)
