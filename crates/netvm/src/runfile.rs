@@ -57,9 +57,7 @@ const LEARN_CLAIMED: usize = 24;
 const ERASURE: usize = 25;
 const FAULT_PATH: usize = 26;
 const PAGE_SIZE: usize = 27;
-/// Pagers of one process that share the budget; 0: those of a run.
-const SHARDS: usize = 28;
-const LENDERS: usize = 29;
+const LENDERS: usize = 28;
 const TEXT_WORDS: usize = 512;
 const MESSAGE: usize = LENDERS + TEXT_WORDS;
 const COMMAND: usize = MESSAGE + TEXT_WORDS;
@@ -135,6 +133,8 @@ pub struct RunParams {
 #[derive(Debug)]
 pub struct RunFile {
     words: FileWords,
+    /// Pagers of this process that share the budget, each with a slot; 0: processes share it. Not in the file, which others write.
+    shards: usize,
 }
 
 impl RunFile {
@@ -144,7 +144,7 @@ impl RunFile {
     /// When the path exists or cannot be written, or the lender list is longer than 4 KiB.
     pub fn create(path: &Path, params: &RunParams) -> Result<Arc<Self>> {
         let words = FileWords::create(path, WORDS).map_err(|e| Error::system("create the run file", &e))?;
-        let run = Self { words };
+        let run = Self { words, shards: 0 };
         let frames = params.budget_bytes / PAGE_BYTES;
         for (index, value) in [
             (BUILD, BUILD_OF_THIS),
@@ -206,7 +206,7 @@ impl RunFile {
                 path.display()
             )));
         }
-        Ok(Arc::new(Self { words: open(WORDS)? }))
+        Ok(Arc::new(Self { words: open(WORDS)?, shards: 0 }))
     }
 
     /// The run's parameters.
@@ -261,8 +261,7 @@ impl RunFile {
     /// ENOMEM.
     pub(crate) fn of_shards(budget_bytes: u64, shards: usize) -> Result<Arc<Self>> {
         let words = FileWords::anonymous(WORDS).map_err(|e| Error::system("get memory for a budget", &e))?;
-        let run = Self { words };
-        run.word(SHARDS).store(shards as u64, Relaxed);
+        let run = Self { words, shards };
         run.set_budget(budget_bytes / PAGE_BYTES);
         Ok(Arc::new(run))
     }
@@ -298,13 +297,12 @@ impl RunFile {
 
     /// Frames of all shards that are pinned.
     pub(crate) fn pinned(&self) -> u64 {
-        let shards = self.word(SHARDS).load(Relaxed) as usize;
-        (0..shards).map(|number| self.held_and_pinned(number).1).sum()
+        (0..self.shards).map(|number| self.held_and_pinned(number).1).sum()
     }
 
     /// What a shard always has besides its pins: as pins may take three quarters of the budget, all have this much.
     pub(crate) fn shard_floor(&self) -> u64 {
-        self.word(BUDGET).load(Relaxed) / (4 * self.word(SHARDS).load(Relaxed).max(1))
+        self.word(BUDGET).load(Relaxed) / (4 * self.shards.max(1) as u64)
     }
 
     /// Gives back what processes held that are gone.
@@ -557,9 +555,9 @@ impl Slot {
 
     /// Frames that this process may hold while others starve.
     pub fn fair_share(&self) -> u64 {
-        match self.run.word(SHARDS).load(Relaxed) {
+        match self.run.shards {
             0 => self.run.budget_frames() / self.run.processes().max(1),
-            shards => self.claim(shards as usize),
+            shards => self.claim(shards),
         }
     }
 
@@ -576,7 +574,7 @@ impl Slot {
 
     /// Whether this is a shard.
     pub(crate) fn is_shard(&self) -> bool {
-        self.run.word(SHARDS).load(Relaxed) > 0
+        self.run.shards > 0
     }
 
     /// How many pages came lately.
@@ -690,6 +688,34 @@ mod tests {
         let _ = std::fs::remove_file(&path);
         let run = RunFile::create(&path, &params()).unwrap();
         (path, run)
+    }
+
+    #[test]
+    fn any_number_in_the_file_is_lived_with() {
+        let (path, run) = run("numbers");
+        for index in BUILD + 1..LENDERS {
+            for value in [1, SLOT_COUNT as u64 + 1, u64::from(u32::MAX), u64::MAX] {
+                let before = run.word(index).swap(value, Relaxed);
+                let opened = RunFile::open(&path).unwrap();
+                let _ = (
+                    opened.params(),
+                    opened.summary(),
+                    opened.detail(),
+                    opened.message(),
+                    opened.lost_lenders(),
+                );
+                let _ = (opened.each_process(), opened.each_detail(), opened.is_supervised());
+                let slot = opened.join(std::process::id()).unwrap();
+                let granted = slot.grow(10);
+                slot.set_starving(true);
+                let _ = (slot.fair_share(), slot.others_starve(), slot.is_shard(), slot.pinned_elsewhere());
+                slot.set_starving(false);
+                slot.release(granted);
+                opened.reap();
+                run.word(index).store(before, Relaxed);
+            }
+        }
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]
