@@ -34,9 +34,11 @@ pub fn find() -> Vec<Run> {
 impl Run {
     fn new(pid: u32, file: Arc<RunFile>) -> Self {
         let params = file.params();
-        let lenders = if params.private_lender > 0 { "private" } else { &params.lenders };
-        let lenders = printable(lenders);
-        let each_lender = lenders.split(',').map(str::to_owned).collect();
+        let each_lender: Vec<String> = match params.private_lender {
+            0 => params.lenders.iter().map(|lender| printable(lender)).collect(),
+            _ => vec!["private".to_owned()],
+        };
+        let lenders = each_lender.join(",");
         let (replicas, erasure) = (params.replicas, params.erasure);
         Self { pid, command: printable(&params.command), lenders, each_lender, replicas, erasure, file }
     }

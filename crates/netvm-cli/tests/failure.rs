@@ -235,6 +235,22 @@ fn a_private_lender_that_is_too_small_is_full() {
 }
 
 #[test]
+fn a_path_may_have_commas() {
+    if !can_run("a_path_may_have_commas", &[PYTHON]) {
+        return;
+    }
+    let folder = Folder::new("commas");
+    let (first, second) = (Lender::named(&folder, "one, two,", "256M"), Lender::named(&folder, ",", "256M"));
+    let lenders = ["--lender", &first.address, "--lender", &second.address];
+    let mut run = start_work_with("auto", &lenders);
+    let told = status_of(&run).unwrap();
+    assert_eq!(told["lenders"], serde_json::json!([&first.address, &second.address]));
+    first.signal("KILL");
+    assert!(wait(&mut run.0, PATIENCE).is_some());
+    must_say(&ends_soon(run), &[&first.address]);
+}
+
+#[test]
 fn nobody_at_the_address() {
     let folder = Folder::new("nobody");
     let socket = format!("unix:{}", folder.path("nobody").display());
@@ -247,6 +263,8 @@ fn nobody_at_the_address() {
             assert!(done.elapsed < PATIENCE, "{command:?}: {:?}", done.elapsed);
         }
     }
+    let done = finish(netvm().args(["run", "--lender", "127.0.0.1:1,127.0.0.1:2", "--", "true"]));
+    must_say(&done, &["127.0.0.1:1,127.0.0.1:2", "comma"]);
 }
 
 /// Something that listens, says `greeting` to everyone and then nothing more.

@@ -126,12 +126,7 @@ impl PagerFar {
         let name = std::fs::read_to_string("/proc/self/comm").unwrap_or_default();
         let config = PagerConfig {
             local_bytes: params.budget_bytes,
-            lenders: params
-                .lenders
-                .split(',')
-                .filter(|lender| !lender.is_empty())
-                .map(str::to_owned)
-                .collect(),
+            lenders: params.lenders,
             replicas: params.replicas.max(1) as usize,
             erasure: params.erasure,
             security: params.security,

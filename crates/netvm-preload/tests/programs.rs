@@ -127,7 +127,7 @@ fn run_with_tier(
             area_bytes: 1 << 40,
             small_local_bytes,
             far_threshold_bytes,
-            lenders: lender,
+            lenders: vec![lender],
             tier,
             ..RunParams::default()
         },
@@ -187,7 +187,7 @@ fn a_run_without_a_lender_says_so_and_ends_with_125() {
         area_bytes: 1 << 40,
         small_local_bytes: 1 << 20,
         far_threshold_bytes: 128 << 10,
-        lenders: format!("unix:{}", folder.join("nobody").display()),
+        lenders: vec![format!("unix:{}", folder.join("nobody").display())],
         ..RunParams::default()
     };
     let _run = RunFile::create(&folder.join("run"), &params).unwrap();

@@ -39,6 +39,9 @@ impl FromStr for Address {
         let Some((host, port)) = text.rsplit_once(':') else {
             return Err("it has no port");
         };
+        if host.contains(',') {
+            return Err("it has a comma: give each address by itself, as in --lender A:1 --lender B:1");
+        }
         if host.is_empty() {
             return Err("the host before the colon is missing");
         }

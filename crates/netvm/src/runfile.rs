@@ -79,6 +79,9 @@ const SLOT_INFLOW: usize = 5;
 const SLOT_STATS: usize = 6;
 const SLOT_DETAIL: usize = SLOT_STATS + PagerStats::FIELDS;
 
+/// Between two addresses: no path has it.
+const BETWEEN: &str = "\0";
+
 /// A slot that is being emptied.
 const RETIRING: u64 = u64::MAX;
 
@@ -103,8 +106,8 @@ pub struct RunParams {
     pub small_local_bytes: u64,
     /// Allocations and mappings of at least this many bytes are far memory.
     pub far_threshold_bytes: u64,
-    /// Lender addresses, separated by commas.
-    pub lenders: String,
+    /// Addresses of the lenders, 4 KiB together at most.
+    pub lenders: Vec<String>,
     /// How many of them hold each page, at least 1.
     pub replicas: u64,
     /// Or how many parts of each.
@@ -177,7 +180,7 @@ impl RunFile {
         if !run.set_text(LEARN, &params.learn) {
             return Err(Error::Other("the path of the record is longer than 4 KiB".into()));
         }
-        if !run.set_text(LENDERS, &params.lenders) {
+        if !run.set_text(LENDERS, &params.lenders.join(BETWEEN)) {
             return Err(Error::Other("the list of lenders is longer than 4 KiB".into()));
         }
         run.word(0).store(MAGIC, Release);
@@ -216,7 +219,7 @@ impl RunFile {
             area_bytes: self.word(AREA).load(Relaxed),
             small_local_bytes: self.word(SMALL_LOCAL).load(Relaxed),
             far_threshold_bytes: self.word(FAR_THRESHOLD).load(Relaxed),
-            lenders: self.text(LENDERS),
+            lenders: self.lenders(),
             replicas: self.word(REPLICAS).load(Relaxed),
             erasure: Erasure::from_word(self.word(ERASURE).load(Relaxed) as u32).unwrap_or_default(),
             security: self.security(),
@@ -430,14 +433,17 @@ impl RunFile {
     /// Addresses of the lenders that a process of the run has lost.
     pub fn lost_lenders(&self) -> Vec<String> {
         let lost = self.lost();
-        let lenders = self.text(LENDERS);
-        let numbered = lenders.split(',').take(64).enumerate();
-        numbered.filter(|(index, _)| lost >> index & 1 == 1).map(|(_, lender)| lender.to_owned()).collect()
+        let numbered = self.lenders().into_iter().take(64).enumerate();
+        numbered.filter(|(index, _)| lost >> index & 1 == 1).map(|(_, lender)| lender).collect()
     }
 
     /// The same, a bit for each of the first 64.
     pub fn lost(&self) -> u64 {
         self.word(LOST).load(Relaxed)
+    }
+
+    fn lenders(&self) -> Vec<String> {
+        self.text(LENDERS).split(BETWEEN).filter(|lender| !lender.is_empty()).map(str::to_owned).collect()
     }
 
     /// Why a process of the run could not go on, if one could not.
@@ -664,7 +670,7 @@ mod tests {
             area_bytes: 1 << 40,
             small_local_bytes: 16 << 20,
             far_threshold_bytes: 128 << 10,
-            lenders: "unix:/tmp/a socket,ünïcode:1".into(),
+            lenders: vec!["unix:/tmp/a socket, and more".into(), "ünïcode:1".into()],
             replicas: 2,
             erasure: Erasure::new(4, 2),
             encrypt_pages: true,

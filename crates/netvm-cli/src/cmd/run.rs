@@ -321,7 +321,7 @@ pub fn execute(
             area_bytes: args.area.0,
             small_local_bytes: args.small_local.0,
             far_threshold_bytes: args.threshold.0,
-            lenders: lenders.join(","),
+            lenders,
             replicas: args.replicas as u64,
             erasure: args.erasure,
             encrypt_pages: args.encrypt_pages,

@@ -112,7 +112,7 @@ fn run_file(mut input: Input<'_>) {
         area_bytes: 1 << 30,
         small_local_bytes: 0,
         far_threshold_bytes: 0,
-        lenders: "unix:/nowhere".to_owned(),
+        lenders: vec!["unix:/nowhere".to_owned()],
         replicas: 1,
         erasure: None,
         encrypt_pages: false,
