@@ -40,7 +40,7 @@ impl FromStr for Address {
             return Err("it has no port");
         };
         if host.contains(',') {
-            return Err("it has a comma: give each address by itself, as in --lender A:1 --lender B:1");
+            return Err("it has a comma: give each address by itself");
         }
         if host.is_empty() {
             return Err("the host before the colon is missing");

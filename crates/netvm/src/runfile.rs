@@ -588,9 +588,9 @@ impl Slot {
         self.word(SLOT_INFLOW)
     }
 
-    /// Frames of other shards that are pinned.
+    /// Frames of other shards that are pinned; none where processes share the budget.
     pub(crate) fn pinned_elsewhere(&self) -> u64 {
-        self.run.pinned() - self.word(SLOT_PINNED).load(Relaxed)
+        self.run.pinned().saturating_sub(self.word(SLOT_PINNED).load(Relaxed))
     }
 
     pub(crate) fn set_pinned(&self, frames: u64) {
@@ -699,7 +699,8 @@ mod tests {
     #[test]
     fn any_number_in_the_file_is_lived_with() {
         let (path, run) = run("numbers");
-        for index in BUILD + 1..LENDERS {
+        let texts = [LENDERS, LENDERS + 1, MESSAGE, COMMAND, LEARN];
+        for index in (BUILD + 1..LENDERS).chain(texts).chain(RETIRED..SLOTS + 2 * SLOT_WORDS) {
             for value in [1, SLOT_COUNT as u64 + 1, u64::from(u32::MAX), u64::MAX] {
                 let before = run.word(index).swap(value, Relaxed);
                 let opened = RunFile::open(&path).unwrap();
