@@ -96,7 +96,7 @@ fn name(pid: u32) -> String {
 }
 
 /// Nobody else's text moves the cursor.
-fn printable(text: &str) -> String {
+pub fn printable(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 

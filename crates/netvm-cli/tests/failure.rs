@@ -235,16 +235,19 @@ fn a_private_lender_that_is_too_small_is_full() {
 }
 
 #[test]
-fn a_path_may_have_commas() {
-    if !can_run("a_path_may_have_commas", &[PYTHON]) {
+fn a_path_may_have_commas_and_more() {
+    if !can_run("a_path_may_have_commas_and_more", &[PYTHON]) {
         return;
     }
     let folder = Folder::new("commas");
-    let (first, second) = (Lender::named(&folder, "one, two,", "256M"), Lender::named(&folder, ",", "256M"));
+    let (first, second) =
+        (Lender::named(&folder, "one, two,", "256M"), Lender::named(&folder, ",\x1b", "256M"));
     let lenders = ["--lender", &first.address, "--lender", &second.address];
     let run = start_work_with("auto", &lenders);
     let told = status_of(&run).unwrap();
     assert_eq!(told["lenders"], serde_json::json!([&first.address, &second.address]));
+    let text = finish(netvm().arg("status")).must_succeed().out();
+    assert!(text.contains(&format!("{}, {}", first.address, second.address.replace('\x1b', "?"))), "{text}");
     first.signal("KILL");
     must_say(&ends_soon(run), &[&first.address]);
 }

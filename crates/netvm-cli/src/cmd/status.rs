@@ -2,6 +2,7 @@
 
 use super::Outcome;
 use super::secret::SecurityArgs;
+use crate::runs::printable;
 use crate::size::Size;
 use clap::Args;
 use netvm::lender::BorrowOptions;
@@ -125,7 +126,7 @@ fn runs(json: bool) {
         out!("run        of process {pid}: {} process(es) on lent memory", run.processes());
         let (local, budget) = (Size(stats.local_frames * 4096), Size(params.budget_bytes));
         out!("  memory   {} of data, {local} of it here (at most {budget})", Size(stats.far_pages * 4096));
-        out!("  lenders  {}", params.lenders.join(", "));
+        out!("  lenders  {}", printable(&params.lenders.join(", ")));
         if params.replicas > 1 {
             out!("  replicas {}", params.replicas);
         }
@@ -136,7 +137,7 @@ fn runs(json: bool) {
             out!("  moved    {} pages, whose lenders asked for their memory", stats.pages_moved);
         }
         if !lost.is_empty() {
-            out!("  lost     {}", lost.join(", "));
+            out!("  lost     {}", printable(&lost.join(", ")));
             out!(
                 "  repair   {} pages copied elsewhere, {} have fewer copies or parts than they should have",
                 stats.pages_repaired,
