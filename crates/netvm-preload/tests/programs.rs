@@ -165,6 +165,12 @@ fn forks_with_the_pager() {
 }
 
 #[test]
+fn pages_that_leave_together_with_the_pager() {
+    run_with_pager("together", 0, 4096);
+    run_with_tier("together", 0, 4096, TierPolicy::Lender);
+}
+
+#[test]
 fn a_held_thread_hands_nothing_on() {
     let Some(output) = run_with_pager("spawn", 1_000_000, 131_072) else { return };
     let said = String::from_utf8_lossy(&output.stdout).into_owned();

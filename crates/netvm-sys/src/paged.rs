@@ -148,6 +148,8 @@ pub struct PagedArea {
     /// One page behind the pool: a thread that reads it wakes the pager.
     doorbell: Reservation,
     design: FrameDesign,
+    /// Whether the kernel tells who writes to a protected page apart from who finds none.
+    tells_writes: bool,
     /// Where pages can be installed write-protected and leave together.
     together: Option<Together>,
     memory: Option<File>,
@@ -201,13 +203,11 @@ impl PagedArea {
         let area = Arc::clone(&area.0);
         let pool = Reservation::new(frames * PAGE_BYTES)?;
         let doorbell = Reservation::new(PAGE_BYTES)?;
-        let mut paged = Self { uffd, told, area, pool, doorbell, design, together: None, memory: None };
+        let tells_writes = design == FrameDesign::Move && uffd.features() & FEATURE_PAGEFAULT_FLAG_WP != 0;
+        let (together, memory) = (None, None);
+        let mut paged = Self { uffd, told, area, pool, doorbell, design, tells_writes, together, memory };
         paged.set_fork(false)?;
         paged.set_up_pool()?;
-        // A child of a fork would have pages that are not protected any more: so only where it has none.
-        if told == Told::Faulter && paged.uffd.features() & FEATURE_PAGEFAULT_FLAG_WP != 0 {
-            paged.together = Together::new(paged.pool.start);
-        }
         Ok(paged)
     }
 
@@ -227,25 +227,30 @@ impl PagedArea {
         Ok(())
     }
 
-    /// Whether pages can be installed write-protected ([`PagedArea::install_fresh`]) and leave together ([`PagedArea::extract_together`]).
+    /// Whether pages can be installed write-protected ([`PagedArea::install_fresh`]) and leave together ([`PagedArea::extract_together`],
+    /// [`PagedArea::drop_together`]). Not before [`PagedArea::open_memory`].
     pub fn takes_together(&self) -> bool {
         self.together.is_some()
     }
 
     fn protects(&self) -> bool {
-        self.design == FrameDesign::Copy || self.takes_together()
+        self.design == FrameDesign::Copy || self.tells_writes
     }
 
-    /// Opens what belongs into the pager thread's own descriptor table.
+    /// Opens what belongs into the pager thread's own descriptor table. Before any frame is filled.
     ///
     /// # Errors
     /// When /proc is not mounted.
     pub fn open_memory(&mut self) -> io::Result<()> {
+        if self.tells_writes {
+            self.together = Together::new(self.pool.start);
+        }
         self.memory = Some(File::options().read(true).open("/proc/self/mem")?);
         Ok(())
     }
 
-    /// After fork(2), in the child: a new userfaultfd for the inherited `ranges` of the far area and a new, empty pool.
+    /// After fork(2), in the child: a new userfaultfd for the inherited `ranges` of the far area and a new, empty pool. No page is protected
+    /// there.
     ///
     /// # Errors
     /// As [`PagedArea::new`].
@@ -254,11 +259,12 @@ impl PagedArea {
         let new = Userfault::open(FEATURES)?;
         std::mem::forget(std::mem::replace(&mut self.uffd, new));
         std::mem::forget(self.memory.take());
+        std::mem::forget(self.together.take());
         self.set_up_pool()?;
         for (address, bytes) in ranges {
             self.area.check(address, bytes)?;
             // SAFETY: the range is inside our area (checked), and this pager serves its faults.
-            unsafe { self.uffd.register(address, bytes, self.design == FrameDesign::Copy)? };
+            unsafe { self.uffd.register(address, bytes, self.protects())? };
         }
         self.set_fork(false)
     }
@@ -572,9 +578,15 @@ impl PagedArea {
                     }
                 }
                 Some(libc::ENOENT) => return (done / PAGE_BYTES, Err(ExtractError::Missing)),
-                // Shared with a forked process: make it ours by a write fault that changes nothing, then move.
+                // Shared with a forked process: make it ours by a write fault that changes nothing, then move. Were it protected, that fault would
+                // be one of those that the caller serves.
                 Some(libc::EBUSY) if unshared != done => {
                     unshared = done;
+                    if self.tells_writes
+                        && let Err(error) = self.unprotect(address + done)
+                    {
+                        return (done / PAGE_BYTES, Err(ExtractError::Os(error)));
+                    }
                     // SAFETY: POPULATE_WRITE changes no contents; the page is present, so it cannot fault to us.
                     let populated =
                         unsafe { raw::madvise(address + done, PAGE_BYTES, libc::MADV_POPULATE_WRITE) };
@@ -603,6 +615,7 @@ impl PagedArea {
     /// EINVAL outside the area; when the process has closed our descriptor.
     pub fn extract_together(&mut self, pages: &[usize], frames: &[usize]) -> io::Result<usize> {
         let Some(together) = &self.together else { return Ok(0) };
+        assert!(self.told == Told::Faulter, "a reader would wait for itself where a page is missing");
         let count = pages.len().min(frames.len()).min(TOGETHER_MAX);
         let (pages, frames) = (&pages[..count], &frames[..count]);
         let mut to = [0; TOGETHER_MAX];
@@ -613,6 +626,34 @@ impl PagedArea {
         // SAFETY: pages and frames are ours (checked), and no reference into the pool is alive (`&mut self`). The pages are protected by the
         // caller's promise; whoever writes to one faults, and waits for the caller.
         unsafe { together.take(pages, &to[..count]) }
+    }
+
+    /// Takes the memory of installed, write-protected pages, the first [`TOGETHER_MAX`] at most, whose contents the caller knows: they are
+    /// missing then. Pages that are not there are left alone. In `left` is which left; returns how many.
+    ///
+    /// # Errors
+    /// As [`PagedArea::extract_together`].
+    pub fn drop_together(&mut self, pages: &[usize], left: &mut [bool; TOGETHER_MAX]) -> io::Result<usize> {
+        *left = [false; TOGETHER_MAX];
+        let Some(together) = &self.together else { return Ok(0) };
+        let pages = &pages[..pages.len().min(TOGETHER_MAX)];
+        let (mut there, mut leaving, mut count) = ([false; TOGETHER_MAX], [0; TOGETHER_MAX], 0);
+        pages.iter().try_for_each(|&page| self.area.check(page, PAGE_BYTES))?;
+        together.are_there(pages, &mut there)?;
+        for (&page, _) in pages.iter().zip(&there).filter(|(_, there)| **there) {
+            leaving[count] = page;
+            count += 1;
+        }
+        if count == 0 {
+            return Ok(0);
+        }
+        // SAFETY: the pages are ours (checked), and protected by the caller's promise: they hold what the caller knows, and whoever writes to
+        // one faults, and waits for the caller.
+        let dropped = unsafe { together.drop(&leaving[..count]) }?;
+        for (left, _) in left.iter_mut().zip(&there).filter(|(_, there)| **there).take(dropped) {
+            *left = true;
+        }
+        Ok(dropped)
     }
 
     /// One page into one empty frame by copy: for kernels without MOVE, and for pages whose protection differs.
@@ -706,16 +747,18 @@ impl PagedArea {
     }
 
     /// A page that the pager believes installed faulted as missing: either it is there (a stale event), or the program
-    /// dropped it by a system call of its own and must read zero.
+    /// dropped it by a system call of its own and must read zero. True: it was missing.
     ///
     /// # Errors
     /// ENOENT when the range was unmapped meanwhile.
-    pub fn install_zero_if_missing(&self, address: usize) -> io::Result<()> {
+    pub fn install_zero_if_missing(&self, address: usize) -> io::Result<bool> {
         self.area.check(address, PAGE_BYTES)?;
         // SAFETY: inside our area (checked); zero is right for a page dropped by MADV_DONTNEED.
         match unsafe { self.uffd.zero(address, PAGE_BYTES) } {
-            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => self.uffd.wake(address, PAGE_BYTES),
-            result => result,
+            Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
+                self.uffd.wake(address, PAGE_BYTES).map(|()| false)
+            }
+            result => result.map(|()| true),
         }
     }
 
@@ -784,6 +827,38 @@ impl Bell {
 mod tests {
     use super::*;
     use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn pages_that_leave_together_are_those_that_are_there() {
+        const PAGES: usize = 8;
+        let Ok(mut paged) = PagedArea::new(PAGES * PAGE_BYTES, PAGES, Some(FrameDesign::Move)) else {
+            eprintln!("pages_that_leave_together_are: skipped (no UFFDIO_MOVE here)");
+            return;
+        };
+        paged.open_memory().unwrap();
+        if !paged.takes_together() {
+            eprintln!("pages_that_leave_together_are: skipped (this kernel cannot take pages together)");
+            return;
+        }
+        let area = paged.area().start;
+        let pages: Vec<usize> = (0..PAGES).map(|page| area + page * PAGE_BYTES).collect();
+        paged.map_range(area, PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE).unwrap();
+        paged.fill_frames(0, 1).unwrap();
+        for &page in pages.iter().filter(|&&page| page != pages[3]) {
+            paged.install_fresh(page, 0, true).unwrap();
+        }
+        let mut left = [true; TOGETHER_MAX];
+        assert_eq!(paged.drop_together(&pages[2..6], &mut left).unwrap(), 3);
+        assert_eq!(left[..5], [true, false, true, true, false]);
+        // What left is missing: it can be installed anew. What did not is still there.
+        for (index, &page) in pages.iter().enumerate() {
+            let installed = paged.install_fresh(page, 0, false).map_err(|error| error.raw_os_error());
+            let expected = if (2..6).contains(&index) { Ok(()) } else { Err(Some(libc::EEXIST)) };
+            assert_eq!(installed, expected, "page {index}");
+        }
+        assert!(paged.drop_together(&[area, area + PAGES * PAGE_BYTES], &mut left).is_err());
+        assert_eq!(paged.drop_together(&[], &mut left).unwrap(), 0);
+    }
 
     #[test]
     fn what_was_moved_is_found_in_the_page_tables() {

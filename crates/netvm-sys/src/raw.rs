@@ -86,6 +86,32 @@ pub unsafe fn madvise_many(pidfd: BorrowedFd<'_>, ranges: &[libc::iovec], advice
     })
 }
 
+/// Which of `pages` are in memory: one system call for all, move_pages(2) without a place to move them to. Nothing is brought in. `Ok(false)` for what
+/// is not there, what is swapped out, and what the kernel does not know.
+///
+/// # Errors
+/// ENOSYS, EPERM: kernels without memory nodes, filters of system calls.
+pub fn are_there<const PAGES: usize>(pages: &[usize], there: &mut [bool; PAGES]) -> io::Result<()> {
+    let mut nodes = [-1_i32; PAGES];
+    let count = pages.len().min(PAGES);
+    // SAFETY: addresses are only looked up, and the kernel writes `count` numbers, as many as there is room for.
+    check(unsafe {
+        libc::syscall(
+            libc::SYS_move_pages,
+            0_isize,
+            count,
+            pages.as_ptr(),
+            std::ptr::null::<i32>(),
+            nodes.as_mut_ptr(),
+            0_isize,
+        )
+    })?;
+    for (there, node) in there.iter_mut().zip(&nodes[..count]) {
+        *there = *node >= 0;
+    }
+    Ok(())
+}
+
 /// Copies memory of this process to other memory of it, by process_vm_readv(2): a source that cannot be read is an error, or the end of what is
 /// done, and no signal. Returns the bytes done.
 ///

@@ -1,7 +1,7 @@
 //! Many pages leave the far area together: other CPUs are interrupted once for all of them, where a move interrupts them for each run.
 //!
-//! The pages are write-protected, so that their contents are the same from the copy until their memory is gone. Nobody is interrupted to
-//! protect them, as they were installed so.
+//! The pages are write-protected, so that their contents are the same from the copy until their memory is gone, or are known and need no copy.
+//! Nobody is interrupted to protect them, as they were installed so.
 
 use crate::raw;
 use crate::uffd::PAGE_BYTES;
@@ -31,7 +31,33 @@ impl Together {
         let (read, dropped) = unsafe {
             (raw::copy_many(together.process, &[to], &[from]), together.drop_memory(&[page(empty)]))
         };
-        (read.ok() == Some(bytes) && dropped.ok() == Some(PAGE_BYTES)).then_some(together)
+        let looked = raw::are_there(&[empty], &mut [true; 1]);
+        (read.ok() == Some(bytes) && dropped.ok() == Some(PAGE_BYTES) && looked.is_ok()).then_some(together)
+    }
+
+    /// Which of `pages` are there. Unlike a copy, to look for a page never waits for it.
+    ///
+    /// # Errors
+    /// Never where [`Together::new`] found that it works.
+    pub(crate) fn are_there(&self, pages: &[usize], there: &mut [bool; TOGETHER_MAX]) -> io::Result<()> {
+        raw::are_there(pages, there)
+    }
+
+    /// Takes the pages' memory. Returns how many, from the first on.
+    ///
+    /// # Errors
+    /// When the process has closed our descriptor.
+    ///
+    /// # Safety
+    /// The caller owns the pages and gives up what is in them.
+    pub(crate) unsafe fn drop(&self, pages: &[usize]) -> io::Result<usize> {
+        assert!(pages.len() <= TOGETHER_MAX, "{} pages", pages.len());
+        let mut ranges = [page(0); TOGETHER_MAX];
+        for (range, &address) in ranges.iter_mut().zip(pages) {
+            *range = page(address);
+        }
+        // SAFETY: forwarded from the caller.
+        Ok(unsafe { self.drop_memory(&ranges[..pages.len()]) }? / PAGE_BYTES)
     }
 
     /// Copies `pages` to full `frames`, and takes the pages' memory. Returns how many, from the first on: fewer than all where one is not

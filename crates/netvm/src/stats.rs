@@ -52,6 +52,8 @@ stats! {
     foreseen_hits,
     /// Pages evicted without a write because they had not changed.
     clean_drops,
+    /// Evicted pages that nobody had written to and that left many at a time.
+    left_together,
     /// Pages evicted without a write because they were all zero.
     zero_drops,
     /// Bytes read from lenders.

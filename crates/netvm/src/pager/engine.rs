@@ -20,7 +20,7 @@ use crate::runfile::Slot as RunSlot;
 use crate::stats::PagerStats;
 use netvm_core::limits::PAYLOAD_BYTES_MAX;
 use netvm_core::residency::{
-    Entry, FRAME_MAX, FrameChain, FrameSet, Marks, PageQueue, PageState, Protection, Streams,
+    Entry, FRAME_MAX, FrameChain, FrameSet, Marks, PageQueue, PageState, Protection, Returns, Streams,
 };
 use netvm_sys::cpu::Hold;
 use netvm_sys::paged::{Addresses, Bell, PagedArea, Told};
@@ -126,10 +126,12 @@ pub(super) struct Engine {
     /// Most of them left together.
     pub(super) together: bool,
     pub(super) protection: Protection,
+    /// Whether pages that have left come back soon.
+    pub(super) returns: Returns,
+    /// The program has dropped pages by system calls that nobody told of.
+    pub(super) dropped_by_program: bool,
     /// Pages on their way of which it is known that they will be written to.
     pub(super) to_write: Vec<u32>,
-    /// Pages that left together so far.
-    pub(super) left_together: u64,
     /// Frames in state Writing.
     pub(super) writing_frames: usize,
     /// Installed pages that the kernel did not let go when last asked.
@@ -240,8 +242,9 @@ impl Engine {
             in_runs: false,
             together: false,
             protection: Protection::new(),
+            returns: Returns::new(),
+            dropped_by_program: false,
             to_write: Vec::with_capacity(TO_WRITE_MAX),
-            left_together: 0,
             writing_frames: 0,
             busy_streak: 0,
             placement: Placement::new(config.private_lender),

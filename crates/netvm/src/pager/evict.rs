@@ -32,7 +32,7 @@ pub(super) struct Taken {
 
 impl Engine {
     /// Frames that should be free, cached or about to be.
-    fn reserve(&self) -> usize {
+    pub(super) fn reserve(&self) -> usize {
         (self.local_frames / RESERVE_PART).max(RESERVE_FRAMES_MIN)
     }
 
@@ -209,6 +209,7 @@ impl Engine {
         self.scattered = runs * 2 > count + together;
         self.in_runs = together == 0 && runs * RUN_PAGES_MIN <= count;
         self.together = together > count;
+        self.note_left(taken);
         self.write_back(&changed[..changes])?;
         Ok(taken)
     }

@@ -27,16 +27,17 @@ impl Engine {
         self.backing.detail.heat.note(page);
         let entry = self.table.get(page);
         match entry.state() {
-            PageState::Mapped if fault.protected => {
-                self.paged.unprotect(fault.address).map_err(|e| system("lift write protection", e))
-            }
             PageState::Mapped => {
                 if fault.write && entry.protected() {
                     self.protection.note_write();
                 }
-                self.lift_protection(page, entry, fault.write)?;
-                let there = self.paged.install_zero_if_missing(fault.address).or_else(gone);
-                there.map_err(|e| system("wake a thread", e))
+                self.lift_protection(page, entry, fault.write || fault.protected)?;
+                if fault.protected {
+                    return Ok(());
+                }
+                let was_missing = self.paged.install_zero_if_missing(fault.address).or_else(gone);
+                self.dropped_by_program |= was_missing.map_err(|e| system("wake a thread", e))?;
+                Ok(())
             }
             PageState::Writing => {
                 self.table.set(page, entry.with_wanted(true));
@@ -174,6 +175,9 @@ impl Engine {
             ahead += u64::from(!entry.wanted());
             run += 1;
         }
+        if entry.wanted() {
+            self.returns.note_back();
+        }
         self.stats.rescues += 1;
         self.stats.prefetch_hits += ahead;
         (first..first + run).for_each(|frame| self.cached.remove(frame));
@@ -260,6 +264,9 @@ impl Engine {
             let entry = self.table.get(page + index);
             age = self.tier.note_back(entry.frame(), class);
             again |= index == 0 && wanted && (age as usize) < self.local_frames / AGAIN_PART;
+            if index == 0 && wanted && self.drops() && (age as usize) < self.reserve() {
+                self.returns.note_back();
+            }
             let entry = entry.with_state(PageState::Fetching).with_frame(frame + index);
             self.table.set(page + index, entry.with_wanted(wanted));
         }
@@ -543,6 +550,7 @@ impl Engine {
 
     /// The program dropped an installed page by a system call that was not intercepted: it reads as zero from now on.
     pub(super) fn lost_by_program(&mut self, page: u32) -> Result<()> {
+        self.dropped_by_program = true;
         let entry = self.table.get(page);
         self.backing.release_slot(entry.slot())?;
         self.table.set(page, Entry::default().with_queued(entry.queued()));
@@ -553,6 +561,6 @@ impl Engine {
 }
 
 /// The range was unmapped while the fault was on its way: the thread will see that by itself.
-pub(super) fn gone(error: std::io::Error) -> std::io::Result<()> {
-    if error.raw_os_error() == Some(libc::ENOENT) { Ok(()) } else { Err(error) }
+pub(super) fn gone<T: Default>(error: std::io::Error) -> std::io::Result<T> {
+    if error.raw_os_error() == Some(libc::ENOENT) { Ok(T::default()) } else { Err(error) }
 }

@@ -106,6 +106,15 @@ impl Engine {
         // The pool stayed with the parent: cached pages are on their lender, nothing was on its way.
         // Those threads stayed with the parent, too.
         self.deferred.clear();
+        // A child's pages are not protected.
+        let table = &mut self.table;
+        self.mapped.retain(|page| {
+            let entry = table.get(page);
+            if entry.state() == PageState::Mapped && entry.protected() {
+                table.set(page, entry.with_protected(false));
+            }
+            true
+        });
         self.local_frames -= self.free.len() + self.cached.len() + self.tier.frames() + self.spare;
         self.spare = 0;
         let stamp = self.tier.stamp();

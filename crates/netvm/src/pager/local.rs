@@ -154,6 +154,11 @@ impl Engine {
             for page in pages.clone() {
                 let entry = self.table.get(page);
                 match entry.state() {
+                    // Writes to it would wait as well.
+                    PageState::Mapped if entry.protected() => {
+                        self.lift_protection(page, entry, true)?;
+                        continue;
+                    }
                     PageState::Mapped => continue,
                     PageState::Writing => self.table.set(page, entry.with_wanted(true)),
                     PageState::Untouched => {

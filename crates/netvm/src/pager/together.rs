@@ -7,7 +7,7 @@ use super::fault::gone;
 use super::fresh::SPARE_STEP;
 use crate::error::Result;
 use netvm_core::residency::{Entry, PageState};
-use netvm_sys::paged::TOGETHER_MAX;
+use netvm_sys::paged::{TOGETHER_MAX, Told};
 
 /// Fewer are moved.
 const TOGETHER_MIN: usize = 4;
@@ -15,10 +15,26 @@ const TOGETHER_MIN: usize = 4;
 const RUN_PAGES: usize = 8;
 /// With more spare pages than this, pages are moved: they leave frames behind.
 const SPARE_MAX: usize = 4 * SPARE_STEP;
+/// A page gets a second chance in the pool as long as more than one in so many takes it,
+const RETURNS: u32 = 8;
+/// and where to read it again costs little more than to find it there.
+const RETURNS_NEARBY: u32 = 2;
 /// Pages that are known to be written to as soon as they come; of more it is found out when they are.
 pub(super) const TO_WRITE_MAX: usize = 64;
 
 impl Engine {
+    /// Whether protected pages leave without a copy: few of them come back soon, and the program drops none by system calls of its own, of which
+    /// nobody is told.
+    pub(super) fn drops(&self) -> bool {
+        self.returns.are_rare() && !self.dropped_by_program
+    }
+
+    /// So many pages have left.
+    pub(super) fn note_left(&mut self, pages: usize) {
+        let part = if self.backing.is_nearby() { RETURNS_NEARBY } else { RETURNS };
+        self.returns.note_left(pages as u32, part);
+    }
+
     /// A thread that is going to write waits for this page.
     pub(super) fn note_write_ahead(&mut self, page: u32) {
         if !self.paged.takes_together() || self.to_write.contains(&page) {
@@ -40,6 +56,10 @@ impl Engine {
         if let Some(place) = to_write {
             self.to_write.swap_remove(place);
         }
+        // Where nothing is copied, protected pages leave no other way than by being dropped.
+        if self.paged.told() == Told::Reader && !self.drops() {
+            return false;
+        }
         let entry = self.table.get(page);
         // What is in the pool of pages is what its slot holds: it has arrived from there, or been sent there.
         let same = matches!(entry.state(), PageState::Cached | PageState::Fetching) && entry.slot() != 0;
@@ -51,9 +71,6 @@ impl Engine {
 
     /// A fault of an installed page: somebody writes to it, or the program has dropped it and what comes now is another.
     pub(super) fn lift_protection(&mut self, page: u32, entry: Entry, write: bool) -> Result<()> {
-        if !self.paged.takes_together() {
-            return Ok(());
-        }
         if entry.protected() {
             self.table.set(page, entry.with_protected(false));
         }
@@ -95,20 +112,37 @@ impl Engine {
                 }
             }
         }
+        let addresses: [usize; EVICT_PAGES_MAX] = std::array::from_fn(|index| self.address_of(pages[index]));
+        if count >= TOGETHER_MIN && self.drops() {
+            let mut dropped = [false; TOGETHER_MAX];
+            let taken = self.paged.drop_together(&addresses[..count], &mut dropped);
+            let taken = taken.map_err(|e| system("take pages out", e))?;
+            self.note_left_together(taken);
+            self.stats.clean_drops += taken as u64;
+            let stamp = self.tier.stamp();
+            for (&page, dropped) in pages[..count].iter().zip(dropped) {
+                if dropped {
+                    let entry = self.table.get(page).with_state(PageState::Remote).with_frame(stamp);
+                    self.table.set(page, entry.with_wanted(false));
+                } else {
+                    // Moving it tells why.
+                    rest[left] = page;
+                    left += 1;
+                }
+            }
+            rest[..left].sort_unstable();
+            return Ok((taken, left));
+        }
         let (mut frames, mut taken) = ([0_usize; EVICT_PAGES_MAX], 0);
-        if count >= TOGETHER_MIN {
+        if count >= TOGETHER_MIN && self.paged.told() == Told::Faulter {
             let room = self.frames_for_copies(&mut frames[..count]);
-            let addresses: [usize; EVICT_PAGES_MAX] =
-                std::array::from_fn(|index| self.address_of(pages[index]));
             taken = self
                 .paged
                 .extract_together(&addresses[..room], &frames[..room])
                 .map_err(|e| system("take pages out", e))?;
             frames[taken..room].iter().for_each(|&frame| self.free.put(frame, 1));
         }
-        // Their memory is of the budget still, and for the next that come.
-        self.spare += taken;
-        self.left_together += taken as u64;
+        self.note_left_together(taken);
         for (&page, &frame) in pages[..taken].iter().zip(&frames) {
             self.sort_out(Taken { page, frame: frame as u32 }, true)?;
         }
@@ -116,6 +150,12 @@ impl Engine {
         left += count - taken;
         rest[..left].sort_unstable();
         Ok((taken, left))
+    }
+
+    /// Their memory is of the budget still, and for the next that come.
+    fn note_left_together(&mut self, pages: usize) {
+        self.spare += pages;
+        self.stats.left_together += pages as u64;
     }
 
     /// Full frames without contents, but not the hot one; returns how many there are.

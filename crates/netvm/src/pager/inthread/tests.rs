@@ -109,7 +109,7 @@ fn number(page: usize, round: usize) -> usize {
 }
 
 fn left_together(shared: &InThread) -> u64 {
-    without_signals(|| shared.with_turn(|engine| engine.left_together).0)
+    without_signals(|| shared.with_turn(|engine| engine.stats.left_together).0)
 }
 
 /// Pages in random order, which is no stream.
