@@ -1,16 +1,23 @@
 //! Whether single pages are installed write-protected, so that those that nobody writes to can leave many at a time.
 //!
 //! A write to a protected page is a fault more. That pays as long as few of the pages are written to: so these are counted, and when there
-//! are too many only one page in some is still protected, to see whether that has changed.
+//! are too many only one page in some is still protected, to see whether that has changed. How many are too many depends on who faults: where several
+//! threads do, each page that leaves by itself would interrupt another CPU.
 
 /// Pages after which what was counted counts half.
 const PAGES: u32 = 128;
 /// Fewer than so many say nothing.
 const PAGES_MIN: u32 = 64;
-/// One written page of so many is too much,
+/// One written page of so many is too much where several threads fault, or faults are served in their threads,
 const TOO_MANY: u32 = 3;
-/// and one of so many is little enough to begin again.
-const FEW: u32 = 6;
+/// and where one thread does, which a pager's thread serves.
+const TOO_MANY_ALONE: u32 = 8;
+/// Half as many are few enough to begin again.
+const FEW_PART: u32 = 2;
+/// Faults after which it is decided how many threads fault,
+const FAULTS: u32 = 64;
+/// and how many of these must follow one of another thread.
+const CHANGES: u32 = 8;
 /// Meanwhile one page of so many is protected.
 const SAMPLED: u32 = 16;
 
@@ -21,12 +28,37 @@ pub struct Protection {
     written: u32,
     stopped: bool,
     skipped: u32,
+    /// Who faulted last; 0: unknown.
+    thread: u32,
+    faults: u32,
+    changes: u32,
+    several: bool,
 }
 
 impl Protection {
     /// Nothing is known.
     pub const fn new() -> Self {
-        Self { installed: 0, written: 0, stopped: false, skipped: 0 }
+        Self {
+            installed: 0,
+            written: 0,
+            stopped: false,
+            skipped: 0,
+            thread: 0,
+            faults: 0,
+            changes: 0,
+            several: true,
+        }
+    }
+
+    /// A thread of this number faults.
+    pub fn note_fault(&mut self, thread: u32) {
+        self.changes += u32::from(thread != self.thread);
+        self.thread = thread;
+        self.faults += 1;
+        if self.faults >= FAULTS {
+            self.several = thread == 0 || self.changes >= CHANGES;
+            (self.faults, self.changes) = (0, 0);
+        }
     }
 
     /// Whether the next page, which was asked for to be read, is to be protected.
@@ -57,10 +89,12 @@ impl Protection {
         if self.installed < PAGES_MIN {
             return;
         }
-        let stopped = self.written * if self.stopped { FEW } else { TOO_MANY } > self.installed;
+        let too_many = if self.several { TOO_MANY } else { TOO_MANY_ALONE };
+        let part = if self.stopped { FEW_PART * too_many } else { too_many };
+        let stopped = self.written * part > self.installed;
         if stopped != self.stopped {
             // What comes now is counted anew: writes come later than the pages they are to.
-            *self = Self { stopped, ..Self::new() };
+            (self.stopped, self.installed, self.written, self.skipped) = (stopped, 0, 0, 0);
         }
     }
 }
@@ -99,6 +133,24 @@ mod tests {
             let protected = run(&mut protection, 10_000, 0, 0);
             assert!(protected > 7_000, "{protected}");
         }
+    }
+
+    #[test]
+    fn who_faults_alone_may_write_to_fewer() {
+        let mut protection = Protection::new();
+        let faults = |protection: &mut Protection, threads: u32| {
+            (0..2 * FAULTS).for_each(|fault| protection.note_fault(1 + fault % threads));
+        };
+        faults(&mut protection, 1);
+        assert_eq!(run(&mut protection, 10_000, 20, 0), 10_000);
+        assert!(run(&mut protection, 10_000, 5, 0) < 2_000);
+        faults(&mut protection, 2);
+        run(&mut protection, 10_000, 7, 0);
+        assert_eq!(run(&mut protection, 10_000, 5, 0), 10_000, "two threads");
+        // Nobody knows.
+        faults(&mut protection, 1);
+        (0..FAULTS).for_each(|_| protection.note_fault(0));
+        assert_eq!(run(&mut protection, 10_000, 5, 0), 10_000, "unknown threads");
     }
 
     #[test]

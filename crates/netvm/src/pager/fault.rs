@@ -23,6 +23,7 @@ impl Engine {
             return Err(PagerError::OutsideFarMemory { address: fault.address, bytes: PAGE_BYTES }.into());
         }
         self.stats.faults += 1;
+        self.protection.note_fault(fault.thread);
         let page = self.page_of(fault.address);
         self.backing.detail.heat.note(page);
         let entry = self.table.get(page);
@@ -187,8 +188,13 @@ impl Engine {
 
     /// Installs frames and wakes who waits.
     pub(super) fn install(&mut self, page: u32, frame: u32, pages: u32) -> Result<()> {
+        self.install_known(page, frame, pages, false)
+    }
+
+    /// The same; `again`: the first page was wanted again soon after it had left.
+    fn install_known(&mut self, page: u32, frame: u32, pages: u32, again: bool) -> Result<()> {
         self.tier.note_answered();
-        let protect = pages == 1 && self.protects_next(page);
+        let protect = pages == 1 && self.protects_next(page, again);
         let is_fresh = pages == 1 && self.install_fresh(page, frame, protect)?;
         if !is_fresh {
             let address = self.address_of(page);
@@ -385,7 +391,7 @@ impl Engine {
                 self.backing.release_slot(entry.slot())?;
                 self.table.set(page, entry.with_slot(0));
             }
-            self.install(page, frame, run)?;
+            self.install_known(page, frame, run, index == 0 && transfer.again)?;
             if index == 0 && transfer.again {
                 self.table.set(page, self.table.get(page).with_frame(SPARED));
             }

@@ -18,7 +18,7 @@ const SPARE_MAX: usize = 4 * SPARE_STEP;
 /// A page gets a second chance in the pool as long as more than one in so many takes it,
 const RETURNS: u32 = 8;
 /// and where to read it again costs little more than to find it there.
-const RETURNS_NEARBY: u32 = 2;
+const RETURNS_NEARBY: u32 = 4;
 /// Pages that are known to be written to as soon as they come; of more it is found out when they are.
 pub(super) const TO_WRITE_MAX: usize = 64;
 
@@ -47,8 +47,9 @@ impl Engine {
         self.to_write.push(page);
     }
 
-    /// Whether a page that comes alone is to be write-protected.
-    pub(super) fn protects_next(&mut self, page: u32) -> bool {
+    /// Whether a page that comes alone is to be write-protected; `again`: it was wanted again soon after it had left, and had better leave by way of
+    /// the pool.
+    pub(super) fn protects_next(&mut self, page: u32, again: bool) -> bool {
         if !self.paged.takes_together() {
             return false;
         }
@@ -57,10 +58,11 @@ impl Engine {
             self.to_write.swap_remove(place);
         }
         // Where nothing is copied, protected pages leave no other way than by being dropped.
-        if self.paged.told() == Told::Reader && !self.drops() {
+        let entry = self.table.get(page);
+        let again = again || entry.state() == PageState::Cached && entry.wanted();
+        if self.paged.told() == Told::Reader && (again || !self.drops()) {
             return false;
         }
-        let entry = self.table.get(page);
         // What is in the pool of pages is what its slot holds: it has arrived from there, or been sent there.
         let same = matches!(entry.state(), PageState::Cached | PageState::Fetching) && entry.slot() != 0;
         same && to_write.is_none()
