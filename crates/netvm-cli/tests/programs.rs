@@ -631,3 +631,20 @@ print(walk(2), *[os.read(read, 100) for read in children])
         assert!(folder.path("record").metadata().unwrap().len() > 30_000);
     }
 }
+
+#[test]
+fn runs_that_cannot_be_meant_are_refused_with_what_is_wrong() {
+    for (arguments, word) in [
+        (&["--local", "8M", "--area", "1M"][..], "leave --area out"),
+        (&["--local", "8M", "--file", "/nowhere/there:xx"][..], "\"xx\" is no size"),
+        (&["--local", "8M", "--file", "/nowhere/there:1G"][..], "/nowhere/there: No such file"),
+        (&["--local", "64K"][..], "too little"),
+    ] {
+        let output = netvm().arg("run").args(arguments).args(["--", "true"]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(
+            !output.status.success() && said.contains(word) && said.lines().count() == 1,
+            "{arguments:?}: {said}"
+        );
+    }
+}

@@ -165,12 +165,7 @@ fn userfaultfd() -> Vec<Finding> {
 fn preload() -> Finding {
     match super::run::find_preload() {
         Ok(path) => finding("preload library", Verdict::Ok, path.display().to_string(), None),
-        Err(error) => finding(
-            "preload library",
-            Verdict::Missing,
-            error,
-            Some("cargo build --release -p netvm-preload"),
-        ),
+        Err(error) => finding("preload library", Verdict::Missing, error, None),
     }
 }
 

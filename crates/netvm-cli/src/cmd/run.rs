@@ -263,6 +263,13 @@ pub fn execute(
         )
         .into());
     }
+    if args.area.0 < args.local.0 {
+        return Err(format!(
+            "--area {} has fewer addresses than --local {} has memory; leave --area out for 1T",
+            args.area, args.local
+        )
+        .into());
+    }
     check_page_size(args)?;
     check_replicas(args)?;
     let fault_path = fault_path(args.fault_path)?;
@@ -468,7 +475,8 @@ pub fn find_preload() -> Result<PathBuf, String> {
     let installed = folder.join("../lib/netvm").join(PRELOAD);
     newest.or_else(|| installed.is_file().then_some(installed)).ok_or_else(|| {
         format!(
-            "{PRELOAD} is not beside {}; build it with `cargo build --release`, or name it in NETVM_PRELOAD",
+            "{PRELOAD} is neither beside {} nor in ../lib/netvm: `cargo xtask install` puts it there; or copy it from target/release/deps, or name it in \
+             NETVM_PRELOAD",
             program.display()
         )
     })

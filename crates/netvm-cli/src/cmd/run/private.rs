@@ -35,8 +35,15 @@ impl FromStr for FileTier {
 impl FileTier {
     /// What was asked for, or most of what is free there.
     pub fn size(&self) -> Result<Size, String> {
-        let room = netvm_sys::memfd::room_bytes(&self.folder)
-            .map_err(|error| format!("cannot use a file in {}: {error}", self.folder.display()))?;
+        let room = netvm_sys::memfd::room_bytes(&self.folder).map_err(|error| {
+            let folder = self.folder.display().to_string();
+            // What is no size is a part of the folder's name.
+            let hint = match folder.rsplit_once(':') {
+                Some((_, end)) => format!("; {end:?} is no size such as 64G"),
+                None => String::new(),
+            };
+            format!("cannot use a file in {folder}: {error}{hint}")
+        })?;
         Ok(self.size.unwrap_or(Size(room / 10 * 9)))
     }
 }
