@@ -148,8 +148,8 @@ pub struct PagedArea {
     /// One page behind the pool: a thread that reads it wakes the pager.
     doorbell: Reservation,
     design: FrameDesign,
-    /// Whether the kernel tells who writes to a protected page apart from who finds none.
-    tells_writes: bool,
+    /// Whether pages may be write-protected: the kernel tells who writes to one apart from who finds none, and takes them together.
+    may_protect: bool,
     /// Where pages can be installed write-protected and leave together.
     together: Option<Together>,
     memory: Option<File>,
@@ -203,11 +203,13 @@ impl PagedArea {
         let area = Arc::clone(&area.0);
         let pool = Reservation::new(frames * PAGE_BYTES)?;
         let doorbell = Reservation::new(PAGE_BYTES)?;
-        let tells_writes = design == FrameDesign::Move && uffd.features() & FEATURE_PAGEFAULT_FLAG_WP != 0;
-        let (together, memory) = (None, None);
-        let mut paged = Self { uffd, told, area, pool, doorbell, design, tells_writes, together, memory };
+        let tells_writes = uffd.features() & FEATURE_PAGEFAULT_FLAG_WP != 0;
+        let (may_protect, together, memory) = (false, None, None);
+        let mut paged = Self { uffd, told, area, pool, doorbell, design, may_protect, together, memory };
         paged.set_fork(false)?;
         paged.set_up_pool()?;
+        paged.may_protect =
+            design == FrameDesign::Move && tells_writes && Together::new(paged.pool.start).is_some();
         Ok(paged)
     }
 
@@ -234,7 +236,7 @@ impl PagedArea {
     }
 
     fn protects(&self) -> bool {
-        self.design == FrameDesign::Copy || self.tells_writes
+        self.design == FrameDesign::Copy || self.may_protect
     }
 
     /// Opens what belongs into the pager thread's own descriptor table. Before any frame is filled.
@@ -242,7 +244,7 @@ impl PagedArea {
     /// # Errors
     /// When /proc is not mounted.
     pub fn open_memory(&mut self) -> io::Result<()> {
-        if self.tells_writes {
+        if self.may_protect {
             self.together = Together::new(self.pool.start);
         }
         self.memory = Some(File::options().read(true).open("/proc/self/mem")?);
@@ -582,7 +584,7 @@ impl PagedArea {
                 // be one of those that the caller serves.
                 Some(libc::EBUSY) if unshared != done => {
                     unshared = done;
-                    if self.tells_writes
+                    if self.may_protect
                         && let Err(error) = self.unprotect(address + done)
                     {
                         return (done / PAGE_BYTES, Err(ExtractError::Os(error)));
