@@ -121,6 +121,7 @@ fn a_run_is_seen_while_it_goes_on_and_afterwards() {
         picture.starts_with("<svg")
             && picture.contains("fetched from lenders")
             && picture.contains("faults by address, MiB")
+            && picture.contains("faults in ")
             && picture.ends_with("</svg>\n")
     );
 }

@@ -16,7 +16,12 @@ use crate::runs::{Look, Rates};
 const LOOKS_MAX: usize = 4096;
 /// Columns of the heat map: with more, two become one.
 const COLUMNS_MAX: usize = 256;
-const SIZE: (u32, u32) = (1100, 1200);
+const SIZE: (u32, u32) = (1100, 1280);
+/// Room for the key of a panel, above it: inside it would lie on what is drawn.
+const KEY_HEIGHT: u32 = 24;
+/// Left of the axis.
+const LABELS_WIDTH: u32 = 80;
+const MARGIN: u32 = 10;
 const INK: RGBColor = RGBColor(0x22, 0x2b, 0x33);
 const GRID: RGBColor = RGBColor(0xe4, 0xe8, 0xec);
 const BLUE: RGBColor = RGBColor(0x1b, 0x6c, 0xa8);
@@ -110,12 +115,20 @@ impl Report {
         let most = columns.iter().flat_map(|(_, heat)| heat.counts()).max().copied().unwrap_or(0);
         let bin_mib = f64::from(1u32 << pages_log2.min(31)) / 256.0;
         let end = self.looks.last().map_or(1.0, |(at, _)| at.as_secs_f64()).max(0.1);
-        let mut chart = ChartBuilder::on(area)
-            .margin(10)
-            .x_label_area_size(36)
-            .y_label_area_size(80)
-            .build_cartesian_2d(0.0..end, 0.0..bins as f64 * bin_mib)?;
         let highest = bins as f64 * bin_mib;
+        let color = |count: u64| ORANGE.mix(0.15 + 0.85 * (count as f64).ln_1p() / (most as f64).ln_1p());
+        let (above, area) = area.split_vertically(KEY_HEIGHT);
+        if most > 0 {
+            let column_ms = end * 1e3 / columns.len() as f64;
+            let title = format!("faults in {column_ms:.0} ms and {bin_mib} MiB:");
+            let entries = steps(most).into_iter().map(|count| (count.to_string(), color(count)));
+            key(&above, &title, 12, entries)?;
+        }
+        let mut chart = ChartBuilder::on(&area)
+            .margin(MARGIN)
+            .x_label_area_size(36)
+            .y_label_area_size(LABELS_WIDTH)
+            .build_cartesian_2d(0.0..end, 0.0..highest)?;
         chart
             .configure_mesh()
             .x_desc("seconds")
@@ -129,10 +142,9 @@ impl Report {
         for (index, (from, heat)) in columns.iter().enumerate() {
             let to = columns.get(index + 1).map_or(end, |(at, _)| *at);
             for (bin, &count) in heat.counts().iter().enumerate().filter(|(_, count)| **count > 0) {
-                let share = (count as f64).ln_1p() / (most as f64).ln_1p().max(1e-9);
                 let low = bin as f64 * bin_mib;
-                let color = ORANGE.mix(0.15 + 0.85 * share);
-                chart.draw_series([Rectangle::new([(*from, low), (to, low + bin_mib)], color.filled())])?;
+                let field = [(*from, low), (to, low + bin_mib)];
+                chart.draw_series([Rectangle::new(field, color(count).filled())])?;
             }
         }
         Ok(())
@@ -184,10 +196,12 @@ impl Report {
         let end = self.looks.last().map_or(1.0, |(at, _)| at.as_secs_f64()).max(0.1);
         let values = curves.iter().flat_map(|(_, _, points)| points.iter().map(|point| point.1));
         let most = values.fold(0.0, f64::max).max(1.0) * 1.1;
-        let mut chart = ChartBuilder::on(area)
-            .margin(10)
+        let (above, area) = area.split_vertically(KEY_HEIGHT);
+        key(&above, "", 3, curves.iter().map(|(name, color, _)| ((*name).to_owned(), color.to_rgba())))?;
+        let mut chart = ChartBuilder::on(&area)
+            .margin(MARGIN)
             .x_label_area_size(36)
-            .y_label_area_size(80)
+            .y_label_area_size(LABELS_WIDTH)
             .build_cartesian_2d(0.0..end, 0.0..most)?;
         chart
             .configure_mesh()
@@ -199,21 +213,45 @@ impl Report {
             .bold_line_style(GRID)
             .y_label_formatter(&|value| label(*value, most))
             .draw()?;
-        for (name, color, points) in curves {
-            let color = *color;
-            chart
-                .draw_series(LineSeries::new(points.iter().copied(), color.stroke_width(2)))?
-                .label(*name)
-                .legend(move |(x, y)| PathElement::new([(x, y), (x + 18, y)], color.stroke_width(3)));
+        for (_, color, points) in curves {
+            chart.draw_series(LineSeries::new(points.iter().copied(), color.stroke_width(2)))?;
         }
-        chart
-            .configure_series_labels()
-            .position(SeriesLabelPosition::UpperRight)
-            .background_style(WHITE.mix(0.8))
-            .label_font(("sans-serif", 14, &INK))
-            .draw()?;
         Ok(())
     }
+}
+
+/// What colours stand for, from left to right: a patch `height` high, and its name.
+fn key(
+    area: &Area<'_>,
+    title: &str,
+    height: i32,
+    entries: impl Iterator<Item = (String, RGBAColor)>,
+) -> Result<(), Box<dyn Error>> {
+    let style = ("sans-serif", 14).into_font().color(&INK);
+    // Texts are as wide as they are estimated to be, or less.
+    let width =
+        |text: &str| -> Result<i32, Box<dyn Error>> { Ok(area.estimate_text_size(text, &style)?.0 as i32) };
+    let mut x = (MARGIN + LABELS_WIDTH) as i32;
+    let middle = KEY_HEIGHT as i32 / 2 + 4;
+    if !title.is_empty() {
+        area.draw(&Text::new(title.to_owned(), (x, middle - 7), style.clone()))?;
+        x += width(title)? + 12;
+    }
+    for (name, color) in entries {
+        let patch = [(x, middle - height / 2), (x + 18, middle - height / 2 + height)];
+        area.draw(&Rectangle::new(patch, color.filled()))?;
+        x += 24;
+        let wide = width(&name)?;
+        area.draw(&Text::new(name, (x, middle - 7), style.clone()))?;
+        x += wide + 20;
+    }
+    Ok(())
+}
+
+/// Numbers of faults for the key: powers of ten below the most, and that.
+fn steps(most: u64) -> Vec<u64> {
+    let powers = (0..20).map(|power| 10u64.pow(power)).take_while(|step| *step < most);
+    powers.chain([most]).collect()
 }
 
 /// A number on an axis that reaches to `most`.
@@ -231,6 +269,46 @@ mod tests {
     use super::*;
     use netvm::stats::PagerStats;
     use std::time::Instant;
+
+    #[test]
+    fn the_key_ends_with_the_most() {
+        assert_eq!((steps(1), steps(10)), (vec![1], vec![1, 10]));
+        assert_eq!(steps(123), [1, 10, 100, 123]);
+        assert_eq!(steps(u64::MAX).len(), 21);
+    }
+
+    /// The vertical places of a text, and of the first curve of a colour.
+    fn text_and_curve(picture: &str, name: &str, color: &str) -> (i32, Vec<i32>) {
+        let text = picture[..picture.find(name).unwrap()].rsplit(" y=\"").next().unwrap();
+        let text = text.split('"').next().unwrap().parse().unwrap();
+        let curve = picture.lines().find(|line| line.contains("<polyline") && line.contains(color)).unwrap();
+        let points = curve.split("points=\"").nth(1).unwrap().split('"').next().unwrap();
+        let places = points.split_whitespace().map(|point| point.split(',').nth(1).unwrap().parse().unwrap());
+        (text, places.collect())
+    }
+
+    #[test]
+    fn keys_lie_on_nothing_that_is_drawn() {
+        let mut report = Report::new("sort");
+        let start = Instant::now();
+        let mut detail = PagerDetail::default();
+        for number in 0..20u64 {
+            let at = Duration::from_millis(50 * number);
+            let stats = PagerStats { remote_reads: 100 * number, ..PagerStats::default() };
+            (0..number * 5).for_each(|fault| detail.heat.note(fault as u32 % 4));
+            report.add(at, Look { at: start + at, budget_frames: 10, stats, detail }, &[(7, detail)]);
+        }
+        let path = std::env::temp_dir().join(format!("netvm-report-test-{}.svg", std::process::id()));
+        report.draw(&path).unwrap();
+        let picture = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let (key, curve) = text_and_curve(&picture, "fetched from lenders", "#D06A2C");
+        assert!(curve.iter().all(|place| *place > key + 14), "{key} {curve:?}");
+        assert!(picture.contains("faults in 48 ms and"), "{picture}");
+        for count in ["1", "10"] {
+            assert!(picture.contains(&format!(">\n{count}\n<")), "no {count} in the key");
+        }
+    }
 
     #[test]
     fn a_long_run_keeps_looks_of_all_its_length() {
