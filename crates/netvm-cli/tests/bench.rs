@@ -504,7 +504,8 @@ fn bench_apps_compares_with_ram() {
         assert_eq!(row["per_s"].is_null(), row["case"] != "redis-50", "{row}");
     }
     let picture = std::fs::read_to_string(&svg).unwrap();
-    assert!(!drawn || picture.contains("-50"), "{picture}");
+    assert!(!drawn || picture.contains(", 50 % local, netvm"), "{picture}");
+    assert!(picture.contains("in RAM") && picture.contains("times worse than in RAM, logarithmic"));
     std::fs::remove_file(svg).unwrap();
 }
 
