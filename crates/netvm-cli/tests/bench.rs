@@ -78,6 +78,10 @@ fn bench_fault_measures_netvm_beside_its_floors() {
     let drawn = std::fs::read_to_string(&svg).unwrap();
     std::fs::remove_file(&svg).unwrap();
     assert!(drawn.contains("<svg") && drawn.contains("random-read"), "no picture in {drawn}");
+    assert!(
+        drawn.contains("floor (bare kernel)") && !drawn.contains("swap"),
+        "no swap was measured: {drawn}"
+    );
 }
 
 #[test]

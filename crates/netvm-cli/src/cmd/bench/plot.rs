@@ -9,8 +9,8 @@ use super::report::Row;
 
 /// Width, and most that one chart is high.
 const SIZE: (u32, u32) = (1000, 900);
-/// Room for the title of a chart.
-const TOP: i32 = 44;
+/// Room for the title of a chart, and for what its colours mean.
+const TOP: i32 = 64;
 const NETVM: RGBColor = RGBColor(0x1b, 0x6c, 0xa8);
 const FLOOR: RGBColor = RGBColor(0xb8, 0xc4, 0xce);
 const PEER: RGBColor = RGBColor(0xe0, 0x9f, 0x3e);
@@ -30,7 +30,10 @@ struct Bar {
 /// When the file cannot be written.
 pub fn write(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
     let charts = [
-        ("Far page fault, median microseconds (lower is better)", &["random-read", "random-rmw"]),
+        (
+            "Far page fault, median microseconds (lower is better)",
+            &["random-read", "random-rmw", "random-read-threads"][..],
+        ),
         ("Sequential, GB/s (higher is better)", &["seq-read", "seq-write"]),
     ];
     draw(path, "swap", &charts.map(|(title, cases)| (title.to_owned(), bars(rows, cases))))
@@ -93,11 +96,13 @@ pub fn of_tiers(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
 
 fn draw(path: &Path, peers: &str, charts: &[(String, Vec<Bar>)]) -> Result<(), Box<dyn Error>> {
     let height = |bars: &[Bar]| (TOP as u32 + 24 + bars.len() as u32 * 26).clamp(120, SIZE.1);
-    let all = charts.iter().map(|(_, bars)| height(bars)).sum();
-    let root = SVGBackend::new(path, (SIZE.0, all)).into_drawing_area();
+    // Where only a part was measured, the rest is no empty chart.
+    let charts = || charts.iter().filter(|(_, bars)| !bars.is_empty());
+    let all: u32 = charts().map(|(_, bars)| height(bars)).sum();
+    let root = SVGBackend::new(path, (SIZE.0, all.max(TOP as u32))).into_drawing_area();
     root.fill(&WHITE)?;
     let mut rest = root.clone();
-    for (title, bars) in charts {
+    for (title, bars) in charts() {
         let (area, below) = rest.split_vertically(height(bars));
         chart(&area, title, bars, peers)?;
         rest = below;
@@ -132,34 +137,48 @@ fn chart<DB: DrawingBackend>(
 where
     DB::ErrorType: 'static,
 {
-    const LEFT: i32 = 290;
+    const LEFT_MIN: i32 = 290;
     let (width, height) = area.dim_in_pixel();
     let (width, height) = (width as i32, height as i32);
-    area.draw(&Text::new(title.to_string(), (16, 12), ("sans-serif", 18).into_font().color(&INK)))?;
-    let legend = [(NETVM, "netvm"), (FLOOR, "floor (bare kernel)"), (PEER, peers)];
-    for (index, (color, name)) in legend.iter().enumerate() {
-        let x = width - 330 + index as i32 * 90 + if index == 2 { 60 } else { 0 };
-        area.draw(&Rectangle::new([(x, 16), (x + 12, 28)], color.filled()))?;
-        area.draw(&Text::new(name.to_string(), (x + 17, 16), ("sans-serif", 13).into_font().color(&INK)))?;
+    let font = |size: f64| ("sans-serif", size).into_font().color(&INK);
+    let wide =
+        |text: &str, size: f64| area.estimate_text_size(text, &font(size)).map(|(wide, _)| wide as i32);
+    area.draw(&Text::new(title.to_string(), (16, 12), font(18.0)))?;
+    // Only what there is.
+    let mut legend = [(NETVM, "netvm"), (PEER, peers)]
+        .into_iter()
+        .filter(|(color, _)| bars.iter().any(|bar| bar.color == *color))
+        .collect::<Vec<_>>();
+    legend.extend(bars.iter().any(|bar| bar.floor.is_some()).then_some((FLOOR, "floor (bare kernel)")));
+    let mut x = 16;
+    for (color, name) in legend {
+        area.draw(&Rectangle::new([(x, 38), (x + 12, 50)], color.filled()))?;
+        area.draw(&Text::new(name.to_string(), (x + 17, 38), font(13.0)))?;
+        x += 17 + wide(name, 13.0)? + 18;
     }
     let most = bars.iter().map(|bar| bar.value.max(bar.floor.unwrap_or(0.0))).fold(0.0, f64::max);
     if most <= 0.0 || bars.is_empty() {
         return Ok(());
     }
     let step = ((height - TOP - 12) / bars.len() as i32).min(40);
-    let scale = f64::from(width - LEFT - 130) / most;
+    let size = f64::from(step.clamp(8, 20)) * 0.7;
+    let mut left = LEFT_MIN;
+    for bar in bars {
+        left = left.max(16 + wide(&bar.label, size)? + 8);
+    }
+    let scale = f64::from(width - left - 130) / most;
     for (index, bar) in bars.iter().enumerate() {
         let y = TOP + index as i32 * step;
         let thick = step * 3 / 4;
-        let style = ("sans-serif", f64::from(step.clamp(8, 20)) * 0.7).into_font().color(&INK);
-        let reach = |value: f64| LEFT + (value * scale) as i32;
+        let style = font(size);
+        let reach = |value: f64| left + (value * scale) as i32;
         area.draw(&Text::new(bar.label.clone(), (16, y + thick / 5), style.clone()))?;
         if let Some(floor) = bar.floor {
-            area.draw(&Rectangle::new([(LEFT, y), (reach(floor), y + thick)], FLOOR.filled()))?;
+            area.draw(&Rectangle::new([(left, y), (reach(floor), y + thick)], FLOOR.filled()))?;
         }
         let inset = if bar.floor.is_some() { thick / 4 } else { 0 };
         area.draw(&Rectangle::new(
-            [(LEFT, y + inset), (reach(bar.value), y + thick - inset)],
+            [(left, y + inset), (reach(bar.value), y + thick - inset)],
             bar.color.filled(),
         ))?;
         let end = reach(bar.value.max(bar.floor.unwrap_or(0.0)));
@@ -170,4 +189,39 @@ where
         ))?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn picture(name: &str, draw: impl Fn(&Path)) -> String {
+        let path = std::env::temp_dir().join(format!("netvm-plot-{name}-{}.svg", std::process::id()));
+        draw(&path);
+        let picture = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        picture
+    }
+
+    fn row(case: &str, placement: Option<&'static str>, peer: Option<&'static str>) -> Row {
+        let mut row = Row::new("fault", case, "us");
+        (row.median, row.floor, row.placement, row.peer) = (Some(6.0), Some(4.0), placement, peer);
+        row
+    }
+
+    #[test]
+    fn the_legend_has_only_what_was_measured() {
+        let nearby = row("random-read", Some("nearby"), None);
+        let skipped = Row { median: None, ..row("random-read", None, Some("zram")) };
+        let alone = picture("alone", |path| write(&[nearby.clone(), skipped.clone()], path).unwrap());
+        assert!(
+            alone.contains("floor (bare") && !alone.contains("swap") && !alone.contains("GB/s"),
+            "{alone}"
+        );
+        let zram = row("random-read", None, Some("zram"));
+        let beside = picture("beside", |path| write(&[nearby.clone(), zram.clone()], path).unwrap());
+        assert!(beside.contains("swap") && beside.contains("random-read  zram"), "{beside}");
+        let nothing = picture("nothing", |path| write(&[], path).unwrap());
+        assert!(nothing.ends_with("</svg>\n"), "{nothing}");
+    }
 }
