@@ -104,7 +104,9 @@ fn bench_fault_measures_one_case_by_itself() {
 
 #[test]
 fn bench_fault_measures_walks_with_and_without_packed_pages() {
+    let svg = std::env::temp_dir().join(format!("netvm-bench-walks-{}.svg", std::process::id()));
     let arguments = ["fault", "--quick", "--walks", "--json", "--peers", "none", "--local-percent", "25"];
+    let arguments = [&arguments[..], &["--svg", svg.to_str().unwrap()]].concat();
     let Some(rows) = bench(&arguments) else { return };
     for case in ["uniform-25", "zipf-25", "stride-25", "chase-25", "uniform-25-half", "chase-25-half"] {
         for peer in [None, Some("netvm-lender")] {
@@ -113,6 +115,11 @@ fn bench_fault_measures_walks_with_and_without_packed_pages() {
             assert!(number(row, "median") > 0.0 && number(row, "n") > 0.0, "{row}");
             assert!(case.starts_with("zipf") || number(row, "floor") > 0.0, "{row}");
         }
+    }
+    let drawn = std::fs::read_to_string(&svg).unwrap();
+    std::fs::remove_file(&svg).unwrap();
+    for text in ["An access, 25 % local, half-compressible data, same-cpu", "chase-25  netvm-lender"] {
+        assert!(drawn.contains(text), "no {text} in {drawn}");
     }
     // A floor for the pages that fault: three of four.
     let floor = |case: &str| number(rows.iter().find(|row| row["case"] == case).unwrap(), "floor");

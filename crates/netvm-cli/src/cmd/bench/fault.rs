@@ -408,7 +408,11 @@ pub fn run(args: &FaultArgs) -> Result<(), Failure> {
         };
         let rows = walks.rows();
         unpin_thread(&cpus)?;
-        return super::print(&rows?, args.json);
+        let rows = rows?;
+        if let Some(path) = &args.svg {
+            plot::of_walks(&rows, path)?;
+        }
+        return super::print(&rows, args.json);
     }
     let mut table = Table::default();
     let result = measure(&plan, args.placement, &cpus, &mut table);

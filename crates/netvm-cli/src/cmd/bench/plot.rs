@@ -39,6 +39,45 @@ pub fn write(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
     draw(path, "swap", &charts.map(|(title, cases)| (title.to_owned(), bars(rows, cases))))
 }
 
+/// The same of `netvm bench fault --walks`: a chart for each placement, part that is local and kind of data. Swap has no placement.
+///
+/// # Errors
+/// When the file cannot be written.
+pub fn of_walks(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
+    let walks = |row: &Row| {
+        let (_, part) = row.case.split_once('-')?;
+        Some((row.placement?, part.trim_end_matches("-threads").to_owned()))
+    };
+    let mut charts: Vec<(&str, String)> = Vec::new();
+    for chart in rows.iter().filter_map(walks) {
+        if !charts.contains(&chart) {
+            charts.push(chart);
+        }
+    }
+    let chart = |(placement, part): (&'static str, String)| {
+        let of = |row: &&Row| {
+            let case = row.case.trim_end_matches("-threads");
+            case.split_once('-').is_some_and(|(_, of)| of == part)
+                && row.placement.is_none_or(|of| of == placement)
+        };
+        let rows: Vec<Row> = rows.iter().filter(of).cloned().collect();
+        let mut cases: Vec<&str> = Vec::new();
+        for row in &rows {
+            if !cases.contains(&row.case.as_str()) {
+                cases.push(&row.case);
+            }
+        }
+        let (percent, data) = match part.strip_suffix("-half") {
+            Some(percent) => (percent, "half-compressible"),
+            None => (part.as_str(), "random"),
+        };
+        let title = format!("An access, {percent} % local, {data} data, {placement}: us (lower is better)");
+        (title, bars(&rows, &cases))
+    };
+    let charts: Vec<_> = charts.into_iter().map(chart).collect();
+    draw(path, "others", &charts)
+}
+
 /// Writes an SVG file with a bar chart for each unit: what took so long, and what moved so much.
 ///
 /// # Errors
@@ -223,5 +262,22 @@ mod tests {
         assert!(beside.contains("swap") && beside.contains("random-read  zram"), "{beside}");
         let nothing = picture("nothing", |path| write(&[], path).unwrap());
         assert!(nothing.ends_with("</svg>\n"), "{nothing}");
+    }
+
+    #[test]
+    fn walks_have_a_chart_for_each_part_and_placement() {
+        let mut rows = Vec::new();
+        for placement in ["same-cpu", "nearby"] {
+            for case in ["uniform-50", "uniform-50-threads", "chase-50-half", "uniform-10"] {
+                rows.push(row(case, Some(placement), None));
+                rows.push(row(case, Some(placement), Some("netvm-lender")));
+            }
+        }
+        rows.push(row("uniform-50", None, Some("zram")));
+        let drawn = picture("walks", |path| of_walks(&rows, path).unwrap());
+        let count = |text: &str| drawn.matches(text).count();
+        assert_eq!(count("An access, 50 % local, random data"), 2, "{drawn}");
+        assert_eq!(count("10 % local, random data, nearby") + count("half-compressible data, same-cpu"), 2);
+        assert_eq!((count("uniform-50  zram"), count("uniform-50-threads  netvm-lender")), (2, 2));
     }
 }
