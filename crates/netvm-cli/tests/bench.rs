@@ -99,7 +99,7 @@ fn bench_fault_measures_one_case_by_itself() {
     let command = [&["bench"][..], &arguments, &["zipf"]].concat();
     let output = Command::new(env!("CARGO_BIN_EXE_netvm")).args(command).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.code() == Some(2) && said.contains("random-read, random-rmw"), "{said}");
+    assert!(!output.status.success() && said.contains("random-read, random-rmw"), "{said}");
 }
 
 #[test]
@@ -108,12 +108,16 @@ fn bench_fault_measures_walks_with_and_without_packed_pages() {
     let arguments = ["fault", "--quick", "--walks", "--json", "--peers", "none", "--local-percent", "25"];
     let arguments = [&arguments[..], &["--svg", svg.to_str().unwrap()]].concat();
     let Some(rows) = bench(&arguments) else { return };
-    for case in ["uniform-25", "zipf-25", "stride-25", "chase-25", "uniform-25-half", "chase-25-half"] {
-        for peer in [None, Some("netvm-lender")] {
-            let row = rows.iter().find(|row| row["case"] == case && row["peer"].as_str() == peer);
-            let row = row.unwrap_or_else(|| panic!("no row for {peer:?} {case}"));
+    let find = |case: &str, peer: Option<&str>| {
+        let row = rows.iter().find(|row| row["case"] == case && row["peer"].as_str() == peer);
+        row.unwrap_or_else(|| panic!("no row for {peer:?} {case}"))
+    };
+    for case in ["uniform", "zipf", "sequential", "stride", "chase"] {
+        for (half, peer) in [("", None), ("-half", None), ("", Some("netvm-lender"))] {
+            let row = find(&format!("{case}-25{half}"), peer);
             assert!(number(row, "median") > 0.0 && number(row, "n") > 0.0, "{row}");
-            assert!(case.starts_with("zipf") || number(row, "floor") > 0.0, "{row}");
+            assert!(case == "zipf" || number(row, "floor") > 0.0, "{row}");
+            assert_eq!(row["placement"], "same-cpu");
         }
     }
     let drawn = std::fs::read_to_string(&svg).unwrap();
@@ -122,8 +126,53 @@ fn bench_fault_measures_walks_with_and_without_packed_pages() {
         assert!(drawn.contains(text), "no {text} in {drawn}");
     }
     // A floor for the pages that fault: three of four.
-    let floor = |case: &str| number(rows.iter().find(|row| row["case"] == case).unwrap(), "floor");
+    let floor = |case: &str| number(find(case, None), "floor");
     assert!((floor("uniform-25") - floor("chase-25")).abs() < 1e-6);
+    assert!(floor("sequential-25") < floor("uniform-25"));
+}
+
+#[test]
+fn bench_fault_measures_one_walk_by_threads_and_in_all_placements() {
+    let common = ["fault", "--quick", "--walks", "--json", "--peers", "none", "--case", "uniform"];
+    let more = ["--placement", "nearby", "--threads", "2", "--local-percent", "75,10", "--encrypt-pages"];
+    let Some(rows) = bench(&[&common[..], &more].concat()) else { return };
+    let find = |rows: &[serde_json::Value], case: &str, placement: &str| {
+        let of = |row: &&serde_json::Value| row["case"] == case && row["placement"] == placement;
+        rows.iter().find(of).unwrap_or_else(|| panic!("no {case} in {placement}")).clone()
+    };
+    for case in ["uniform-75", "uniform-10", "uniform-10-half"] {
+        for (threads, by) in [(1.0, ""), (2.0, "-threads")] {
+            let row = find(&rows, &format!("{case}{by}"), "nearby");
+            // Of all threads, each of which takes the median for an access.
+            let per_s = threads * 1e6 / number(&row, "median");
+            assert!((number(&row, "per_s") / per_s - 1.0).abs() < 1e-3, "{row}");
+        }
+    }
+    assert!(rows.iter().all(|row| row["case"].as_str().unwrap().starts_with("uniform-")), "{rows:?}");
+    let rows = rows_of(&[&common[..], &["--placement", "all", "--replicas", "2"]].concat());
+    // With one CPU there are fewer.
+    for placement in ["same-cpu", "nearby", "unpinned"] {
+        assert!(number(&find(&rows, "uniform-50", placement), "ratio") > 0.0);
+    }
+}
+
+/// What would have no effect is not taken.
+#[test]
+fn bench_fault_takes_no_options_that_walks_do_not_heed() {
+    for (arguments, why) in [
+        (&["--walks", "--local", "64M"][..], "--local"),
+        (&["--walks", "--shards", "2"], "--shards"),
+        (&["--walks", "--case", "seq-read"], "uniform, zipf, sequential, stride, chase"),
+        (&["--walks", "--replicas", "2", "--erasure", "2+1"], "--erasure"),
+        (&["--local-percent", "50"], "--walks"),
+        (&["--walks", "--local-percent", "75,99"], "1..=95"),
+        (&["--walks", "--size", "1M"], "too small to have 50 % of it local"),
+    ] {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_netvm"));
+        let output = command.args(["bench", "fault", "--peers", "none"]).args(arguments).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(!output.status.success() && said.contains(why), "{arguments:?}: {said}");
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ use netvm_sys::cpu::pin;
 use crate::size::Size;
 
 use super::child::Helper;
+use super::far::{self, Far, Started};
 use super::report::{Row, median_and_spread};
 use super::swap::{self, Kind};
 use super::walks::Walks;
@@ -31,9 +32,13 @@ type Failure = Box<dyn Error>;
   netvm bench fault --placement spin --peers none --case seq-read   a stream by itself: behind random accesses it is slower
   netvm bench fault --json --svg fault.svg   for a program, and a picture
   netvm bench fault --walks --local-percent 75,50,25,10   what an access costs with so much local memory
+  netvm bench fault --walks --placement nearby-unpinned --threads 4 --peers none   and to four threads at once
+  netvm bench fault --walks --case chase --encrypt-pages --peers none
 
-Walks are timed over all accesses; the case ends in the part that is local, and in -half where the second half of each
-page is zeros. Their floor is that of a random access for each page that is not local. `netvm-lender` packs nothing.
+Walks are timed over all accesses; the case ends in the part that is local, in -half where the second half of each page is
+zeros, and in -threads where --threads of them walk at once: us are what each takes for an access, per s what all do (swap is
+measured with one). Their floor is that of a random access for each page that is not local, of sequential ones that of a page
+of the stream. `netvm-lender` packs nothing.
 Zram's own memory (packed) is not counted in its limit (local), that of netvm is.
 
 The floor of a random access is a bare userfaultfd fault plus a bare TCP round trip in the same placement; that of a
@@ -44,11 +49,11 @@ pub struct FaultArgs {
     /// Print one JSON object per line
     #[arg(long)]
     json: bool,
-    /// Which CPUs the program, its pager and the lender run on
-    #[arg(long, value_enum, default_value = "all")]
-    placement: Placements,
+    /// Which CPUs the program, its pager and the lender run on [default: all, with --walks same-cpu]
+    #[arg(long, value_enum)]
+    placement: Option<Placements>,
     /// Local memory for far pages
-    #[arg(long, default_value = "64M")]
+    #[arg(long, default_value = "64M", conflicts_with = "walks")]
     local: Size,
     /// Far memory that is walked over
     #[arg(long, default_value = "256M")]
@@ -56,12 +61,13 @@ pub struct FaultArgs {
     /// Seconds for all repetitions of one case
     #[arg(long, default_value_t = 3.0)]
     seconds: f64,
-    /// Measure accesses instead, whether they fault or not: at random, by Zipf's law, strided, by pointers; on random and on
-    /// half-compressible data, with and without packed pages
+    /// Measure accesses instead, whether they fault or not: at random, by Zipf's law, in order, strided, by pointers; on random
+    /// and on half-compressible data, with and without packed pages
     #[arg(long)]
     walks: bool,
     /// With --walks: parts of --size that are local, in percent
-    #[arg(long, value_delimiter = ',', default_value = "50", value_parser = clap::value_parser!(u32).range(1..=95))]
+    #[arg(long, value_name = "PERCENT", value_delimiter = ',', default_value = "50", requires = "walks",
+          value_parser = clap::value_parser!(u32).range(1..=95))]
     local_percent: Vec<u32>,
     /// A short run on little memory, for tests
     #[arg(long)]
@@ -72,7 +78,7 @@ pub struct FaultArgs {
     /// Or how many parts, as in 2+1, each at a lender that is a process of its own
     #[arg(long, value_name = "K+M", conflicts_with = "replicas")]
     erasure: Option<Erasure>,
-    /// With 2 and more, random reads are also measured by so many threads at once
+    /// With 2 and more, random reads (and all walks) are also measured by so many threads at once
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     threads: u8,
     /// Pagers that divide the far memory
@@ -84,9 +90,9 @@ pub struct FaultArgs {
     /// Who serves faults: auto, thread, spin or in-thread
     #[arg(long, value_name = "PATH", default_value = "auto")]
     fault_path: FaultPath,
-    /// Only this one: random-read, random-rmw, seq-read or seq-write
-    #[arg(long, value_name = "CASE", value_parser = one_case, conflicts_with = "walks")]
-    case: Option<Case>,
+    /// Only this one: random-read, random-rmw, seq-read or seq-write; with --walks uniform, zipf, sequential, stride or chase
+    #[arg(long, value_name = "CASE")]
+    case: Option<String>,
     /// Write a bar plot of the medians to this file
     #[arg(long, value_name = "FILE", value_parser = super::picture)]
     svg: Option<PathBuf>,
@@ -334,32 +340,25 @@ impl Table {
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug)]
-struct Plan {
+struct Plan<'a> {
+    far: Far,
     local_bytes: u64,
-    size_bytes: u64,
     repetitions: usize,
-    replicas: u8,
-    erasure: Option<Erasure>,
-    encrypt_pages: bool,
-    threads: u8,
     shards: u8,
-    fault_path: FaultPath,
-    only: Option<Case>,
-    /// Time of one repetition of one case.
-    case: Duration,
+    cases: &'a [Case],
     /// Time of one repetition of one floor.
     floor: Duration,
 }
 
-impl Plan {
-    fn cases(&self) -> Vec<Case> {
-        Case::ALL.into_iter().filter(|case| self.only.is_none_or(|only| only == *case)).collect()
+/// Those of `all` that are asked for.
+fn chosen(all: &[Case], name: Option<&str>) -> Result<Vec<Case>, Failure> {
+    let chosen: Vec<Case> =
+        all.iter().copied().filter(|case| name.is_none_or(|name| name == case.name())).collect();
+    if chosen.is_empty() {
+        let names: Vec<_> = all.iter().map(|case| case.name()).collect();
+        return Err(format!("--case is one of {}", names.join(", ")).into());
     }
-}
-
-fn one_case(name: &str) -> Result<Case, String> {
-    let found = Case::ALL.into_iter().find(|case| case.name() == name);
-    found.ok_or_else(|| format!("it is one of {}", Case::ALL.map(Case::name).join(", ")))
+    Ok(chosen)
 }
 
 /// Runs the bench and prints its rows.
@@ -372,38 +371,26 @@ pub fn run(args: &FaultArgs) -> Result<(), Failure> {
     } else {
         (5, Duration::try_from_secs_f64(args.seconds / 5.0)?, args.local.0, args.size.0)
     };
-    let plan = Plan {
-        local_bytes,
+    let far = Far {
         size_bytes,
-        repetitions,
         replicas: args.replicas,
         erasure: args.erasure,
         encrypt_pages: args.encrypt_pages,
         threads: args.threads,
-        shards: args.shards,
         fault_path: args.fault_path,
-        only: args.case,
         case,
-        floor: case / 3,
     };
-    if plan.size_bytes <= plan.local_bytes {
-        return Err(format!(
-            "--size {} must be larger than --local {}, or nothing faults",
-            args.size, args.local
-        )
-        .into());
-    }
     let cpus = allowed_cpus();
+    let all = if args.walks { &Case::WALKS[..] } else { &Case::ALL };
+    let cases = chosen(all, args.case.as_deref())?;
     if args.walks {
-        let first = placements(args.placement)?.first().copied().ok_or("no placement")?;
         let walks = Walks {
-            placement: first,
+            placements: &placements(args.placement.unwrap_or(Placements::SameCpu))?,
             cpus: &cpus,
             percents: &args.local_percent,
-            size_bytes: plan.size_bytes,
-            repetitions: plan.repetitions,
-            case: plan.case,
-            fault_path: plan.fault_path,
+            far,
+            cases: &cases,
+            repetitions,
             peers: args.peers == Peers::Auto,
         };
         let rows = walks.rows();
@@ -414,8 +401,16 @@ pub fn run(args: &FaultArgs) -> Result<(), Failure> {
         }
         return super::print(&rows, args.json);
     }
+    if size_bytes <= local_bytes {
+        return Err(format!(
+            "--size {} must be larger than --local {}, or nothing faults",
+            args.size, args.local
+        )
+        .into());
+    }
+    let plan = Plan { far, local_bytes, repetitions, shards: args.shards, cases: &cases, floor: case / 3 };
     let mut table = Table::default();
-    let result = measure(&plan, args.placement, &cpus, &mut table);
+    let result = measure(&plan, args.placement.unwrap_or(Placements::All), &cpus, &mut table);
     unpin_thread(&cpus)?;
     result?;
     if args.peers == Peers::Auto {
@@ -450,59 +445,17 @@ fn measure(plan: &Plan, wanted: Placements, cpus: &[usize], table: &mut Table) -
 /// The processes of one placement. Those that are not being measured sleep.
 struct Setup {
     placement: Placement,
-    // The worker goes first: it borrows from the lender.
-    worker: Helper,
-    _lenders: Vec<Helper>,
+    started: Started,
     _echo: Helper,
     echo_address: String,
 }
 
 impl Setup {
     fn new(plan: &Plan, placement: Placement) -> Result<Self, Failure> {
-        let pinned = |name: &str, cpu: Option<usize>| match cpu {
-            Some(cpu) => vec![format!("--{name}"), cpu.to_string()],
-            None => Vec::new(),
-        };
-        let words = |text: &str| text.split(' ').map(str::to_string).collect::<Vec<_>>();
-        let mut command = words("bench echo");
-        command.extend(pinned("cpu", placement.lender));
-        command.extend(placement.spin.then(|| "--spin".to_owned()));
-        let mut echo = Helper::start(&command, false)?;
-        let echo_address = echo.line()?;
-        let lent = plan.size_bytes.next_multiple_of(16 << 20) + (64 << 20);
-        let mut command = words(&format!("lend --private --listen 127.0.0.1:0 --size {lent}"));
-        command.extend(pinned("cpu", placement.lender));
-        if placement.spin {
-            command.extend(words("--spin-us 1000"));
-        }
-        let (mut lenders, mut addresses) = (Vec::new(), String::new());
-        for _ in 0..plan.erasure.map_or(plan.replicas.into(), Erasure::lenders) {
-            let mut lender = Helper::start(&command, false)?;
-            let said = lender.line()?;
-            addresses += &format!(" --lender {}", said.rsplit(' ').next().unwrap_or_default());
-            lenders.push(lender);
-        }
-        let mut command = words(&format!(
-            "bench worker{addresses} --replicas {} --local-bytes {} --size-bytes {} --case-ms {}",
-            plan.replicas,
-            plan.local_bytes,
-            plan.size_bytes,
-            plan.case.as_millis()
-        ));
-        command.extend(pinned("cpu", placement.program));
-        command.extend(pinned("pager-cpu", placement.pager));
-        command.extend(words(if placement.nearby { "--link shm" } else { "--link socket" }));
-        if let Some(erasure) = plan.erasure {
-            command.extend(words(&format!("--erasure {erasure}")));
-        }
-        command.extend(words(&format!("--threads {} --shards {}", plan.threads, plan.shards)));
-        command.extend(words(&format!("--fault-path {}", plan.fault_path)));
-        if plan.encrypt_pages {
-            command.extend(words("--encrypt-pages"));
-        }
-        let mut worker = Helper::start(&command, false)?;
-        worker.ask("fill")?;
-        Ok(Self { placement, worker, _lenders: lenders, _echo: echo, echo_address })
+        let (echo, echo_address) = far::echo(placement)?;
+        let shards = format!("--shards {}", plan.shards);
+        let started = plan.far.start(placement, plan.local_bytes, false, &shards)?;
+        Ok(Self { placement, started, _echo: echo, echo_address })
     }
 
     /// One repetition: the floors, then the cases.
@@ -527,35 +480,34 @@ impl Setup {
             FAULT_MOVE,
             floors::fault(true, self.placement.pager, plan.floor),
         );
-        for case in plan.cases() {
-            table.add(name, None, case.name(), Ok(self.worker.ask(case.name())?));
+        for &case in plan.cases {
+            table.add(name, None, case.name(), Ok(self.started.worker.ask(case.name())?));
         }
-        if plan.threads > 1 && plan.cases().contains(&Case::RandomRead) {
+        if plan.far.threads > 1 && plan.cases.contains(&Case::RandomRead) {
             be(self.placement.program)?;
             for (case, sharded) in [(FAULT_COPY_THREADS, false), (FAULT_COPY_SHARDS, true)] {
-                let threads = usize::from(plan.threads);
+                let threads = usize::from(plan.far.threads);
                 let floor = floors::fault_by_threads(threads, sharded, self.placement.pager, plan.floor)?;
                 table.add(name, Some("floor-uffd"), case, Ok(floor));
             }
             let case = Case::RandomReadThreads.name();
-            table.add(name, None, case, Ok(self.worker.ask(case)?));
+            table.add(name, None, case, Ok(self.started.worker.ask(case)?));
         }
         Ok(())
     }
 }
 
 fn measure_swap(plan: &Plan, kind: Kind, table: &mut Table) {
-    let cases = plan.cases();
     let wanted = swap::Wanted {
         kind,
         lent: &swap::Lent::default(),
         waits_only: false,
         compressible: kind == Kind::Zram,
         local_bytes: plan.local_bytes,
-        size_bytes: plan.size_bytes,
-        case_ms: plan.case.as_millis() as u64,
+        size_bytes: plan.far.size_bytes,
+        case_ms: plan.far.case.as_millis() as u64,
         repetitions: plan.repetitions,
-        cases: &cases,
+        cases: plan.cases,
     };
     match swap::measure(&wanted) {
         Ok(measured) => {
@@ -566,7 +518,7 @@ fn measure_swap(plan: &Plan, kind: Kind, table: &mut Table) {
             }
         }
         Err(error) => {
-            for case in cases {
+            for &case in plan.cases {
                 table.add(None, Some(kind.peer()), case.name(), Err(error.to_string().into()));
             }
         }

@@ -12,6 +12,7 @@ mod block;
 mod child;
 mod eviction;
 mod failure;
+mod far;
 mod fault;
 mod file;
 mod floors;

@@ -28,6 +28,9 @@ const FAULT_NS_MIN: u64 = 1000;
 /// Pages from one access to the next in the strided case.
 const STRIDE_PAGES: usize = 17;
 
+/// Behind the name of a walk: by all threads of the worker at once.
+pub const BY_THREADS: &str = "-threads";
+
 /// Bytes between two readings of the clock in the sequential cases.
 pub const CHUNK_BYTES: usize = 1 << 20;
 
@@ -82,7 +85,7 @@ pub struct WorkerArgs {
     /// Where evicted pages go
     #[arg(long, value_enum, default_value = "auto")]
     tier: Tier,
-    /// Threads of the case with several
+    /// Threads of the cases with several
     #[arg(long, default_value_t = 1)]
     threads: usize,
     /// A lender that serves this worker alone
@@ -107,6 +110,8 @@ pub enum Case {
     Uniform,
     /// The same, where the page of rank k is read in proportion to 1/k.
     Zipf,
+    /// One word of every page in order, round and round.
+    Sequential,
     /// One word of every 17th page, round and round, until all have been read.
     Stride,
     /// All pages once in an order without order, round and round; where to go next depends on what was read.
@@ -119,7 +124,7 @@ impl Case {
     pub const ALL: [Case; 4] = [Case::RandomRead, Case::RandomRmw, Case::SeqRead, Case::SeqWrite];
 
     /// Those that read single words and are timed over all accesses, whether they fault or not.
-    pub const WALKS: [Case; 4] = [Case::Uniform, Case::Zipf, Case::Stride, Case::Chase];
+    pub const WALKS: [Case; 5] = [Case::Uniform, Case::Zipf, Case::Sequential, Case::Stride, Case::Chase];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -130,10 +135,18 @@ impl Case {
             Case::SeqWrite => "seq-write",
             Case::Uniform => "uniform",
             Case::Zipf => "zipf",
+            Case::Sequential => "sequential",
             Case::Stride => "stride",
             Case::Chase => "chase",
             Case::Phases => "phases",
         }
+    }
+
+    /// A case by what its keeper calls it, and how many threads walk.
+    fn asked_for(name: &str, threads: usize) -> Option<(Case, usize)> {
+        let named = |name: &str| Case::value_variants().iter().copied().find(|case| case.name() == name);
+        let walk = || named(name.strip_suffix(BY_THREADS)?).filter(|case| Case::WALKS.contains(case));
+        named(name).map(|case| (case, 1)).or_else(|| Some((walk()?, threads)))
     }
 }
 
@@ -183,11 +196,17 @@ struct Worker {
     increments: Vec<u32>,
     sums: Vec<u64>,
     random: u64,
-    /// Where the last walk ended.
-    position: usize,
+    /// For each thread of the cases with several.
+    walkers: Vec<Walker>,
     case: Duration,
     waits_only: bool,
-    threads: usize,
+}
+
+/// Where a thread's last walk ended.
+#[derive(Clone, Copy)]
+struct Walker {
+    page: usize,
+    random: u64,
 }
 
 enum Owner {
@@ -207,8 +226,8 @@ pub fn run(args: &WorkerArgs) -> Result<(), Box<dyn Error>> {
     for line in std::io::stdin().lock().lines() {
         let outcome = match line?.as_str() {
             "fill" => worker.fill().map(|()| Outcome::default()),
-            name => match Case::value_variants().iter().find(|case| case.name() == name) {
-                Some(&case) => worker.measure(case),
+            name => match Case::asked_for(name, worker.walkers.len()) {
+                Some((case, threads)) => worker.measure(case, threads),
                 None => Err(format!("unknown case {name}").into()),
             },
         };
@@ -228,6 +247,21 @@ fn mix(value: u64) -> u64 {
     let value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     let value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     value ^ (value >> 31)
+}
+
+/// Has so many threads do the same, told by their numbers.
+fn at_once<T: Send>(
+    threads: usize,
+    run: impl Fn(usize) -> Result<T, String> + Sync,
+) -> Result<Vec<T>, String> {
+    std::thread::scope(|scope| {
+        let run = &run;
+        let threads: Vec<_> = (0..threads).map(|thread| scope.spawn(move || run(thread))).collect();
+        let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
+            thread.join().unwrap_or_else(|_| Err("a thread of the worker panicked".to_owned()))
+        };
+        threads.into_iter().map(join).collect()
+    })
 }
 
 impl Worker {
@@ -275,10 +309,15 @@ impl Worker {
             increments: vec![0; pages],
             sums: vec![0; pages],
             random: 0x1234_5678_9ABC_DEF1,
-            position: 0,
+            // Each begins in a part of its own.
+            walkers: (0..args.threads.max(1))
+                .map(|thread| Walker {
+                    page: pages * thread / args.threads.max(1),
+                    random: mix(thread as u64) | 1,
+                })
+                .collect(),
             case: Duration::from_millis(args.case_ms),
             waits_only: args.waits_only,
-            threads: args.threads,
         })
     }
 
@@ -336,15 +375,17 @@ impl Worker {
         }
     }
 
-    fn measure(&mut self, case: Case) -> Result<Outcome, Box<dyn Error>> {
+    fn measure(&mut self, case: Case, threads: usize) -> Result<Outcome, Box<dyn Error>> {
         let mut outcome = match case {
             Case::RandomRead | Case::RandomRmw => self.random(case)?,
             Case::RandomReadThreads => self.random_by_threads()?,
             Case::SeqRead | Case::SeqWrite => self.sequential(case)?,
-            Case::Uniform | Case::Zipf | Case::Stride | Case::Chase => self.walk(case)?,
+            Case::Uniform | Case::Zipf | Case::Sequential | Case::Stride | Case::Chase => {
+                self.walk(case, threads)?
+            }
             Case::Phases => {
                 self.phases += 1;
-                self.walk(case)?
+                self.walk(case, 1)?
             }
         };
         if let Owner::Far(pager) = &self.owner {
@@ -418,16 +459,8 @@ impl Worker {
         let faults_before = self.faults();
         let start = Instant::now();
         let worker = &*self;
-        let run = |thread: usize| {
+        let histograms = at_once(worker.walkers.len(), |thread| {
             worker.random_reads(mix(worker.random ^ thread as u64) | 1).map_err(|e| e.to_string())
-        };
-        let histograms = std::thread::scope(|scope| {
-            let threads: Vec<_> =
-                (0..worker.threads).map(|thread| scope.spawn(move || run(thread))).collect();
-            let join = |thread: std::thread::ScopedJoinHandle<'_, _>| {
-                thread.join().unwrap_or_else(|_| Err("a thread of the worker panicked".to_owned()))
-            };
-            threads.into_iter().map(join).collect::<Result<Vec<_>, _>>()
         })?;
         let seconds = start.elapsed().as_secs_f64();
         self.random = mix(self.random) | 1;
@@ -473,8 +506,10 @@ impl Worker {
     }
 
     /// The page that follows `page`.
-    fn next_page(&mut self, case: Case, page: usize, value: u64) -> usize {
+    fn next_page(&self, case: Case, Walker { page, random }: &mut Walker, value: u64) -> usize {
+        let page = *page;
         match case {
+            Case::Sequential => (page + 1) % self.pages,
             Case::Stride => {
                 let next = page + STRIDE_PAGES;
                 if next < self.pages { next } else { (next + 1) % STRIDE_PAGES }
@@ -492,10 +527,10 @@ impl Worker {
                 }
             }
             _ => {
-                self.random ^= self.random << 13;
-                self.random ^= self.random >> 7;
-                self.random ^= self.random << 17;
-                let random = self.random >> 11;
+                *random ^= *random << 13;
+                *random ^= *random >> 7;
+                *random ^= *random << 17;
+                let random = *random >> 11;
                 if case == Case::Phases && !random.is_multiple_of(10) {
                     let part = self.pages / 4;
                     if self.scattered {
@@ -515,33 +550,47 @@ impl Worker {
         }
     }
 
-    /// Single words, timed over all.
-    fn walk(&mut self, case: Case) -> Result<Outcome, Box<dyn Error>> {
+    /// What one thread walks: where it ends, and how many accesses that took.
+    fn walk_alone(&self, case: Case, mut walker: Walker) -> Result<(Walker, u64), String> {
         const BETWEEN_CLOCKS: u64 = 64;
         let mut accesses = 0u64;
-        let mut page = self.position;
-        let faults_before = self.faults();
         let start = Instant::now();
         while start.elapsed() < self.case {
             for _ in 0..BETWEEN_CLOCKS {
-                let mut bytes = [0; 8];
+                let (page, mut bytes) = (walker.page, [0; 8]);
                 self.memory.read_into(page * PAGE_BYTES + 8, &mut bytes).ok_or("page outside the memory")?;
                 let value = u64::from_ne_bytes(bytes);
                 if value != self.expected(page, 1) {
-                    return Err(format!("{WRONG_DATA} in page {page}").into());
+                    return Err(format!("{WRONG_DATA} in page {page}"));
                 }
-                page = self.next_page(case, page, value);
+                walker.page = self.next_page(case, &mut walker, value);
             }
             accesses += BETWEEN_CLOCKS;
         }
-        self.position = page;
-        let each = start.elapsed().as_secs_f64() / accesses as f64;
+        Ok((walker, accesses))
+    }
+
+    /// Single words, timed over all: by so many threads the time that each of them takes for one.
+    fn walk(&mut self, case: Case, threads: usize) -> Result<Outcome, Box<dyn Error>> {
+        let faults_before = self.faults();
+        let start = Instant::now();
+        let walked = match threads {
+            1 => vec![self.walk_alone(case, self.walkers[0])?],
+            _ => at_once(threads, |thread| self.walk_alone(case, self.walkers[thread]))?,
+        };
+        let seconds = start.elapsed().as_secs_f64();
+        let mut accesses = 0;
+        for (walker, (now, of_one)) in self.walkers.iter_mut().zip(walked) {
+            *walker = now;
+            accesses += of_one;
+        }
+        let each = seconds * threads as f64 / accesses as f64;
         let faults = faults_before.and_then(|before| Some(self.faults()? - before));
         Ok(Outcome {
             median: each * 1e6,
             p99: each * 1e6,
             n: accesses,
-            per_s: faults.unwrap_or(0) as f64 / accesses as f64 / each,
+            per_s: faults.unwrap_or(0) as f64 / seconds,
             ..Outcome::default()
         })
     }
