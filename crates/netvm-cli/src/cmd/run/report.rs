@@ -152,7 +152,14 @@ impl Report {
 
     /// Curves of what `value` says of neighbouring looks.
     fn rates(&self, name: &'static str, color: RGBColor, value: impl Fn(&Rates) -> f64) -> Curve {
-        let pairs = self.looks.windows(2);
+        let mut looks: Vec<&(Duration, Look)> = self.looks.iter().collect();
+        // The last look is when the processes have ended and counted what they had not: in a moment that would be a peak.
+        if let [.., before, last_but_one, last] = &looks[..]
+            && (last.0 - last_but_one.0) * 2 < last_but_one.0 - before.0
+        {
+            looks.remove(looks.len() - 2);
+        }
+        let pairs = looks.windows(2);
         let points =
             pairs.map(|pair| (pair[1].0.as_secs_f64(), value(&Rates::between(&pair[0].1, &pair[1].1))));
         (name, color, points.collect())
@@ -275,6 +282,21 @@ mod tests {
         assert_eq!((steps(1), steps(10)), (vec![1], vec![1, 10]));
         assert_eq!(steps(123), [1, 10, 100, 123]);
         assert_eq!(steps(u64::MAX).len(), 21);
+    }
+
+    #[test]
+    fn a_short_last_interval_is_no_peak() {
+        let start = Instant::now();
+        let mut report = Report::new("sort");
+        for (ms, zero_fills) in [(0, 0), (50, 100), (100, 200), (101, 300)] {
+            let at = Duration::from_millis(ms);
+            let stats = PagerStats { zero_fills, ..PagerStats::default() };
+            let detail = PagerDetail::default();
+            report.add(at, Look { at: start + at, budget_frames: 10, stats, detail }, &[]);
+        }
+        let (.., points) = report.rates("touched", GREY, |rates| rates.zero_fills);
+        let rates: Vec<_> = points.iter().map(|(_, rate)| rate.round()).collect();
+        assert_eq!(rates, [2000.0, 3922.0]);
     }
 
     /// The vertical places of a text, and of the first curve of a colour.
