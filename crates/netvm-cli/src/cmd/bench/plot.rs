@@ -166,7 +166,7 @@ fn bars(rows: &[Row], cases: &[&str]) -> Vec<Bar> {
     bars
 }
 
-/// Horizontal bars with their labels to the left and their values at the end; a floor is a pale bar behind.
+/// Horizontal bars with their labels to the left and their values at their end; a floor is a pale bar behind.
 fn chart<DB: DrawingBackend>(
     area: &DrawingArea<DB, plotters::coord::Shift>,
     title: &str,
@@ -220,7 +220,8 @@ where
             [(left, y + inset), (reach(bar.value), y + thick - inset)],
             bar.color.filled(),
         ))?;
-        let end = reach(bar.value.max(bar.floor.unwrap_or(0.0)));
+        // Behind the floor it would seem to be that of the floor, where more is better.
+        let end = reach(bar.value);
         area.draw(&Text::new(
             if bar.value < 10.0 { format!("{:.2}", bar.value) } else { format!("{:.1}", bar.value) },
             (end + 6, y + thick / 5),
@@ -262,6 +263,16 @@ mod tests {
         assert!(beside.contains("swap") && beside.contains("random-read  zram"), "{beside}");
         let nothing = picture("nothing", |path| write(&[], path).unwrap());
         assert!(nothing.ends_with("</svg>\n"), "{nothing}");
+    }
+
+    #[test]
+    fn a_value_stands_at_its_own_bar() {
+        let below = Row { median: Some(1.0), ..row("seq-read", Some("nearby"), None) };
+        let drawn = picture("below", |path| write(std::slice::from_ref(&below), path).unwrap());
+        let text = drawn[..drawn.find("\n1.00\n").unwrap()].rsplit("<text x=\"").next().unwrap();
+        let x: i32 = text.split('"').next().unwrap().parse().unwrap();
+        // The floor, of four times as much, reaches to the right end.
+        assert!(x < SIZE.0 as i32 / 2, "{x}");
     }
 
     #[test]
