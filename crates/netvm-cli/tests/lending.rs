@@ -47,7 +47,8 @@ fn a_lender_ends_when_its_borrowers_have_moved_elsewhere() {
 
 fn leaves(more: &[&str]) {
     let folder = Folder::new("leaving");
-    let lenders = ["one", "two"].map(|name| Lender::named(&folder, name, "128M"));
+    let log = folder.path("log");
+    let lenders = [Lender::named(&folder, "one", "128M"), Lender::logged(&folder, "two", "128M", &log)];
     let mut run = Guard(
         netvm()
             .args(["run", "--local", "8M", "--tier", "lender", "--lender", &lenders[0].address])
@@ -73,9 +74,13 @@ fn leaves(more: &[&str]) {
         let status = two.status();
         status["draining"] == true && status["borrowers"][0]["cannot"] == true
     });
+    let said = || std::fs::read_to_string(&log).unwrap();
+    until("it says so", || said().contains("MiB lent to 1 borrower: serving on"));
+    assert!(said().contains("asked to stop: waiting for 1 borrower\n"), "{}", said());
     drop(run.0.stdin.take());
     let status = wait(&mut run.0, Duration::from_secs(30)).expect("the program hangs");
     assert!(status.success(), "{status:?}");
+    assert_eq!(said().matches("serving on").count(), 1, "{}", said());
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use serde_json::Value;
 use std::ffi::OsStr;
+use std::fs::File;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
@@ -172,19 +173,25 @@ impl Lender {
 
     /// On this socket, with more arguments.
     pub fn start_with(socket: &Path, size: &str, more: &[&str]) -> Self {
-        Self::listening(&format!("unix:{}", socket.display()), size, more)
+        Self::listening(&format!("unix:{}", socket.display()), size, more, Stdio::null())
     }
 
     pub fn at(address: &str, size: &str) -> Self {
-        Self::listening(address, size, &[])
+        Self::listening(address, size, &[], Stdio::null())
     }
 
-    fn listening(address: &str, size: &str, more: &[&str]) -> Self {
+    /// What it says goes to this file.
+    pub fn logged(folder: &Folder, name: &str, size: &str, log: &Path) -> Self {
+        let (address, log) = (format!("unix:{}", folder.path(name).display()), File::create(log).unwrap());
+        Self::listening(&address, size, &[], log.into())
+    }
+
+    fn listening(address: &str, size: &str, more: &[&str], log: Stdio) -> Self {
         let mut child = netvm()
             .args(["lend", "--size", size, "--listen", address])
             .args(more)
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(log)
             .spawn()
             .unwrap();
         // It says where it listens when it does.

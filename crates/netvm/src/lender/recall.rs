@@ -43,8 +43,8 @@ impl Lender {
         }
         if self.recalls.is_stuck() && !was_stuck {
             self.say(format_args!(
-                "nobody else can take what {} borrowers have here: serving on, though memory is short",
-                held.len()
+                "nobody else can take what is lent to {}: serving on, though memory is short",
+                counted(held.len())
             ));
         }
         for Ask { borrower, bytes } in asks {
@@ -84,6 +84,24 @@ impl Lender {
         }
     }
 
+    /// Once: that nobody who is left can leave.
+    fn tell_stuck(&mut self) {
+        let stays = |peer: &Option<Peer>| match peer {
+            Some(Peer::Served(served)) if served.lease.is_some() => Some(served.cannot),
+            _ => None,
+        };
+        let left: Vec<bool> = self.peers.iter().filter_map(stays).collect();
+        if self.told_stuck || left.is_empty() || left.contains(&false) {
+            return;
+        }
+        self.told_stuck = true;
+        let mib = self.memories.slabs.used_bytes() >> 20;
+        self.say(format_args!(
+            "nobody else can take the {mib} MiB lent to {}: serving on until somebody can, or they end; SIGTERM ends it at once",
+            counted(left.len())
+        ));
+    }
+
     /// Time in which this process did not look, because it was stopped or starved, is not borrowers' silence.
     pub(super) fn forgive(&mut self, now: Instant) {
         let late = now.saturating_duration_since(self.ticked).saturating_sub(2 * TICK);
@@ -99,6 +117,7 @@ impl Lender {
     pub(super) fn look_after_borrowers(&mut self, now: Instant) {
         if self.draining {
             self.ask_all_to_leave();
+            self.tell_stuck();
         }
         let Some(timeout) = self.config.lease_timeout else { return };
         for index in 0..self.peers.len() {
@@ -119,4 +138,9 @@ impl Lender {
             }
         }
     }
+}
+
+/// So many borrowers, in words.
+pub(super) fn counted(borrowers: usize) -> String {
+    format!("{borrowers} borrower{}", if borrowers == 1 { "" } else { "s" })
 }

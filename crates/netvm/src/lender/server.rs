@@ -19,6 +19,7 @@ use netvm_sys::shared::SharedSlice;
 
 use super::memories::Memories;
 use super::protocol::{self, BorrowAnswer, BorrowerStatus, LenderStatus};
+use super::recall::counted;
 use crate::error::{Error, LenderLimit, Result};
 use crate::link::Link;
 use crate::link::greeting::{self, Greeted, Greeting, Transport};
@@ -213,6 +214,8 @@ pub struct Lender {
     past_ops: u64,
     rate: (Instant, u64, u64),
     pub(super) draining: bool,
+    /// It has said that nobody who is left can leave.
+    pub(super) told_stuck: bool,
     parent_gone: bool,
     /// Listeners that could not accept.
     paused: Vec<usize>,
@@ -280,6 +283,7 @@ impl Lender {
             past_ops: 0,
             rate: (now, 0, 0),
             draining: false,
+            told_stuck: false,
             parent_gone: false,
             paused: Vec::new(),
         })
@@ -323,9 +327,9 @@ impl Lender {
                 return Ok(());
             }
             if self.leave_by.is_some_and(|by| Instant::now() >= by) {
-                let (left, bytes) = (self.borrowers(), self.memories.slabs.used_bytes());
+                let (left, bytes) = (counted(self.borrowers()), self.memories.slabs.used_bytes());
                 self.say(format_args!(
-                    "the time to leave is over: {left} borrowers lose {} MiB",
+                    "the time to leave is over: {} MiB lent to {left} are lost",
                     bytes >> 20
                 ));
                 return Ok(());
@@ -340,7 +344,7 @@ impl Lender {
                         }
                         self.draining = true;
                         self.leave_by = self.config.leave_timeout.map(|timeout| Instant::now() + timeout);
-                        self.say(format_args!("asked to stop: waiting for {} borrowers", self.borrowers()));
+                        self.say(format_args!("asked to stop: waiting for {}", counted(self.borrowers())));
                         self.ask_all_to_leave();
                     }
                     PARENT_ID => {
