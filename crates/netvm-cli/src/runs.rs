@@ -133,8 +133,10 @@ pub fn lender_rates(old: &Look, new: &Look, lenders: usize) -> Vec<(f64, f64)> {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Rates {
     pub seconds: f64,
-    /// Faults per second, and of these: without I/O, of untouched pages, unpacked, from lenders.
+    /// Faults per second, and of these without I/O.
     pub faults: f64,
+    pub faults_without_io: f64,
+    /// Pages per second: still in local frames, touched for the first time, unpacked, from lenders.
     pub rescues: f64,
     pub zero_fills: f64,
     pub unpacked: f64,
@@ -168,6 +170,7 @@ impl Rates {
         Self {
             seconds,
             faults: rate(|stats| stats.faults),
+            faults_without_io: rate(|stats| stats.faults_without_io),
             rescues: rate(|stats| stats.rescues),
             zero_fills: rate(|stats| stats.zero_fills),
             unpacked: rate(|stats| stats.unpacked),

@@ -127,6 +127,22 @@ fn a_run_is_seen_while_it_goes_on_and_afterwards() {
 }
 
 #[test]
+fn faults_without_io_are_some_of_the_faults() {
+    if !can_run("faults_without_io_are_some_of_the_faults", &[]) {
+        return;
+    }
+    let mut command = netvm();
+    command.args(["run", "--local", "16M", "--lend-size", "256M", "--stats", "--"]);
+    command.args([env!("CARGO_BIN_EXE_netvm"), "demo-worker", "67108864"]);
+    let done = finish(&mut command).must_succeed();
+    let number = |word: &str| {
+        let end = done.err.find(word).unwrap_or_else(|| panic!("{word}: {}", done.err));
+        done.err[..end].rsplit([' ', '(']).next().unwrap().parse::<u64>().unwrap()
+    };
+    assert!((1..number(" faults (")).contains(&number(" without I/O)")), "{}", done.err);
+}
+
+#[test]
 fn what_cannot_be_watched_is_told() {
     for (args, why) in [
         (&["top", "--pid", "1"][..], "no `netvm run` that goes on"),

@@ -34,7 +34,9 @@ macro_rules! stats {
 stats! {
     /// Page faults served.
     faults,
-    /// Of these, pages that were still in a local frame: no I/O.
+    /// Of these, faults that needed no I/O: their pages were there, new, packed, or in a local frame yet.
+    faults_without_io,
+    /// Times that pages which had been evicted were still in local frames.
     rescues,
     /// Pages read from lenders.
     remote_reads,

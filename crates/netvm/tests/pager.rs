@@ -35,6 +35,33 @@ fn contents_survive_four_times_the_budget() {
     assert!(stats.local_frames_peak <= LOCAL_BYTES_MIN / PAGE as u64, "{stats:?}");
     assert!(stats.remote_reads > 1000 && stats.remote_writes > 1000, "{stats:?}");
     assert!(stats.rescues > 0, "{stats:?}");
+    // None of those that had to read can be among them; nor were most of the others put off.
+    let without_io = stats.faults_without_io;
+    assert!(0 < without_io && without_io + stats.remote_reads / 4 < stats.faults, "{stats:?}");
+}
+
+#[test]
+fn faults_that_need_no_io_are_some_of_the_faults() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let pager = start(&lent, 4 << 20, |_| {});
+    // Many new pages come at one fault.
+    let memory = mapped(&pager, 0, 2 << 20);
+    (0..memory.len() / PAGE).for_each(|page| set_word(memory, page * 512, 1));
+    let stats = pager.stats();
+    assert!(stats.zero_fills > stats.faults && stats.faults > 0, "{stats:?}");
+    assert_eq!(stats.faults_without_io, stats.faults, "{stats:?}");
+    // What has left has to be read.
+    let others = mapped(&pager, 4 << 20, 8 << 20);
+    (0..others.len() / PAGE).for_each(|page| set_word(others, page * 512, 1));
+    let before = pager.stats();
+    for page in (0..memory.len() / PAGE).rev().step_by(7) {
+        assert_eq!(word(memory, page * 512), 1);
+    }
+    let stats = pager.stats();
+    let (faults, without) =
+        (stats.faults - before.faults, stats.faults_without_io - before.faults_without_io);
+    assert!(faults > 0 && without < faults, "{before:?} {stats:?}");
 }
 
 #[test]

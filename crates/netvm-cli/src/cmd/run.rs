@@ -511,7 +511,7 @@ fn to_line(report: &Report) -> String {
          local peak {} MiB",
         report.elapsed.as_secs_f64(),
         stats.faults,
-        stats.rescues + stats.zero_fills,
+        stats.faults_without_io,
         stats.prefetched,
         stats.prefetch_hits.min(stats.prefetched),
         mib(stats.bytes_in),

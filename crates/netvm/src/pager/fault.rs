@@ -27,6 +27,15 @@ impl Engine {
         let page = self.page_of(fault.address);
         self.backing.detail.heat.note(page);
         let entry = self.table.get(page);
+        self.serve_fault(fault, page, entry)?;
+        // Neither on its way before nor now, and not put off.
+        let was_here = !matches!(entry.state(), PageState::Remote | PageState::Fetching | PageState::Writing);
+        let is_here = self.table.get(page).state() == PageState::Mapped;
+        self.stats.faults_without_io += u64::from(was_here && is_here);
+        Ok(())
+    }
+
+    fn serve_fault(&mut self, fault: Fault, page: u32, entry: Entry) -> Result<()> {
         match entry.state() {
             PageState::Mapped => {
                 if fault.write && entry.protected() {

@@ -92,11 +92,12 @@ fn rate(bytes: f64) -> String {
 fn to_text(run: &Run, old: &Look, look: &Look, rates: &Rates) -> String {
     let stats = &look.stats;
     let mut text = format!(
-        "run {} ({})\n  lenders    {}\n  faults     {:.0}/s; pages a second: {:.0} fetched, {:.0} unpacked, {:.0} touched for the first time, {:.0} still there\n",
+        "run {} ({})\n  lenders    {}\n  faults     {:.0}/s, {:.0} of them without I/O; pages a second: {:.0} fetched, {:.0} unpacked, {:.0} touched for the first time, {:.0} still there\n",
         run.pid,
         run.command,
         run.lenders,
         rates.faults,
+        rates.faults_without_io,
         rates.fetched,
         rates.unpacked,
         rates.zero_fills,
@@ -179,7 +180,7 @@ fn to_json(run: &Run, old: &Look, look: &Look, rates: &Rates) -> serde_json::Val
         .collect();
     json!({
         "pid": run.pid, "command": run.command, "lenders": run.lenders, "seconds": rates.seconds,
-        "faults_per_s": rates.faults, "fetched_per_s": rates.fetched, "unpacked_per_s": rates.unpacked,
+        "faults_per_s": rates.faults, "faults_without_io_per_s": rates.faults_without_io, "fetched_per_s": rates.fetched, "unpacked_per_s": rates.unpacked,
         "zero_fills_per_s": rates.zero_fills, "rescues_per_s": rates.rescues,
         "in_bytes_per_s": rates.bytes_in, "out_bytes_per_s": rates.bytes_out,
         "read_us_p50": rates.read_us(0.5), "read_us_p99": rates.read_us(0.99), "each_lender": lenders,

@@ -56,9 +56,9 @@ impl Outcome {
         let number = |name: &str| self.summary[name].as_u64().unwrap_or(0);
         let thousands = |name: &str| number(name).div_ceil(1000);
         format!(
-            "{}k faults: {}k in RAM yet, {}k unpacked; {} MiB in, {} MiB out",
+            "{}k faults, {}k of them without I/O; {}k pages unpacked; {} MiB in, {} MiB out",
             thousands("faults"),
-            thousands("rescues"),
+            thousands("faults_without_io"),
             thousands("unpacked"),
             number("bytes_in") >> 20,
             number("bytes_out") >> 20
