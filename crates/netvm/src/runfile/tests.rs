@@ -1,0 +1,143 @@
+//! Tests of the run file.
+
+use super::*;
+
+fn params() -> RunParams {
+    RunParams {
+        budget_bytes: 100 * PAGE_BYTES,
+        area_bytes: 1 << 40,
+        small_local_bytes: 16 << 20,
+        far_threshold_bytes: 128 << 10,
+        lenders: vec!["unix:/tmp/a socket, and more".into(), "ünïcode:1".into()],
+        replicas: 2,
+        erasure: Erasure::new(4, 2),
+        encrypt_pages: true,
+        security: Security {
+            secret: Some(Secret::from_bytes(std::array::from_fn(|index| index as u8))),
+            encryption: Encryption::Always,
+            insecure: false,
+        },
+        private_lender: 77,
+        tier: Policy::Packed,
+        fault_path: FaultPath::Spin,
+        page_bytes: 65536,
+        verbose: true,
+        learn: "/tmp/a record".into(),
+        command: "sort ünïcode".into(),
+    }
+}
+
+fn run(name: &str) -> (std::path::PathBuf, Arc<RunFile>) {
+    let path = std::env::temp_dir().join(format!("netvm-runfile-{name}-{}", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    let run = RunFile::create(&path, &params()).unwrap();
+    (path, run)
+}
+
+#[test]
+fn any_number_in_the_file_is_lived_with() {
+    let (path, run) = run("numbers");
+    let texts = [LENDERS, LENDERS + 1, MESSAGE, COMMAND, LEARN];
+    for index in (BUILD + 1..LENDERS).chain(texts).chain(RETIRED..SLOTS + 2 * SLOT_WORDS) {
+        for value in [1, SLOT_COUNT as u64 + 1, u64::from(u32::MAX), u64::MAX] {
+            let before = run.word(index).swap(value, Relaxed);
+            let opened = RunFile::open(&path).unwrap();
+            let _ =
+                (opened.params(), opened.summary(), opened.detail(), opened.message(), opened.lost_lenders());
+            let _ = (opened.each_process(), opened.each_detail(), opened.is_supervised());
+            let slot = opened.join(std::process::id()).unwrap();
+            let granted = slot.grow(10);
+            slot.set_starving(true);
+            let _ = (slot.fair_share(), slot.others_starve(), slot.is_shard(), slot.pinned_elsewhere());
+            slot.set_starving(false);
+            slot.release(granted);
+            opened.reap();
+            run.word(index).store(before, Relaxed);
+        }
+    }
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn parameters_survive_and_strangers_are_refused() {
+    let (path, _run) = run("params");
+    assert_eq!(RunFile::open(&path).unwrap().params(), params());
+    // It holds the secret.
+    let mode = std::os::unix::fs::MetadataExt::mode(&path.metadata().unwrap());
+    assert_eq!(mode & 0o777, 0o600);
+    assert!(RunFile::create(&path, &params()).is_err());
+    // Of another build, with fields of other meanings, and of an older one, which had fewer.
+    for (magic, build, words) in
+        [(MAGIC, !BUILD_OF_THIS, WORDS), (u64::from_le_bytes(*b"netvmrn1"), 100, 700)]
+    {
+        let words = [magic, build].into_iter().chain(std::iter::repeat_n(0, words - 2));
+        std::fs::write(&path, words.flat_map(u64::to_le_bytes).collect::<Vec<_>>()).unwrap();
+        let said = RunFile::open(&path).unwrap_err().to_string();
+        assert!(said.contains("another build") && said.contains("installed together"), "{said}");
+    }
+    std::fs::write(&path, vec![7; WORDS * 8]).unwrap();
+    assert!(RunFile::open(&path).unwrap_err().to_string().contains("not a run file"));
+    std::fs::write(&path, "short").unwrap();
+    assert!(RunFile::open(&path).is_err());
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn the_budget_is_never_exceeded() {
+    let (path, run) = run("budget");
+    let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let mine = run.join(std::process::id()).unwrap();
+    let other = run.join(child.id()).unwrap();
+    assert_eq!((mine.grow(80), other.grow(30), other.grow(5)), (80, 20, 0));
+    assert_eq!((mine.fair_share(), run.summary().local_frames_peak), (50, 100));
+    other.set_starving(true);
+    other.set_starving(true);
+    assert!(mine.others_starve() && !other.others_starve());
+    assert!(mine.set_message("the first") && other.set_message("the second"));
+    assert_eq!(run.message().as_deref(), Some("the first"));
+    mine.release(30);
+    assert_eq!(other.grow(64), 30);
+    let mut detail = PagerDetail::default();
+    detail.reads.note(50_000);
+    detail.heat.note(7);
+    other.publish(&PagerStats { faults: 5, far_pages: 9, ..PagerStats::default() }, &detail);
+    assert_eq!(run.each_detail()[1].1, detail);
+    assert_eq!(run.detail(), detail);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    run.reap();
+    assert!(!mine.others_starve());
+    assert_eq!((run.processes(), mine.grow(100)), (1, 50));
+    let sum = run.summary();
+    assert_eq!((sum.faults, sum.far_pages), (5, 0));
+    assert_eq!((run.detail().reads, run.detail().heat), (detail.reads, Default::default()));
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn joining_again_gives_back_what_was_held_before_exec() {
+    let (path, run) = run("exec");
+    let before = run.join(std::process::id()).unwrap();
+    before.grow(60);
+    let after = run.join(std::process::id()).unwrap();
+    assert_eq!((run.processes(), after.grow(100)), (1, 100));
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn threads_share_the_budget_exactly() {
+    let (path, run) = run("threads");
+    let slot = run.join(std::process::id()).unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                for step in 0..20_000 {
+                    let granted = slot.grow(step % 40);
+                    slot.release(granted);
+                }
+            });
+        }
+    });
+    assert_eq!(slot.grow(1000), 100);
+    std::fs::remove_file(&path).unwrap();
+}
