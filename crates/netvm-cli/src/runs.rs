@@ -34,10 +34,7 @@ pub fn find() -> Vec<Run> {
 impl Run {
     fn new(pid: u32, file: Arc<RunFile>) -> Self {
         let params = file.params();
-        let each_lender: Vec<String> = match params.private_lender {
-            0 => params.lenders.iter().map(|lender| printable(lender)).collect(),
-            _ => vec!["private".to_owned()],
-        };
+        let each_lender: Vec<String> = file.lender_names().iter().map(|lender| printable(lender)).collect();
         let lenders = each_lender.join(",");
         let (replicas, erasure) = (params.replicas, params.erasure);
         Self { pid, command: printable(&params.command), lenders, each_lender, replicas, erasure, file }

@@ -83,6 +83,21 @@ fn a_killed_file_lender_ends_the_program_with_a_sentence() {
     let mut said = [0; 7];
     run.0.stdout.as_mut().unwrap().read_exact(&mut said).unwrap();
     until("there is a lender", || file_lender(&run).is_some());
+    // Whoever watches sees the name that `--explain` has: it is the same in each run.
+    let name = format!("file in {}", folder.path("").display());
+    let pid = run.0.id();
+    let seen = |args: &[&str]| finish(netvm().args(args)).must_succeed().out();
+    let top = seen(&["top", "--once", "--interval", "0.1", "--pid", &pid.to_string()]);
+    assert!(top.contains(&format!("lenders    private lender,{name}\n")), "{top}");
+    let mine = |line: &&str| line.contains(&format!("pid=\"{pid}\"")) && line.contains("lender=");
+    let metrics = seen(&["metrics", "--print"]);
+    let of_file = metrics.lines().filter(mine).filter(|line| line.contains(&format!("lender=\"{name}\"")));
+    assert!(
+        of_file.count() > 1 && !metrics.lines().filter(mine).any(|line| line.contains("unix:")),
+        "{metrics}"
+    );
+    let status = seen(&["status"]);
+    assert!(status.contains(&format!("lenders  private lender, {name}\n")), "{status}");
     signal(file_lender(&run).unwrap(), "KILL");
     let status = wait(&mut run.0, Duration::from_secs(10)).expect("the program hangs");
     let done = rest(run, status);

@@ -82,7 +82,7 @@ fn a_run_is_seen_while_it_goes_on_and_afterwards() {
         best["read_us_p99"].as_f64().unwrap_or(f64::MAX) >= best["read_us_p50"].as_f64().unwrap_or(0.0),
         "{best}"
     );
-    assert_eq!(best["each_lender"][0]["lender"], "private");
+    assert_eq!(best["each_lender"][0]["lender"], "private lender");
     assert!(
         metrics.contains("# TYPE netvm_run_faults_total counter")
             && metrics.contains("# TYPE netvm_run_far_pages gauge")

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! word  0 magic   1 build   2 frames in use   3 most of them   4.. parameters   LENDERS.. text   MESSAGE.. text
-//! COMMAND.. text   LEARN.. text   SLOTS: 1024 x { pid, start time, frames held, starving, pinned, inflow, counters, detail }
+//! COMMAND.. text   LEARN.. text   NAMES.. text   SLOTS: 1024 x { pid, start time, frames held, starving, pinned, inflow, counters, detail }
 //! ```
 //! All updates are single atomic operations; a process that dies between two of them leaves at worst a slot for
 //! [`RunFile::reap`].
@@ -62,7 +62,8 @@ const TEXT_WORDS: usize = 512;
 const MESSAGE: usize = LENDERS + TEXT_WORDS;
 const COMMAND: usize = MESSAGE + TEXT_WORDS;
 const LEARN: usize = COMMAND + TEXT_WORDS;
-const RETIRED: usize = LEARN + TEXT_WORDS;
+const NAMES: usize = LEARN + TEXT_WORDS;
+const RETIRED: usize = NAMES + TEXT_WORDS;
 const RETIRED_DETAIL: usize = RETIRED + PagerStats::FIELDS;
 const SLOTS: usize = RETIRED_DETAIL + PagerDetail::SUMS;
 const SLOT_COUNT: usize = 1024;
@@ -108,6 +109,8 @@ pub struct RunParams {
     pub far_threshold_bytes: u64,
     /// Addresses of the lenders, 4 KiB together at most.
     pub lenders: Vec<String>,
+    /// What they are called, for people; empty: by their addresses.
+    pub names: Vec<String>,
     /// How many of them hold each page, at least 1.
     pub replicas: u64,
     /// Or how many parts of each.
@@ -183,6 +186,9 @@ impl RunFile {
         if !run.set_text(LENDERS, &params.lenders.join(BETWEEN)) {
             return Err(Error::Other("the list of lenders is longer than 4 KiB".into()));
         }
+        if !run.set_text(NAMES, &params.names.join(BETWEEN)) {
+            return Err(Error::Other("the names of the lenders are longer than 4 KiB".into()));
+        }
         run.word(0).store(MAGIC, Release);
         Ok(Arc::new(run))
     }
@@ -219,7 +225,8 @@ impl RunFile {
             area_bytes: self.word(AREA).load(Relaxed),
             small_local_bytes: self.word(SMALL_LOCAL).load(Relaxed),
             far_threshold_bytes: self.word(FAR_THRESHOLD).load(Relaxed),
-            lenders: self.lenders(),
+            lenders: self.list(LENDERS),
+            names: self.list(NAMES),
             replicas: self.word(REPLICAS).load(Relaxed),
             erasure: Erasure::from_word(self.word(ERASURE).load(Relaxed) as u32).unwrap_or_default(),
             security: self.security(),
@@ -430,10 +437,16 @@ impl RunFile {
         start_time(pid as u32) == Some(self.word(SUPERVISOR_STARTED).load(Relaxed))
     }
 
-    /// Addresses of the lenders that a process of the run has lost.
+    /// What the lenders are called.
+    pub fn lender_names(&self) -> Vec<String> {
+        let (lenders, names) = (self.list(LENDERS), self.list(NAMES));
+        if names.len() == lenders.len() { names } else { lenders }
+    }
+
+    /// Names of the lenders that a process of the run has lost.
     pub fn lost_lenders(&self) -> Vec<String> {
         let lost = self.lost();
-        let numbered = self.lenders().into_iter().take(64).enumerate();
+        let numbered = self.lender_names().into_iter().take(64).enumerate();
         numbered.filter(|(index, _)| lost >> index & 1 == 1).map(|(_, lender)| lender).collect()
     }
 
@@ -442,8 +455,8 @@ impl RunFile {
         self.word(LOST).load(Relaxed)
     }
 
-    fn lenders(&self) -> Vec<String> {
-        self.text(LENDERS).split(BETWEEN).filter(|lender| !lender.is_empty()).map(str::to_owned).collect()
+    fn list(&self, base: usize) -> Vec<String> {
+        self.text(base).split(BETWEEN).filter(|item| !item.is_empty()).map(str::to_owned).collect()
     }
 
     /// Why a process of the run could not go on, if one could not.

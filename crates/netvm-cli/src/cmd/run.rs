@@ -154,7 +154,7 @@ pub struct Report {
     pub replicas: usize,
     /// Or how many parts of each.
     pub erasure: Option<Erasure>,
-    /// Addresses of lenders that were lost.
+    /// Lenders that were lost.
     pub lost: Vec<String>,
     /// Why a process of the run lost its far memory.
     pub message: Option<String>,
@@ -329,6 +329,7 @@ pub fn execute(
             small_local_bytes: args.small_local.0,
             far_threshold_bytes: args.threshold.0,
             lenders,
+            names: names.clone(),
             replicas: args.replicas as u64,
             erasure: args.erasure,
             encrypt_pages: args.encrypt_pages,

@@ -110,13 +110,14 @@ fn runs(json: bool) {
     }
     for (pid, run) in runs {
         let (params, stats, lost) = (run.params(), run.summary(), run.lost_lenders());
+        let lenders = run.lender_names();
         if json {
             out!(
                 "{}",
                 json!({
                     "pid": pid, "processes": run.processes(), "budget_bytes": params.budget_bytes,
                     "local_bytes": stats.local_frames * 4096, "far_bytes": stats.far_pages * 4096,
-                    "replicas": params.replicas, "erasure": params.erasure.map(|erasure| erasure.to_string()), "lenders": params.lenders, "lost": lost,
+                    "replicas": params.replicas, "erasure": params.erasure.map(|erasure| erasure.to_string()), "lenders": lenders, "lost": lost,
                     "pages_repaired": stats.pages_repaired, "pages_unprotected": stats.pages_unprotected,
                     "pages_moved": stats.pages_moved,
                 })
@@ -126,7 +127,7 @@ fn runs(json: bool) {
         out!("run        of process {pid}: {} process(es) on lent memory", run.processes());
         let (local, budget) = (Size(stats.local_frames * 4096), Size(params.budget_bytes));
         out!("  memory   {} of data, {local} of it here (at most {budget})", Size(stats.far_pages * 4096));
-        out!("  lenders  {}", printable(&params.lenders.join(", ")));
+        out!("  lenders  {}", printable(&lenders.join(", ")));
         if params.replicas > 1 {
             out!("  replicas {}", params.replicas);
         }

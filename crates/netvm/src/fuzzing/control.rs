@@ -113,6 +113,7 @@ fn run_file(mut input: Input<'_>) {
         small_local_bytes: 0,
         far_threshold_bytes: 0,
         lenders: vec!["unix:/nowhere".to_owned()],
+        names: vec!["nowhere".to_owned()],
         replicas: 1,
         erasure: None,
         encrypt_pages: false,

@@ -9,6 +9,7 @@ fn params() -> RunParams {
         small_local_bytes: 16 << 20,
         far_threshold_bytes: 128 << 10,
         lenders: vec!["unix:/tmp/a socket, and more".into(), "ünïcode:1".into()],
+        names: vec!["file in /tmp, or where".into(), "ünïcode:1".into()],
         replicas: 2,
         erasure: Erasure::new(4, 2),
         encrypt_pages: true,
@@ -37,7 +38,7 @@ fn run(name: &str) -> (std::path::PathBuf, Arc<RunFile>) {
 #[test]
 fn any_number_in_the_file_is_lived_with() {
     let (path, run) = run("numbers");
-    let texts = [LENDERS, LENDERS + 1, MESSAGE, COMMAND, LEARN];
+    let texts = [LENDERS, LENDERS + 1, MESSAGE, COMMAND, LEARN, NAMES];
     for index in (BUILD + 1..LENDERS).chain(texts).chain(RETIRED..SLOTS + 2 * SLOT_WORDS) {
         for value in [1, SLOT_COUNT as u64 + 1, u64::from(u32::MAX), u64::MAX] {
             let before = run.word(index).swap(value, Relaxed);
