@@ -45,6 +45,11 @@ impl Run {
         self.file.lost_lenders().iter().map(|lender| printable(lender)).collect()
     }
 
+    /// Lenders that it has left so far, as they asked for it.
+    pub fn left(&self) -> Vec<String> {
+        self.file.left_lenders().iter().map(|lender| printable(lender)).collect()
+    }
+
     /// How its pages are protected, and what is missing of that; nothing for a run without redundancy that has lost nobody.
     pub fn protection(&self, stats: &PagerStats) -> Option<String> {
         let (lost, kept) = (self.lost(), protection(self.replicas as usize, self.erasure));

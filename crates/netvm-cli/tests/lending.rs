@@ -45,6 +45,44 @@ fn a_lender_ends_when_its_borrowers_have_moved_elsewhere() {
     leaves(&["--encrypt-pages"]);
 }
 
+#[test]
+fn a_run_tells_which_lenders_have_left() {
+    if !can_run("a_run_tells_which_lenders_have_left", &[PYTHON]) {
+        return;
+    }
+    for (count, more) in [(2, &[][..]), (3, &["--replicas", "2"])] {
+        let folder = Folder::new("left");
+        let lenders = ["one", "two", "three"].map(|name| Lender::named(&folder, name, "128M"));
+        let mut command = netvm();
+        command.args(["run", "--local", "8M", "--tier", "lender", "--json"]).args(more);
+        for lender in &lenders[..count] {
+            command.args(["--lender", &lender.address]);
+        }
+        command.args(["--", PYTHON, "-c", WORK]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut run = Guard(command.stderr(Stdio::piped()).spawn().unwrap());
+        run.0.stdout.as_mut().unwrap().read_exact(&mut [0; 7]).unwrap();
+        until("all lend something", || lenders[..count].iter().all(|lender| lender.used_bytes() > 0));
+        let [mut one, ..] = lenders;
+        one.signal("TERM");
+        let ended = wait(&mut one.process.0, Duration::from_secs(30)).expect("the lender does not end");
+        assert!(ended.success(), "{ended:?}");
+        let status = || finish(netvm().arg("status")).must_succeed().out();
+        until("it is told", || status().contains(&format!("  left     {}, as they", one.address)));
+        drop(run.0.stdin.take());
+        let status = wait(&mut run.0, Duration::from_secs(30)).expect("the program hangs");
+        let mut said = String::new();
+        run.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+        assert!(status.success(), "{status:?} {said}");
+        let line = said.lines().find(|line| line.contains(" left when asked to stop: ")).expect(&said);
+        assert!(line.starts_with(&format!("netvm: {} left", one.address)), "{said}");
+        let pages = line.split(": ").last().unwrap().split(' ').next().unwrap();
+        assert!(pages.parse::<u64>().unwrap() > 1000, "{said}");
+        let summary: serde_json::Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+        assert_eq!(summary["left"][0], one.address.as_str());
+        assert_eq!((&summary["lost"], &summary["lenders_left"]), (&serde_json::json!([]), &1.into()));
+    }
+}
+
 fn leaves(more: &[&str]) {
     let folder = Folder::new("leaving");
     let log = folder.path("log");

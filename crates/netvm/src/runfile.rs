@@ -57,7 +57,8 @@ const LEARN_CLAIMED: usize = 24;
 const ERASURE: usize = 25;
 const FAULT_PATH: usize = 26;
 const PAGE_SIZE: usize = 27;
-const LENDERS: usize = 28;
+const LEFT: usize = 28;
+const LENDERS: usize = 29;
 const TEXT_WORDS: usize = 512;
 const MESSAGE: usize = LENDERS + TEXT_WORDS;
 const COMMAND: usize = MESSAGE + TEXT_WORDS;
@@ -445,9 +446,17 @@ impl RunFile {
 
     /// Names of the lenders that a process of the run has lost.
     pub fn lost_lenders(&self) -> Vec<String> {
-        let lost = self.lost();
+        self.names_of(self.lost())
+    }
+
+    /// Names of those that a process of the run has left, as they asked for it: what they held was moved.
+    pub fn left_lenders(&self) -> Vec<String> {
+        self.names_of(self.word(LEFT).load(Relaxed))
+    }
+
+    fn names_of(&self, lenders: u64) -> Vec<String> {
         let numbered = self.lender_names().into_iter().take(64).enumerate();
-        numbered.filter(|(index, _)| lost >> index & 1 == 1).map(|(_, lender)| lender).collect()
+        numbered.filter(|(index, _)| lenders >> index & 1 == 1).map(|(_, lender)| lender).collect()
     }
 
     /// The same, a bit for each of the first 64.
@@ -640,9 +649,13 @@ impl Slot {
         }
     }
 
-    /// Adds lenders that this process has lost, a bit for each.
-    pub fn add_lost(&self, lenders: u64) {
-        self.run.word(LOST).fetch_or(lenders, Relaxed);
+    /// Adds lenders that this process has lost, and those that it has left, a bit for each.
+    pub fn add_gone(&self, lost: u64, left: u64) {
+        for (word, lenders) in [(LOST, lost), (LEFT, left)] {
+            if lenders != 0 {
+                self.run.word(word).fetch_or(lenders, Relaxed);
+            }
+        }
     }
 
     /// Leaves the reason for this process's end; the first of a run stays. Whether the supervisor lives and will show one.

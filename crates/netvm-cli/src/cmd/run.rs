@@ -156,6 +156,8 @@ pub struct Report {
     pub erasure: Option<Erasure>,
     /// Lenders that were lost.
     pub lost: Vec<String>,
+    /// Those that were left, as they asked for it.
+    pub left: Vec<String>,
     /// Why a process of the run lost its far memory.
     pub message: Option<String>,
     /// What lenders are called in tables.
@@ -202,6 +204,18 @@ impl Report {
         }
     }
 
+    /// Says which lenders the run has left, since they were asked to stop.
+    fn show_left(&self) {
+        if self.left.is_empty() || self.message.is_some() {
+            return;
+        }
+        tell!(
+            "netvm: {} left when asked to stop: {} pages were moved to other lenders",
+            self.left.join(" and "),
+            self.stats.pages_moved
+        );
+    }
+
     /// The program's exit code as a shell would give it, or 125 when netvm was the reason for its end.
     fn exit_code(&self) -> u8 {
         if self.message.is_some() && !self.status.success() {
@@ -215,6 +229,7 @@ pub fn run(args: RunArgs) -> Outcome {
     let report = execute(&args, |command| command)?;
     report.show_message();
     report.show_losses();
+    report.show_left();
     if args.json {
         tell!("{}", to_json(&args, &report));
     } else if args.stats {
@@ -361,6 +376,7 @@ pub fn execute(
         replicas: args.replicas,
         erasure: args.erasure,
         lost: run.lost_lenders(),
+        left: run.left_lenders(),
         message: run.message(),
         lenders: names,
         classes,
@@ -520,6 +536,17 @@ fn to_line(report: &Report) -> String {
         mib(stats.local_frames_peak * 4096),
     ) + &reads(&report.detail)
         + &foreseen(stats)
+        + &moved(report)
+}
+
+/// What was moved for lenders that have not left.
+fn moved(report: &Report) -> String {
+    match report.stats.pages_moved {
+        pages if pages > 0 && report.left.is_empty() => {
+            format!("; {pages} pages moved, whose lenders asked for their memory")
+        }
+        _ => String::new(),
+    }
 }
 
 /// How good the record was, if there was one.
@@ -549,6 +576,7 @@ fn to_json(args: &RunArgs, report: &Report) -> serde_json::Value {
         "replicas": report.replicas,
         "erasure": report.erasure.map(|erasure| erasure.to_string()),
         "lost": report.lost,
+        "left": report.left,
         "message": report.message,
         "read_us_p50": us(0.5),
         "read_us_p99": us(0.99),

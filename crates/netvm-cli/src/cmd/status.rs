@@ -110,14 +110,14 @@ fn runs(json: bool) {
     }
     for (pid, run) in runs {
         let (params, stats, lost) = (run.params(), run.summary(), run.lost_lenders());
-        let lenders = run.lender_names();
+        let (lenders, left) = (run.lender_names(), run.left_lenders());
         if json {
             out!(
                 "{}",
                 json!({
                     "pid": pid, "processes": run.processes(), "budget_bytes": params.budget_bytes,
                     "local_bytes": stats.local_frames * 4096, "far_bytes": stats.far_pages * 4096,
-                    "replicas": params.replicas, "erasure": params.erasure.map(|erasure| erasure.to_string()), "lenders": lenders, "lost": lost,
+                    "replicas": params.replicas, "erasure": params.erasure.map(|erasure| erasure.to_string()), "lenders": lenders, "lost": lost, "left": left,
                     "pages_repaired": stats.pages_repaired, "pages_unprotected": stats.pages_unprotected,
                     "pages_moved": stats.pages_moved,
                 })
@@ -136,6 +136,9 @@ fn runs(json: bool) {
         }
         if stats.pages_moved > 0 {
             out!("  moved    {} pages, whose lenders asked for their memory", stats.pages_moved);
+        }
+        if !left.is_empty() {
+            out!("  left     {}, as they asked for it", printable(&left.join(", ")));
         }
         if !lost.is_empty() {
             out!("  lost     {}", printable(&lost.join(", ")));

@@ -1,6 +1,7 @@
 //! Where evicted pages live: slabs of the lenders. docs/design/replicas.md has what happens when one is lost, docs/design/erasure.md
 //! how pages are kept in parts.
 
+mod forks;
 mod in_parts;
 mod mending;
 
@@ -11,7 +12,7 @@ use super::seals::Seals;
 use super::side::Sides;
 use crate::detail::PagerDetail;
 use crate::error::{Error, LenderLimit, Result, Scope};
-use crate::lender::{BorrowOptions, Borrower, Class, Completion, ForkTicket, HEARD, PostError};
+use crate::lender::{BorrowOptions, Borrower, Class, Completion, HEARD, PostError};
 use crate::runfile::RunFile;
 use crate::stats::PagerStats;
 use in_parts::InParts;
@@ -87,6 +88,7 @@ pub(super) struct Backing {
     next_late: Instant,
     poor_since: Option<Instant>,
     ever_lost: u64,
+    ever_left: u64,
     stats: PagerStats,
 }
 
@@ -154,6 +156,7 @@ impl Backing {
             next_late: now,
             poor_since: None,
             ever_lost,
+            ever_left: 0,
             stats,
         })
     }
@@ -699,9 +702,9 @@ impl Backing {
         stats.read_us_peak = self.stats.read_us_peak;
     }
 
-    /// The lenders that were ever lost, a bit for each.
-    pub(super) fn ever_lost(&self) -> u64 {
-        self.ever_lost
+    /// The lenders that were ever lost, and those that were left: a bit for each.
+    pub(super) fn ever_gone(&self) -> (u64, u64) {
+        (self.ever_lost, self.ever_left)
     }
 
     /// Whether there are frozen slabs to ask about now.
@@ -728,61 +731,6 @@ impl Backing {
             thawed = true;
         }
         Ok(thawed)
-    }
-
-    /// Before a fork, with no operation on its way: claims to leases that share every slab, for each lender that is not lost.
-    pub(super) fn fork_tickets(&mut self) -> Result<Vec<Option<ForkTicket>>> {
-        // All are asked before any is waited for; and nothing else happens until all have answered, or have been silent for too long.
-        let claims: Vec<_> = (0..self.sides.len())
-            .map(|lender| self.sides.caller(lender).map(Borrower::post_fork).transpose())
-            .collect();
-        let take = |(lender, claim): (usize, Result<Option<_>>)| {
-            let side = self.sides.live(lender as u32);
-            claim.and_then(|claim| claim.zip(side).map(|(claim, side)| side.take_ticket(claim)).transpose())
-        };
-        let answers: Vec<_> = claims.into_iter().enumerate().map(take).collect();
-        let mut tickets = Vec::new();
-        for (lender, answer) in answers.into_iter().enumerate() {
-            tickets.push(match answer {
-                Ok(ticket) => ticket,
-                Err(error) => self.lose(lender as u32, error).map(|()| None)?,
-            });
-        }
-        Ok(tickets)
-    }
-
-    /// In the thread that forks: the child's connections, all made at once.
-    pub(super) fn redeem(&self, tickets: &[Option<ForkTicket>]) -> Result<Vec<Option<Borrower>>> {
-        let adopted = Borrower::adopt_all(tickets.iter().flatten(), &self.sides.fork_options());
-        let mut adopted = adopted.into_iter();
-        let take =
-            |ticket: &Option<ForkTicket>| match ticket.as_ref().and_then(|_| adopted.next()).transpose() {
-                // The child can do without, if there are other copies.
-                Err(_) if self.replicas > 1 => Ok(None),
-                result => result,
-            };
-        tickets.iter().map(take).collect()
-    }
-
-    /// After a fork, in the child. The parent's connections belong to descriptors that do not exist here.
-    pub(super) fn adopt(&mut self, borrowers: Vec<Option<Borrower>>) -> Result<()> {
-        self.mending.leave();
-        self.paused = false;
-        (self.stats, *self.detail) = (PagerStats::default(), PagerDetail::default());
-        self.ever_lost = 0;
-        let missing: Vec<bool> = borrowers.iter().map(Option::is_none).collect();
-        for (lender, borrower) in borrowers.into_iter().enumerate() {
-            self.sides.adopt(lender as u32, borrower);
-        }
-        for lender in (0..self.sides.len()).filter(|&lender| missing[lender as usize]) {
-            if self.slots.is_alive(lender) {
-                let address = self.sides[lender].address.clone();
-                let reason = "it was lost while the process forked".to_owned();
-                self.lose(lender, Error::LenderLost { lender: address, reason })?;
-            }
-        }
-        self.slots.leave_mending();
-        self.seals.adopt()
     }
 }
 

@@ -169,12 +169,11 @@ impl Budget {
         self.slot.as_ref().is_none_or(|slot| slot.run().processes() <= 1)
     }
 
-    pub(super) fn publish(&self, stats: &PagerStats, detail: &PagerDetail, lost_lenders: u64) {
+    /// The lenders that are `lost`, and those that were left, have a bit each.
+    pub(super) fn publish(&self, stats: &PagerStats, detail: &PagerDetail, (lost, left): (u64, u64)) {
         if let Some(slot) = &self.slot {
             slot.publish(stats, detail);
-            if lost_lenders != 0 {
-                slot.add_lost(lost_lenders);
-            }
+            slot.add_gone(lost, left);
         }
     }
 

@@ -574,7 +574,7 @@ impl Engine {
         }
         if self.backing.is_poor() {
             self.backing.count(&mut self.stats);
-            self.budget.publish(&self.stats, &self.backing.detail, self.backing.ever_lost());
+            self.budget.publish(&self.stats, &self.backing.detail, self.backing.ever_gone());
         }
         self.backing.tick()
     }
@@ -588,7 +588,7 @@ impl Engine {
             (self.stats.foreseen, self.stats.foreseen_hits) = learn.usefulness();
         }
         self.backing.count(&mut self.stats);
-        self.budget.publish(&self.stats, &self.backing.detail, self.backing.ever_lost());
+        self.budget.publish(&self.stats, &self.backing.detail, self.backing.ever_gone());
         *pager.doorbell(self.number).stats() = self.stats;
     }
 

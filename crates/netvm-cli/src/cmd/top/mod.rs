@@ -124,6 +124,10 @@ fn to_text(run: &Run, old: &Look, look: &Look, rates: &Rates) -> String {
     if let Some(protection) = run.protection(stats) {
         text += &format!("  pages      {protection}\n");
     }
+    let left = run.left();
+    if !left.is_empty() {
+        text += &format!("  left       {}: {} pages moved\n", left.join(", "), stats.pages_moved);
+    }
     if run.each_lender.len() > 1 {
         let rates = lender_rates(old, look, run.each_lender.len());
         for (lender, (bytes_in, bytes_out)) in run.each_lender.iter().zip(rates) {
@@ -191,7 +195,8 @@ fn to_json(run: &Run, old: &Look, look: &Look, rates: &Rates) -> serde_json::Val
         "pool_bytes": stats.pool_frames.saturating_mul(PAGE_BYTES),
         "packed_pages_bytes": stats.pool_pages.saturating_mul(PAGE_BYTES),
         "processes": processes, "replicas": run.replicas,
-        "erasure": run.erasure.map(|erasure| erasure.to_string()), "lost": run.lost(),
+        "erasure": run.erasure.map(|erasure| erasure.to_string()), "lost": run.lost(), "left": run.left(),
+        "pages_moved": stats.pages_moved,
         "pages_repaired": stats.pages_repaired, "pages_unprotected": stats.pages_unprotected,
     })
 }

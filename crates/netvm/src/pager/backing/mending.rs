@@ -189,6 +189,7 @@ impl Backing {
             // It has nothing that could be.
             self.slots.lender_lost(lender);
             self.stats.lenders_left += 1;
+            self.ever_left |= 1 << lender.min(63);
         }
     }
 

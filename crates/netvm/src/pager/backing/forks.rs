@@ -1,0 +1,64 @@
+//! Lenders' slabs in both processes of a fork: docs/design/pager.md.
+
+use super::Backing;
+use crate::detail::PagerDetail;
+use crate::error::{Error, Result};
+use crate::lender::{Borrower, ForkTicket};
+use crate::stats::PagerStats;
+
+impl Backing {
+    /// Before a fork, with no operation on its way: claims to leases that share every slab, for each lender that is not lost.
+    pub(in crate::pager) fn fork_tickets(&mut self) -> Result<Vec<Option<ForkTicket>>> {
+        // All are asked before any is waited for; and nothing else happens until all have answered, or have been silent for too long.
+        let claims: Vec<_> = (0..self.sides.len())
+            .map(|lender| self.sides.caller(lender).map(Borrower::post_fork).transpose())
+            .collect();
+        let take = |(lender, claim): (usize, Result<Option<_>>)| {
+            let side = self.sides.live(lender as u32);
+            claim.and_then(|claim| claim.zip(side).map(|(claim, side)| side.take_ticket(claim)).transpose())
+        };
+        let answers: Vec<_> = claims.into_iter().enumerate().map(take).collect();
+        let mut tickets = Vec::new();
+        for (lender, answer) in answers.into_iter().enumerate() {
+            tickets.push(match answer {
+                Ok(ticket) => ticket,
+                Err(error) => self.lose(lender as u32, error).map(|()| None)?,
+            });
+        }
+        Ok(tickets)
+    }
+
+    /// In the thread that forks: the child's connections, all made at once.
+    pub(in crate::pager) fn redeem(&self, tickets: &[Option<ForkTicket>]) -> Result<Vec<Option<Borrower>>> {
+        let adopted = Borrower::adopt_all(tickets.iter().flatten(), &self.sides.fork_options());
+        let mut adopted = adopted.into_iter();
+        let take =
+            |ticket: &Option<ForkTicket>| match ticket.as_ref().and_then(|_| adopted.next()).transpose() {
+                // The child can do without, if there are other copies.
+                Err(_) if self.replicas > 1 => Ok(None),
+                result => result,
+            };
+        tickets.iter().map(take).collect()
+    }
+
+    /// After a fork, in the child. The parent's connections belong to descriptors that do not exist here.
+    pub(in crate::pager) fn adopt(&mut self, borrowers: Vec<Option<Borrower>>) -> Result<()> {
+        self.mending.leave();
+        self.paused = false;
+        (self.stats, *self.detail) = (PagerStats::default(), PagerDetail::default());
+        (self.ever_lost, self.ever_left) = (0, 0);
+        let missing: Vec<bool> = borrowers.iter().map(Option::is_none).collect();
+        for (lender, borrower) in borrowers.into_iter().enumerate() {
+            self.sides.adopt(lender as u32, borrower);
+        }
+        for lender in (0..self.sides.len()).filter(|&lender| missing[lender as usize]) {
+            if self.slots.is_alive(lender) {
+                let address = self.sides[lender].address.clone();
+                let reason = "it was lost while the process forked".to_owned();
+                self.lose(lender, Error::LenderLost { lender: address, reason })?;
+            }
+        }
+        self.slots.leave_mending();
+        self.seals.adopt()
+    }
+}
