@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use netvm::detail::PagerDetail;
+use netvm::lender::Class;
 use netvm::pager::Erasure;
 use netvm::runfile::RunFile;
 use netvm::stats::PagerStats;
@@ -48,6 +49,21 @@ impl Run {
     /// Lenders that it has left so far, as they asked for it.
     pub fn left(&self) -> Vec<String> {
         self.file.left_lenders().iter().map(|lender| printable(lender)).collect()
+    }
+
+    /// What each of its lenders lends.
+    pub fn classes(&self) -> Vec<Class> {
+        self.file.classes()
+    }
+
+    /// Bytes of its pages that are at lenders of each class that it has.
+    pub fn held(&self, detail: &PagerDetail) -> Vec<(Class, u64)> {
+        let classes = self.classes();
+        let of = |class: Class| {
+            let held = classes.iter().zip(detail.lender_held).filter(|&(&of, _)| of == class);
+            held.map(|(_, bytes)| bytes).reduce(u64::saturating_add).map(|bytes| (class, bytes))
+        };
+        Class::ALL.into_iter().filter_map(of).collect()
     }
 
     /// How its pages are protected, and what is missing of that; nothing for a run without redundancy that has lost nobody.

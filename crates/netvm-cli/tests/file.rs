@@ -50,6 +50,8 @@ fn what_does_not_fit_into_memory_goes_to_the_file() {
     let moved = |lender: usize| lenders[lender]["bytes_out"].as_u64().unwrap() >> 20;
     assert!((10..=16).contains(&moved(0)) && moved(1) >= 20, "{lenders}");
     assert!(lenders[1]["lender"].as_str().unwrap().starts_with("file in "), "{lenders}");
+    let most = |lender: usize| lenders[lender]["held_bytes_peak"].as_u64().unwrap() >> 20;
+    assert!((8..=16).contains(&most(0)) && (20..60).contains(&most(1)), "{lenders}");
     assert!(lenders[1]["read_us"].as_f64().unwrap() > 0.0, "{lenders}");
     let done = finish(run(&file, &["--explain"]).stdin(Stdio::null())).must_succeed();
     assert!(done.err.contains("file in ") && done.err.contains("us each"), "{}", done.err);
@@ -96,6 +98,13 @@ fn a_killed_file_lender_ends_the_program_with_a_sentence() {
         of_file.count() > 1 && !metrics.lines().filter(mine).any(|line| line.contains("unix:")),
         "{metrics}"
     );
+    let json: serde_json::Value =
+        serde_json::from_str(&seen(&["top", "--json", "--pid", &pid.to_string()])).unwrap();
+    let held = |class: &str| json["held_bytes"][class].as_u64().unwrap();
+    // The private lender's memory may be shared or not.
+    let memory = json["each_lender"][0]["class"].as_str().unwrap();
+    assert!((8 << 20..=16 << 20).contains(&held(memory)) && held("file") >= 20 << 20, "{json}");
+    assert!(top.contains(" MiB file\n") && metrics.contains("class=\"file\"} "), "{top}\n{metrics}");
     let status = seen(&["status"]);
     assert!(status.contains(&format!("lenders  private lender, {name}\n")), "{status}");
     signal(file_lender(&run).unwrap(), "KILL");

@@ -83,6 +83,10 @@ fn a_run_is_seen_while_it_goes_on_and_afterwards() {
         "{best}"
     );
     assert_eq!(best["each_lender"][0]["lender"], "private lender");
+    let held = best["each_lender"][0]["held_bytes"].as_u64().unwrap();
+    let class = best["each_lender"][0]["class"].as_str().unwrap();
+    assert!(held > 0 && best["held_bytes"][class] == held, "{best}");
+    assert!(metrics.contains(&format!("netvm_run_held_bytes{of_run}")), "{metrics}");
     assert!(
         metrics.contains("# TYPE netvm_run_faults_total counter")
             && metrics.contains("# TYPE netvm_run_far_pages gauge")

@@ -1,4 +1,5 @@
-//! What is known of a pager besides its counters: a histogram of its reads, what it moved to and from each lender, and where its faults are.
+//! What is known of a pager besides its counters: a histogram of its reads, what it moved to and from each lender and has there,
+//! and where its faults are.
 
 use netvm_core::observe::{HEAT_BINS, Heat, TIME_BUCKETS, Times};
 
@@ -14,15 +15,19 @@ pub struct PagerDetail {
     pub lenders: [(u64, u64); LENDERS_COUNTED],
     /// Reads from each lender, and nanoseconds that they took.
     pub lender_reads: [(u64, u64); LENDERS_COUNTED],
+    /// Gauge: bytes of pages that each lender holds, each copy and part counted.
+    pub lender_held: [u64; LENDERS_COUNTED],
+    /// The most of that whenever it was counted; of several processes the sum.
+    pub lender_held_peak: [u64; LENDERS_COUNTED],
     /// Where faults were, from the beginning of the far area on.
     pub heat: Heat,
 }
 
 impl PagerDetail {
     /// Words that it takes when it is shared.
-    pub(crate) const WORDS: usize = TIME_BUCKETS + 4 * LENDERS_COUNTED + 1 + HEAT_BINS;
-    /// Those at the front that can be added up.
-    pub(crate) const SUMS: usize = TIME_BUCKETS + 4 * LENDERS_COUNTED;
+    pub(crate) const WORDS: usize = Self::SUMS + LENDERS_COUNTED + 1 + HEAT_BINS;
+    /// Those at the front that can be added up, also when their process has ended.
+    pub(crate) const SUMS: usize = TIME_BUCKETS + 5 * LENDERS_COUNTED;
 
     /// Counts bytes that came from a lender, or went there.
     #[inline]
@@ -40,17 +45,31 @@ impl PagerDetail {
         *sum += ns;
     }
 
+    /// What the lenders hold now, one after the other.
+    pub(crate) fn hold(&mut self, bytes: impl Iterator<Item = u64>) {
+        self.lender_held = [0; LENDERS_COUNTED];
+        for (lender, bytes) in bytes.enumerate() {
+            self.lender_held[lender.min(LENDERS_COUNTED - 1)] += bytes;
+        }
+        for (peak, held) in self.lender_held_peak.iter_mut().zip(self.lender_held) {
+            *peak = held.max(*peak);
+        }
+    }
+
     /// As words, in an order of its own.
     pub(crate) fn words(&self) -> impl Iterator<Item = u64> + '_ {
         let lenders = self.lenders.iter().chain(&self.lender_reads).flat_map(|&(one, other)| [one, other]);
         let heat = std::iter::once(self.heat.pages_log2().into()).chain(self.heat.counts().iter().copied());
-        self.reads.counts().iter().copied().chain(lenders).chain(heat)
+        let held = self.lender_held_peak.iter().chain(&self.lender_held).copied();
+        self.reads.counts().iter().copied().chain(lenders).chain(held).chain(heat)
     }
 
     /// From such words.
     pub(crate) fn from_words(word: impl Fn(usize) -> u64) -> Self {
         let lenders = TIME_BUCKETS;
-        let (lender_reads, heat) = (TIME_BUCKETS + 2 * LENDERS_COUNTED, Self::SUMS);
+        let lender_reads = TIME_BUCKETS + 2 * LENDERS_COUNTED;
+        let (peaks, held) = (TIME_BUCKETS + 4 * LENDERS_COUNTED, Self::SUMS);
+        let heat = held + LENDERS_COUNTED;
         Self {
             reads: Times::from_counts(std::array::from_fn(&word)),
             lenders: std::array::from_fn(|lender| {
@@ -59,6 +78,8 @@ impl PagerDetail {
             lender_reads: std::array::from_fn(|lender| {
                 (word(lender_reads + 2 * lender), word(lender_reads + 2 * lender + 1))
             }),
+            lender_held: std::array::from_fn(|lender| word(held + lender)),
+            lender_held_peak: std::array::from_fn(|lender| word(peaks + lender)),
             heat: Heat::from_parts(word(heat), std::array::from_fn(|bin| word(heat + 1 + bin))),
         }
     }
@@ -69,6 +90,10 @@ impl PagerDetail {
         let sums = self.lenders.iter_mut().chain(&mut self.lender_reads);
         for (sum, more) in sums.zip(other.lenders.iter().chain(&other.lender_reads)) {
             *sum = (sum.0.wrapping_add(more.0), sum.1.wrapping_add(more.1));
+        }
+        let held = self.lender_held.iter_mut().chain(&mut self.lender_held_peak);
+        for (sum, more) in held.zip(other.lender_held.iter().chain(&other.lender_held_peak)) {
+            *sum = sum.wrapping_add(*more);
         }
         self.heat.add(&other.heat);
     }
@@ -84,13 +109,19 @@ mod tests {
         detail.waited(3, 30_000);
         detail.moved(3, 4096, 0);
         detail.moved(77, 0, 8192);
+        detail.hold([0, 12288].into_iter());
+        detail.hold([8192, 4096].into_iter().chain([0; 32]).chain([4096]));
         [1, 5, 100_000].into_iter().for_each(|page| detail.heat.note(page));
         let words: Vec<u64> = detail.words().collect();
         assert_eq!(words.len(), PagerDetail::WORDS);
         assert_eq!(PagerDetail::from_words(|index| words[index]), detail);
         assert_eq!((detail.lenders[3], detail.lenders[LENDERS_COUNTED - 1]), ((4096, 0), (0, 8192)));
+        let held =
+            (detail.lender_held[1], detail.lender_held_peak[1], detail.lender_held[LENDERS_COUNTED - 1]);
+        assert_eq!(held, (4096, 12288, 4096));
         let mut sum = detail;
         sum.add(&detail);
         assert_eq!((sum.reads.total(), sum.lenders[3].0, sum.lender_reads[3]), (2, 8192, (2, 60_000)));
+        assert_eq!((sum.lender_held[0], sum.lender_held_peak[1]), (16384, 24576));
     }
 }

@@ -15,6 +15,7 @@
 
 use crate::detail::PagerDetail;
 use crate::error::{Error, Result};
+use crate::lender::Class;
 use crate::pager::{Erasure, FaultPath};
 use crate::security::{Encryption, Secret, Security};
 use crate::stats::PagerStats;
@@ -58,7 +59,9 @@ const ERASURE: usize = 25;
 const FAULT_PATH: usize = 26;
 const PAGE_SIZE: usize = 27;
 const LEFT: usize = 28;
-const LENDERS: usize = 29;
+const CLASSES: usize = 29;
+const CLASSES_MAX: usize = 64;
+const LENDERS: usize = CLASSES + CLASSES_MAX;
 const TEXT_WORDS: usize = 512;
 const MESSAGE: usize = LENDERS + TEXT_WORDS;
 const COMMAND: usize = MESSAGE + TEXT_WORDS;
@@ -436,6 +439,22 @@ impl RunFile {
     pub fn is_supervised(&self) -> bool {
         let pid = self.word(SUPERVISOR).load(Relaxed);
         start_time(pid as u32) == Some(self.word(SUPERVISOR_STARTED).load(Relaxed))
+    }
+
+    /// Says what a lender lends, as far as whoever says it knows.
+    pub fn set_class(&self, lender: u32, class: Class) {
+        if (lender as usize) < CLASSES_MAX {
+            self.word(CLASSES + lender as usize).store(class as u64 + 1, Relaxed);
+        }
+    }
+
+    /// What each of the lenders lends.
+    pub fn classes(&self) -> Vec<Class> {
+        let class = |lender: usize| {
+            let number = (lender < CLASSES_MAX).then(|| self.word(CLASSES + lender).load(Relaxed));
+            Class::ALL.into_iter().find(|class| number == Some(*class as u64 + 1)).unwrap_or_default()
+        };
+        (0..self.list(LENDERS).len()).map(class).collect()
     }
 
     /// What the lenders are called.

@@ -159,16 +159,19 @@ pub fn lenders(detail: &PagerDetail, names: &[String], classes: &[Class]) -> Str
     let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).clamp(16, 48);
     let _ = writeln!(
         text,
-        "netvm: {:<width$}{:>12}{:>12}{:>12}{:>12}{:>12}",
-        "lender", "lends", "reads", "us each", "MiB in", "MiB out"
+        "netvm: {:<width$}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}",
+        "lender", "lends", "reads", "us each", "MiB in", "MiB out", "most MiB"
     );
-    for Lender { name, class, reads, us, bytes_in, bytes_out } in each_lender(detail, names, classes) {
+    for Lender { name, class, reads, us, bytes_in, bytes_out, held_peak } in
+        each_lender(detail, names, classes)
+    {
         let us = us.map_or("-".to_owned(), |us| format!("{us:.1}"));
         let _ = writeln!(
             text,
-            "netvm: {name:<width$}{class:>12}{reads:>12}{us:>12}{:>12}{:>12}",
+            "netvm: {name:<width$}{class:>12}{reads:>12}{us:>12}{:>12}{:>12}{:>12}",
             bytes_in >> 20,
-            bytes_out >> 20
+            bytes_out >> 20,
+            held_peak >> 20
         );
     }
     text
@@ -183,6 +186,8 @@ struct Lender<'a> {
     us: Option<f64>,
     bytes_in: u64,
     bytes_out: u64,
+    /// The most that it held.
+    held_peak: u64,
 }
 
 fn each_lender<'a>(
@@ -193,12 +198,13 @@ fn each_lender<'a>(
     names.iter().zip(classes).enumerate().take(LENDERS_COUNTED).map(|(index, (name, class))| {
         let class = class.name();
         let ((bytes_in, bytes_out), (reads, ns)) = (detail.lenders[index], detail.lender_reads[index]);
-        Lender { name, class, reads, us: each_us(ns, reads), bytes_in, bytes_out }
+        let held_peak = detail.lender_held_peak[index];
+        Lender { name, class, reads, us: each_us(ns, reads), bytes_in, bytes_out, held_peak }
     })
 }
 
 /// The same for `--json`.
 pub fn lenders_to_json(detail: &PagerDetail, names: &[String], classes: &[Class]) -> Value {
-    let lender = |Lender { name, class, reads, us, bytes_in, bytes_out }| json!({ "lender": name, "class": class, "reads": reads, "read_us": us, "bytes_in": bytes_in, "bytes_out": bytes_out });
+    let lender = |Lender { name, class, reads, us, bytes_in, bytes_out, held_peak }| json!({ "lender": name, "class": class, "reads": reads, "read_us": us, "bytes_in": bytes_in, "bytes_out": bytes_out, "held_bytes_peak": held_peak });
     each_lender(detail, names, classes).map(lender).collect()
 }

@@ -9,7 +9,7 @@ use netvm_core::observe::Times;
 use tiny_http::{Header, Method, Response, Server};
 
 use super::Outcome;
-use crate::runs::{self, Run};
+use crate::runs::{self, Look, Run};
 
 /// Arguments of `netvm metrics`.
 #[derive(Args, Debug)]
@@ -90,6 +90,7 @@ fn text(runs: &[Run]) -> String {
             }
         }
     }
+    held(&mut text, runs, &looks);
     let mut add = |name: &str, kind: &str, help: &str, values: Vec<(&str, u64)>| {
         let _ = writeln!(text, "# HELP {name} {help}\n# TYPE {name} {kind}");
         for (labels, value) in values {
@@ -101,6 +102,28 @@ fn text(runs: &[Run]) -> String {
     let processes = looks.iter().map(|(labels, _, processes)| (labels.as_str(), *processes as u64)).collect();
     add("netvm_run_processes", "gauge", "Processes of the run that use far memory.", processes);
     text
+}
+
+/// What lenders hold: one by one, and by what they lend.
+fn held(text: &mut String, runs: &[Run], looks: &[(String, Look, usize)]) {
+    let name = "netvm_run_lender_held_bytes";
+    let _ =
+        writeln!(text, "# HELP {name} Bytes of pages that each lender holds, each copy and part counted.");
+    let _ = writeln!(text, "# TYPE {name} gauge");
+    for (run, (labels, look, _)) in runs.iter().zip(looks) {
+        let lenders = run.each_lender.iter().zip(run.classes()).zip(look.detail.lender_held);
+        for ((lender, class), bytes) in lenders {
+            let (lender, class) = (escaped(lender), class.name());
+            let _ = writeln!(text, "{name}{{{labels},lender=\"{lender}\",class=\"{class}\"}} {bytes}");
+        }
+    }
+    let name = "netvm_run_held_bytes";
+    let _ = writeln!(text, "# HELP {name} Bytes of pages at lenders of each class.\n# TYPE {name} gauge");
+    for (run, (labels, look, _)) in runs.iter().zip(looks) {
+        for (class, bytes) in run.held(&look.detail) {
+            let _ = writeln!(text, "{name}{{{labels},class=\"{}\"}} {bytes}", class.name());
+        }
+    }
 }
 
 /// A name, what it is, and the bytes read from or written to a lender.

@@ -358,6 +358,9 @@ pub fn execute(
             command: name.clone(),
         },
     )?;
+    for (lender, class) in classes.into_iter().enumerate() {
+        run.set_class(lender as u32, class);
+    }
     let watch = watch::Watch::start(&run, &name, args.trace.as_deref(), args.report.as_deref())?;
     let mut command = Command::new(&path);
     signals.restore_in(&mut command);
@@ -379,7 +382,7 @@ pub fn execute(
         left: run.left_lenders(),
         message: run.message(),
         lenders: names,
-        classes,
+        classes: run.classes(),
     };
     drop((private, on_disk));
     Ok(report)

@@ -271,7 +271,11 @@ impl SlotMap {
         let Some((page, pages)) = slab.live_run(growing.done, growing.width, slots) else {
             slab.copies.push(copy);
             slab.due = 0;
+            self.places[copy.lender as usize].live += u64::from(slab.live_count);
             let left = growing.leaving.and_then(|lender| slab.copies.remove(lender));
+            if let Some(left) = &left {
+                self.places[left.lender as usize].live -= u64::from(slab.live_count);
+            }
             self.mender.growing = None;
             if let Some(lender) = growing.leaving.filter(|_| growing.wished) {
                 // There is room for another one now.

@@ -98,7 +98,7 @@ impl SlotMap {
         let (page, length) = slab.take_run(want.min(self.better.promised), slots);
         self.better.current = index;
         self.better.promised -= length;
-        self.live_count += u64::from(length);
+        self.note_taken(index, length);
         Some((self.join(index, page), length))
     }
 

@@ -37,6 +37,8 @@ pub(super) struct Place {
     /// Not even for who has nobody else.
     pub(super) pressed: bool,
     pub(super) slabs: u32,
+    /// Slots of them that hold a page.
+    pub(super) live: u64,
     /// What its memory costs: the lowest is the cheapest.
     pub(super) class: u8,
     /// What a read takes, in nanoseconds; 0: not measured.
@@ -69,6 +71,7 @@ impl Place {
             full: false,
             pressed: false,
             slabs: 0,
+            live: 0,
             class: 0,
             measured_ns: 0,
             spare: 0,
@@ -150,6 +153,11 @@ impl SlotMap {
         self.live_count
     }
 
+    /// Slots that hold a page of which this lender has a complete copy, or a part.
+    pub fn live_at(&self, lender: u32) -> u64 {
+        self.places[lender as usize].live
+    }
+
     /// Slabs borrowed, each counted once.
     pub fn slabs(&self) -> usize {
         self.slabs.iter().flatten().count()
@@ -214,10 +222,17 @@ impl SlotMap {
             }
             let (page, length) = slab.take_run(want, self.slots_per_slab);
             self.current = index;
-            self.live_count += u64::from(length);
+            self.note_taken(index, length);
             return Some((self.join(index, page), length));
         }
         None
+    }
+
+    /// So many more slots of a slab hold a page.
+    pub(super) fn note_taken(&mut self, index: usize, slots: u32) {
+        self.live_count += u64::from(slots);
+        let copies = self.slabs[index].as_ref().map_or(&[][..], |slab| slab.copies.as_slice());
+        copies.iter().for_each(|copy| self.places[copy.lender as usize].live += u64::from(slots));
     }
 
     /// Lets go of a slot. Returns its slab when that holds no page any more and can be returned to the lender.
@@ -229,6 +244,7 @@ impl SlotMap {
         slab.live[word] &= !bit;
         slab.live_count -= 1;
         self.live_count -= 1;
+        slab.copies.as_slice().iter().for_each(|copy| self.places[copy.lender as usize].live -= 1);
         (slab.live_count == 0).then_some(index as u32)
     }
 

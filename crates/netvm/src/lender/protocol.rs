@@ -72,6 +72,9 @@ impl Class {
         }
     }
 
+    /// All of them, the cheapest first.
+    pub const ALL: [Self; 4] = [Self::Nearby, Self::Remote, Self::Packed, Self::File];
+
     /// Its name in tables.
     pub fn name(self) -> &'static str {
         match self {

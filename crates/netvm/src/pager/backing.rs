@@ -130,6 +130,9 @@ impl Backing {
             if let Some(borrower) = &sides[lender].borrower {
                 let class = if config.fixed_order { lender as u8 } else { borrower.class() as u8 };
                 slots.set_class(lender, class);
+                if let Some(run) = run {
+                    run.set_class(lender, borrower.class());
+                }
             }
         }
         Ok(Self {
@@ -687,8 +690,10 @@ impl Backing {
         self.paused = paused;
     }
 
-    /// Adds what only the backing knows to the pager's counters.
-    pub(super) fn count(&self, stats: &mut PagerStats) {
+    /// Adds what only the backing knows to the pager's counters, and what is where to its detail.
+    pub(super) fn count(&mut self, stats: &mut PagerStats) {
+        let (slots, bytes) = (&self.slots, self.part_bytes());
+        self.detail.hold((0..self.sides.len()).map(|lender| slots.live_at(lender) * bytes));
         stats.lenders_lost = self.stats.lenders_lost;
         stats.lenders_back = self.stats.lenders_back;
         stats.hedged_reads = self.stats.hedged_reads;

@@ -43,8 +43,14 @@ fn any_number_in_the_file_is_lived_with() {
         for value in [1, SLOT_COUNT as u64 + 1, u64::from(u32::MAX), u64::MAX] {
             let before = run.word(index).swap(value, Relaxed);
             let opened = RunFile::open(&path).unwrap();
-            let _ =
-                (opened.params(), opened.summary(), opened.detail(), opened.message(), opened.lost_lenders());
+            let _ = (
+                opened.params(),
+                opened.summary(),
+                opened.detail(),
+                opened.message(),
+                opened.lost_lenders(),
+                opened.classes(),
+            );
             let _ = (opened.each_process(), opened.each_detail(), opened.is_supervised());
             let slot = opened.join(std::process::id()).unwrap();
             let granted = slot.grow(10);
@@ -61,8 +67,16 @@ fn any_number_in_the_file_is_lived_with() {
 
 #[test]
 fn parameters_survive_and_strangers_are_refused() {
-    let (path, _run) = run("params");
+    let (path, run) = run("params");
     assert_eq!(RunFile::open(&path).unwrap().params(), params());
+    assert_eq!(run.classes(), [Class::Remote; 2]);
+    RunFile::open(&path).unwrap().set_class(1, Class::Nearby);
+    run.set_class(64, Class::File);
+    assert_eq!(run.classes(), [Class::Remote, Class::Nearby]);
+    assert_eq!(run.lender_names()[0], "file in /tmp, or where");
+    run.join(std::process::id()).unwrap().add_gone(1, 2);
+    let gone = (run.lost_lenders(), run.left_lenders());
+    assert_eq!(gone, (vec!["file in /tmp, or where".to_owned()], vec!["ünïcode:1".to_owned()]));
     // It holds the secret.
     let mode = std::os::unix::fs::MetadataExt::mode(&path.metadata().unwrap());
     assert_eq!(mode & 0o777, 0o600);
@@ -101,6 +115,7 @@ fn the_budget_is_never_exceeded() {
     let mut detail = PagerDetail::default();
     detail.reads.note(50_000);
     detail.heat.note(7);
+    detail.hold([4096].into_iter());
     other.publish(&PagerStats { faults: 5, far_pages: 9, ..PagerStats::default() }, &detail);
     assert_eq!(run.each_detail()[1].1, detail);
     assert_eq!(run.detail(), detail);
@@ -112,6 +127,7 @@ fn the_budget_is_never_exceeded() {
     let sum = run.summary();
     assert_eq!((sum.faults, sum.far_pages), (5, 0));
     assert_eq!((run.detail().reads, run.detail().heat), (detail.reads, Default::default()));
+    assert_eq!((run.detail().lender_held[0], run.detail().lender_held_peak[0]), (0, 4096));
     std::fs::remove_file(&path).unwrap();
 }
 

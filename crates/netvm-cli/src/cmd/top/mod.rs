@@ -121,6 +121,7 @@ fn to_text(run: &Run, old: &Look, look: &Look, rates: &Rates) -> String {
         pages(stats.pool_frames),
         pages(stats.pool_pages),
     );
+    text += &format!("  lent       {}\n", held(run, look));
     if let Some(protection) = run.protection(stats) {
         text += &format!("  pages      {protection}\n");
     }
@@ -130,8 +131,10 @@ fn to_text(run: &Run, old: &Look, look: &Look, rates: &Rates) -> String {
     }
     if run.each_lender.len() > 1 {
         let rates = lender_rates(old, look, run.each_lender.len());
-        for (lender, (bytes_in, bytes_out)) in run.each_lender.iter().zip(rates) {
-            text += &format!("    {lender:<24} {:>12} in {:>12} out\n", rate(bytes_in), rate(bytes_out));
+        let held = look.detail.lender_held.map(|bytes| Size(bytes).to_string());
+        for ((lender, (bytes_in, bytes_out)), held) in run.each_lender.iter().zip(rates).zip(held) {
+            let (bytes_in, bytes_out) = (rate(bytes_in), rate(bytes_out));
+            text += &format!("    {lender:<24} {bytes_in:>12} in {bytes_out:>12} out {held:>12} lent\n");
         }
     }
     for (pid, name, stats) in run.processes() {
@@ -143,6 +146,12 @@ fn to_text(run: &Run, old: &Look, look: &Look, rates: &Rates) -> String {
         );
     }
     text
+}
+
+/// What is at lenders of each class.
+fn held(run: &Run, look: &Look) -> String {
+    let held = run.held(&look.detail).into_iter();
+    held.map(|(class, bytes)| format!("{} {}", Size(bytes), class.name())).collect::<Vec<_>>().join(", ")
 }
 
 /// The quantiles that people ask for.
@@ -178,10 +187,15 @@ fn to_json(run: &Run, old: &Look, look: &Look, rates: &Rates) -> serde_json::Val
         .each_lender
         .iter()
         .zip(lender_rates(old, look, run.each_lender.len()))
-        .map(|(lender, (bytes_in, bytes_out))| {
-            json!({"lender": lender, "in_bytes_per_s": bytes_in, "out_bytes_per_s": bytes_out})
+        .zip(run.classes().into_iter().zip(look.detail.lender_held))
+        .map(|((lender, (bytes_in, bytes_out)), (class, held))| {
+            json!({"lender": lender, "in_bytes_per_s": bytes_in, "out_bytes_per_s": bytes_out,
+                "class": class.name(), "held_bytes": held})
         })
         .collect();
+    let held = run.held(&look.detail).into_iter();
+    let held: serde_json::Map<_, _> =
+        held.map(|(class, bytes)| (class.name().to_owned(), bytes.into())).collect();
     json!({
         "pid": run.pid, "command": run.command, "lenders": run.lenders, "seconds": rates.seconds,
         "faults_per_s": rates.faults, "faults_without_io_per_s": rates.faults_without_io, "fetched_per_s": rates.fetched, "unpacked_per_s": rates.unpacked,
@@ -193,6 +207,7 @@ fn to_json(run: &Run, old: &Look, look: &Look, rates: &Rates) -> serde_json::Val
         "local_bytes": stats.local_frames.saturating_mul(PAGE_BYTES),
         "budget_bytes": look.budget_frames.saturating_mul(PAGE_BYTES),
         "pool_bytes": stats.pool_frames.saturating_mul(PAGE_BYTES),
+        "held_bytes": held,
         "packed_pages_bytes": stats.pool_pages.saturating_mul(PAGE_BYTES),
         "processes": processes, "replicas": run.replicas,
         "erasure": run.erasure.map(|erasure| erasure.to_string()), "lost": run.lost(), "left": run.left(),

@@ -393,6 +393,11 @@ impl World {
         let held: usize = self.lenders.iter().map(|lender| lender.held.len()).sum();
         let copies = self.map.slabs.iter().flatten().map(|slab| slab.copies.as_slice().len());
         assert_eq!(held, copies.sum::<usize>());
+        for lender in 0..self.lenders.len() as u32 {
+            let at =
+                |slot: &&Slot| self.map.locate(**slot).unwrap().0.iter().any(|copy| copy.lender == lender);
+            assert_eq!(self.map.live_at(lender), self.pages.keys().filter(at).count() as u64);
+        }
     }
 }
 
