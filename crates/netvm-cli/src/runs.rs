@@ -33,7 +33,7 @@ pub fn find() -> Vec<Run> {
 }
 
 impl Run {
-    fn new(pid: u32, file: Arc<RunFile>) -> Self {
+    pub fn new(pid: u32, file: Arc<RunFile>) -> Self {
         let params = file.params();
         let each_lender: Vec<String> = file.lender_names().iter().map(|lender| printable(lender)).collect();
         let lenders = each_lender.join(",");

@@ -10,11 +10,12 @@ use ratatui::layout::{Constraint, Layout, Rect};
 use ratatui::style::{Color, Modifier, Style, Stylize};
 use ratatui::text::Line;
 use ratatui::widgets::{
-    Bar, BarChart, BarGroup, Block, Borders, Cell, Paragraph, Row, Sparkline, Table, TableState,
+    Bar, BarChart, BarGroup, Block, Borders, Paragraph, Row, Sparkline, Table, TableState,
 };
 
-use super::{find, micros, pages, rate, reads};
+use super::{find, held, pages, rate, reads};
 use crate::runs::{Look, Rates, Run, lender_rates};
+use crate::size::Size;
 
 /// Looks that are kept for the curves.
 const HISTORY: usize = 300;
@@ -126,25 +127,41 @@ fn draw(frame: &mut Frame, watched: &[Watched], chosen: &mut TableState) {
     frame.render_widget(Paragraph::new(" arrows: choose a run   q: end").style(Style::new().dim()), keys);
 }
 
+/// Columns of the list of runs: their names, their widths (0: what is left), and how wide the list must be for them.
+const COLUMNS: [(&str, u16, u16); 9] = [
+    ("run", 8, 0),
+    ("program", 0, 0),
+    ("faults/s", 9, 0),
+    ("fetched/s", 9, 76),
+    ("wait", 9, 96),
+    ("in", 11, 108),
+    ("out", 11, 120),
+    ("far", 10, 0),
+    ("local", 20, 0),
+];
+
 fn draw_list(frame: &mut Frame, area: Rect, watched: &[Watched], chosen: &mut TableState) {
-    let header = ["run", "program", "faults/s", "fetched/s", "wait", "in", "out", "far", "local"];
+    let is_shown = |&(_, _, width): &(&str, u16, u16)| area.width >= width;
     let rows = watched.iter().map(|Watched { run, look, rates, .. }| {
-        Row::new([
-            Cell::from(run.pid.to_string()),
-            Cell::from(run.command.clone()),
-            Cell::from(format!("{:.0}", rates.faults)),
-            Cell::from(format!("{:.0}", rates.fetched)),
-            Cell::from(rates.fetch_us.map_or("-".to_owned(), |us| format!("{us:.1} us"))),
-            Cell::from(rate(rates.bytes_in)),
-            Cell::from(rate(rates.bytes_out)),
-            Cell::from(pages(look.stats.far_pages)),
-            Cell::from(format!("{} of {}", pages(look.stats.local_frames), pages(look.budget_frames))),
-        ])
+        let cells = [
+            run.pid.to_string(),
+            run.command.clone(),
+            format!("{:.0}", rates.faults),
+            format!("{:.0}", rates.fetched),
+            rates.fetch_us.map_or("-".to_owned(), |us| format!("{us:.1} us")),
+            rate(rates.bytes_in),
+            rate(rates.bytes_out),
+            pages(look.stats.far_pages),
+            format!("{} of {}", pages(look.stats.local_frames), pages(look.budget_frames)),
+        ];
+        let shown = cells.into_iter().zip(COLUMNS).filter(|(_, column)| is_shown(column));
+        Row::new(shown.map(|(cell, _)| cell))
     });
-    let widths = [8, 0, 9, 9, 9, 11, 11, 9, 19].map(|width| match width {
+    let widths = COLUMNS.iter().filter(|column| is_shown(column)).map(|&(_, width, _)| match width {
         0 => Constraint::Fill(1),
         width => Constraint::Length(width),
     });
+    let header = COLUMNS.iter().filter(|column| is_shown(column)).map(|(name, ..)| *name);
     let table = Table::new(rows, widths)
         .header(Row::new(header).style(Style::new().add_modifier(Modifier::BOLD)))
         .row_highlight_style(Style::new().add_modifier(Modifier::REVERSED))
@@ -152,99 +169,166 @@ fn draw_list(frame: &mut Frame, area: Rect, watched: &[Watched], chosen: &mut Ta
     frame.render_stateful_widget(table, area, chosen);
 }
 
-/// How long reads took since the last look: a bar for each doubling.
+/// Width of a bar, and of its label.
+const BAR: u16 = 6;
+
+/// A time that bars are labelled with, in whole units.
+fn label(ns: u64) -> String {
+    match ns {
+        1_000_000_000.. => format!("{}s", ns / 1_000_000_000),
+        1_000_000.. => format!("{}ms", ns / 1_000_000),
+        _ => format!("{}us", ns / 1_000),
+    }
+}
+
+/// How many reads took how long, for each doubling. At most `most` of them, where most reads are: what is beside them counts in the
+/// first and in the last one.
+fn octaves(times: &Times, most: usize) -> Vec<(String, u64)> {
+    let sum = |counts: &[u64]| counts.iter().fold(0, |sum: u64, count| sum.saturating_add(*count));
+    let counts: Vec<u64> = times.counts().chunks(4).map(sum).collect();
+    let end_ns = |octave: usize| Times::end_ns(octave * 4 + 3);
+    let first = counts.iter().position(|count| *count > 0).unwrap_or(0);
+    let last = counts.iter().rposition(|count| *count > 0).unwrap_or(0);
+    let bars = (last + 1 - first).min(most.max(1));
+    let start =
+        (first..=last + 1 - bars).max_by_key(|&start| sum(&counts[start..start + bars])).unwrap_or(first);
+    let end = start + bars;
+    let bar = |octave: usize| {
+        let before = if octave == start { sum(&counts[first..start]) } else { 0 };
+        let after = if octave + 1 == end { sum(&counts[end..=last.max(end - 1)]) } else { 0 };
+        let name = match octave.checked_sub(1) {
+            Some(shorter) if after > 0 => format!(">{}", label(end_ns(shorter))),
+            _ => format!("<{}", label(end_ns(octave))),
+        };
+        (name, counts[octave].saturating_add(before).saturating_add(after))
+    };
+    (start..end).map(bar).collect()
+}
+
+/// How long reads took since the last look.
 fn draw_histogram(frame: &mut Frame, area: Rect, rates: &Rates) {
-    let counts = rates.reads.counts();
-    let octaves: Vec<(u64, u64)> = counts
-        .chunks(4)
-        .enumerate()
-        .map(|(octave, counts)| {
-            (
-                Times::end_ns(octave * 4 + 3),
-                counts.iter().fold(0, |sum: u64, count| sum.saturating_add(*count)),
-            )
-        })
-        .collect();
-    let first = octaves.iter().position(|(_, count)| *count > 0).unwrap_or(0);
-    let last = octaves.iter().rposition(|(_, count)| *count > 0).unwrap_or(0);
-    let bars: Vec<Bar> = octaves[first..=last]
-        .iter()
-        .map(|(end_ns, count)| {
-            let label = format!("<{}", micros(*end_ns as f64 / 1e3));
-            Bar::default().value(*count).label(Line::from(label)).text_value(count.to_string())
+    let most = (area.width.saturating_sub(1) / (BAR + 1)).into();
+    let bars: Vec<Bar> = octaves(&rates.reads, most)
+        .into_iter()
+        .map(|(label, count)| {
+            Bar::default().value(count).label(Line::from(label)).text_value(count.to_string())
         })
         .collect();
     let block = Block::new().borders(Borders::ALL).title(" reads by how long they took ");
     let chart = BarChart::default()
         .data(BarGroup::default().bars(&bars))
-        .bar_width(9)
+        .bar_width(BAR)
         .bar_gap(1)
         .bar_style(Style::new().fg(MOVED))
         .block(block);
     frame.render_widget(chart, area);
 }
 
-fn draw_lenders(frame: &mut Frame, area: Rect, run: &Run, rates: &[(f64, f64)]) {
-    let rows =
-        run.each_lender.iter().zip(rates).map(|(lender, (bytes_in, bytes_out))| {
-            Row::new([lender.clone(), rate(*bytes_in), rate(*bytes_out)])
-        });
-    let widths = [Constraint::Fill(1), Constraint::Length(11), Constraint::Length(11)];
-    let header = Row::new(["lender", "in", "out"]).style(Style::new().add_modifier(Modifier::BOLD));
+/// As much of a lender's name as there is room for: of a path, its end.
+fn shortened(name: &str, room: usize) -> String {
+    let length = name.chars().count();
+    if length <= room || !name.starts_with("unix:") {
+        return name.to_owned();
+    }
+    std::iter::once('…').chain(name.chars().skip(length + 1 - room.max(1))).collect()
+}
+
+fn draw_lenders(frame: &mut Frame, area: Rect, watched: &Watched) {
+    // Borders, and figures with the gaps before them.
+    let room = area.width.saturating_sub(2 + 2 * 12);
+    let is_wide = room >= 28;
+    let room = if is_wide { room - 11 } else { room };
+    let lenders = watched.run.each_lender.iter().zip(&watched.lenders).zip(watched.look.detail.lender_held);
+    let rows = lenders.map(|((lender, (bytes_in, bytes_out)), held)| {
+        let name = shortened(lender, room.into());
+        let cells = [name, rate(*bytes_in), rate(*bytes_out), Size(held).to_string()];
+        Row::new(cells.into_iter().take(if is_wide { 4 } else { 3 }))
+    });
+    let widths =
+        [Constraint::Fill(1), Constraint::Length(11), Constraint::Length(11), Constraint::Length(10)];
+    let widths = widths.into_iter().take(if is_wide { 4 } else { 3 });
+    let header = Row::new(["lender", "in", "out", "lent"]).style(Style::new().add_modifier(Modifier::BOLD));
     let table = Table::new(rows, widths).header(header).block(Block::new().borders(Borders::ALL));
     frame.render_widget(table, area);
 }
 
-fn draw_detail(frame: &mut Frame, area: Rect, watched: &Watched) {
-    let Watched { run, look, rates, lenders, fetched, unpacked, moved } = watched;
+/// What there is to say of a run, a line each.
+fn lines(watched: &Watched) -> Vec<Line<'static>> {
+    let Watched { run, look, rates, .. } = watched;
     let stats = &look.stats;
-    let [figures, curves, processes] =
-        Layout::vertical([Constraint::Length(8), Constraint::Fill(2), Constraint::Fill(1)]).areas(area);
-    let ahead = rates.prefetch_hit.map_or("nothing read ahead".to_owned(), |hit| {
-        format!("{:.0} % of what was read ahead was used", hit * 100.0)
-    });
-    let lines = vec![
-        Line::from(format!("lenders   {}", run.lenders)),
-        Line::from(format!(
-            "kept      {}",
-            run.protection(stats).unwrap_or_else(|| "once: no lender may be lost".to_owned())
-        )),
-        Line::from(format!(
-            "pages     {:.0} fetched, {:.0} unpacked, {:.0} touched for the first time, {:.0} still there a second; {ahead}",
+    let kept = crate::runs::protection(run.replicas as usize, run.erasure);
+    let ahead = rates
+        .prefetch_hit
+        .map_or("nothing".to_owned(), |hit| format!("{:.0} % of what was read ahead was used", hit * 100.0));
+    let (lost, left) = (run.lost(), run.left());
+    let mut lines = vec![
+        format!("kept      {}", kept.unwrap_or_else(|| "once: no lender may be lost".to_owned())),
+        format!(
+            "pages/s   {:.0} fetched, {:.0} unpacked, {:.0} new, {:.0} still there",
             rates.fetched, rates.unpacked, rates.zero_fills, rates.rescues
-        )),
-        Line::from(format!("reads     {}", reads(rates).unwrap_or_else(|| "none".to_owned()))),
-        Line::from(format!(
+        ),
+        format!("ahead     {ahead}"),
+        format!("reads     {}", reads(rates).unwrap_or_else(|| "none".to_owned())),
+        format!(
             "local     {} of {}; {} of it hold {} packed",
             pages(stats.local_frames),
             pages(look.budget_frames),
             pages(stats.pool_frames),
             pages(stats.pool_pages)
-        )),
-        Line::from(format!(
+        ),
+        format!("lent      {}", held(run, look)),
+        format!(
             "so far    {} faults, {} in, {} out",
             stats.faults,
-            crate::size::Size(stats.bytes_in),
-            crate::size::Size(stats.bytes_out)
-        )),
+            Size(stats.bytes_in),
+            Size(stats.bytes_out)
+        ),
     ];
+    if !lost.is_empty() {
+        let (repaired, poor) = (stats.pages_repaired, stats.pages_unprotected);
+        let lost = lost.join(", ");
+        lines.push(format!(
+            "lost      {repaired} pages copied elsewhere, {poor} lack copies or parts: {lost}"
+        ));
+    }
+    if !left.is_empty() {
+        lines.push(format!("left      {} pages moved: {}", stats.pages_moved, left.join(", ")));
+    }
+    lines.into_iter().map(Line::from).collect()
+}
+
+/// From so many lines on for curves, bars and processes there is room for the processes.
+const PROCESSES_FROM: u16 = 16;
+/// Lines of bars and lenders, with their borders, that come before curves.
+const BARS: u16 = 6;
+
+fn draw_detail(frame: &mut Frame, area: Rect, watched: &Watched) {
+    let Watched { run, rates, fetched, unpacked, moved, .. } = watched;
+    let lines = lines(watched);
+    let height = lines.len() as u16 + 2;
+    let rest = if area.height.saturating_sub(height) >= PROCESSES_FROM {
+        Constraint::Fill(1)
+    } else {
+        Constraint::Length(0)
+    };
+    let [figures, curves, bars, processes] =
+        Layout::vertical([Constraint::Length(height), Constraint::Fill(1), Constraint::Min(BARS), rest])
+            .areas(area);
     let title = format!(" {} ", run.command);
     frame
         .render_widget(Paragraph::new(lines).block(Block::new().borders(Borders::ALL).title(title)), figures);
-    let [curves, histogram] = Layout::vertical([Constraint::Fill(1), Constraint::Fill(1)]).areas(curves);
     let [histogram, each_lender] =
-        Layout::horizontal([Constraint::Fill(2), Constraint::Fill(1)]).areas(histogram);
+        Layout::horizontal([Constraint::Fill(9), Constraint::Fill(11)]).areas(bars);
     draw_histogram(frame, histogram, rates);
-    draw_lenders(frame, each_lender, run, lenders);
+    draw_lenders(frame, each_lender, watched);
     let curve_areas: [Rect; 3] = Layout::horizontal([Constraint::Fill(1); 3]).areas(curves);
+    let most = |curve: &VecDeque<u64>| curve.iter().max().copied().unwrap_or(0);
     let curves = [
-        ("pages fetched/s", fetched, FETCHED, ""),
-        ("pages unpacked/s", unpacked, UNPACKED, ""),
-        ("moved", moved, MOVED, " kB/s"),
+        (format!(" fetched/s, max {} ", most(fetched)), fetched, FETCHED),
+        (format!(" unpacked/s, max {} ", most(unpacked)), unpacked, UNPACKED),
+        (format!(" moved, max {} ", rate(most(moved) as f64 * 1e3)), moved, MOVED),
     ];
-    for (area, (name, curve, color, unit)) in curve_areas.into_iter().zip(curves) {
-        let most = curve.iter().max().copied().unwrap_or(0);
-        let title = format!(" {name}, up to {most}{unit} ");
+    for (area, (title, curve, color)) in curve_areas.into_iter().zip(curves) {
         let block = Block::new().borders(Borders::ALL).title(title);
         // The newest to the right.
         let width = usize::from(area.width.saturating_sub(2));
@@ -270,3 +354,6 @@ fn draw_detail(frame: &mut Frame, area: Rect, watched: &Watched) {
         processes,
     );
 }
+
+#[cfg(test)]
+mod tests;
