@@ -470,7 +470,12 @@ impl RunFile {
 
     /// Names of those that a process of the run has left, as they asked for it: what they held was moved.
     pub fn left_lenders(&self) -> Vec<String> {
-        self.names_of(self.word(LEFT).load(Relaxed))
+        self.names_of(self.left())
+    }
+
+    /// The same, a bit for each of the first 64.
+    pub fn left(&self) -> u64 {
+        self.word(LEFT).load(Relaxed)
     }
 
     fn names_of(&self, lenders: u64) -> Vec<String> {

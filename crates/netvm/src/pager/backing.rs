@@ -106,9 +106,9 @@ impl Backing {
         }
         let redundancy = check(addresses, config.replicas, erasure)?;
         let replicas = redundancy.total();
-        // A process of a run that has lost a lender does without, too.
-        let known = run.filter(|_| replicas > 1).map(RunFile::lost);
-        let sides = Sides::connect(addresses, options, hook, replicas, timeout, known)?;
+        // A process of a run that has lost a lender, or left it, does without, too.
+        let (known, left) = (run.filter(|_| replicas > 1).map(RunFile::lost), run.map_or(0, RunFile::left));
+        let sides = Sides::connect(addresses, options, hook, replicas, timeout, known, left)?;
         let Some(smallest) = sides.borrowers().min_by_key(|borrower| borrower.slab_bytes()) else {
             return Err(PagerError::CopiesLost { pages: 0, why: sides.losses() }.into());
         };
@@ -123,8 +123,10 @@ impl Backing {
         let (mut stats, mut ever_lost) = (PagerStats::default(), 0);
         for lender in (0..sides.len()).filter(|&lender| sides[lender].lost.is_some()) {
             slots.lender_lost(lender);
-            ever_lost |= 1 << lender.min(63);
-            stats.lenders_lost += 1;
+            if left >> lender.min(63) & 1 == 0 {
+                ever_lost |= 1 << lender.min(63);
+                stats.lenders_lost += 1;
+            }
         }
         for lender in 0..sides.len() {
             if let Some(borrower) = &sides[lender].borrower {

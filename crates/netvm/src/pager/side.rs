@@ -96,8 +96,8 @@ impl IndexMut<u32> for Sides {
 }
 
 impl Sides {
-    /// With `known` a lender that cannot be reached is lost from the beginning, and those with a bit in it get little time to be
-    /// reached.
+    /// With `known` a lender that cannot be reached is lost from the beginning; so are those with a bit in `left`, in any case. They, and
+    /// those with a bit in `known`, get little time to be reached.
     pub(super) fn connect(
         addresses: &[String],
         options: BorrowOptions,
@@ -105,27 +105,30 @@ impl Sides {
         replicas: usize,
         silence_max: Duration,
         known: Option<u64>,
+        left: u64,
     ) -> Result<Self> {
         let (sides, now) = (Vec::new(), Instant::now());
         let patience = Patience::new(now, SILENCE);
         let mut all = Self { sides, options, hook, silence_max, replicas, patience, chosen: 0 };
-        let lost_before = |lender: usize| {
-            known.is_some_and(|known| known.checked_shr(lender as u32).is_some_and(|bits| bits & 1 == 1))
+        let is_in = |lenders: u64, lender: usize| {
+            lenders.checked_shr(lender as u32).is_some_and(|bits| bits & 1 == 1)
         };
+        let lost_before = |lender| is_in(known.unwrap_or(0) | left, lender);
         let hasty = BorrowOptions { connect_timeout: SILENCE, call_timeout: SILENCE, ..all.options.clone() };
         let options = |lender| if lost_before(lender) { &hasty } else { &all.options };
         let each = addresses.iter().enumerate().map(|(lender, address)| (&address[..], options(lender)));
-        for (address, connected) in addresses.iter().zip(Borrower::connect_all(each)) {
+        for (lender, connected) in Borrower::connect_all(each).into_iter().enumerate() {
+            let may_be_gone = known.is_some() || is_in(left, lender);
             let (borrower, lost) = match connected {
                 Ok(mut borrower) => {
                     borrower.set_call_timeout(all.options.call_timeout);
                     (Some(borrower), None)
                 }
-                Err(error) if known.is_some() && error.scope() == Scope::Link => (None, Some(error)),
+                Err(error) if may_be_gone && error.scope() == Scope::Link => (None, Some(error)),
                 Err(error) => return Err(error),
             };
             all.sides.push(Side {
-                address: address.clone(),
+                address: addresses[lender].clone(),
                 borrower,
                 lost,
                 distrusted: false,
