@@ -1,0 +1,103 @@
+use super::*;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+#[test]
+fn pages_that_leave_together_are_those_that_are_there() {
+    const PAGES: usize = 8;
+    let Ok(mut paged) = PagedArea::new(PAGES * PAGE_BYTES, PAGES, Some(FrameDesign::Move)) else {
+        eprintln!("pages_that_leave_together_are: skipped (no UFFDIO_MOVE here)");
+        return;
+    };
+    paged.open_memory().unwrap();
+    if !paged.takes_together() {
+        eprintln!("pages_that_leave_together_are: skipped (this kernel cannot take pages together)");
+        return;
+    }
+    let area = paged.area().start;
+    let pages: Vec<usize> = (0..PAGES).map(|page| area + page * PAGE_BYTES).collect();
+    paged.map_range(area, PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE).unwrap();
+    paged.fill_frames(0, 1).unwrap();
+    for &page in pages.iter().filter(|&&page| page != pages[3]) {
+        paged.install_fresh(page, 0, true).unwrap();
+    }
+    let mut left = [true; TOGETHER_MAX];
+    assert_eq!(paged.drop_together(&pages[2..6], &mut left).unwrap(), 3);
+    assert_eq!(left[..5], [true, false, true, true, false]);
+    // What left is missing: it can be installed anew. What did not is still there.
+    for (index, &page) in pages.iter().enumerate() {
+        let installed = paged.install_fresh(page, 0, false).map_err(|error| error.raw_os_error());
+        let expected = if (2..6).contains(&index) { Ok(()) } else { Err(Some(libc::EEXIST)) };
+        assert_eq!(installed, expected, "page {index}");
+    }
+    assert!(paged.drop_together(&[area, area + PAGES * PAGE_BYTES], &mut left).is_err());
+    assert_eq!(paged.drop_together(&[], &mut left).unwrap(), 0);
+}
+
+#[test]
+fn what_was_moved_is_found_in_the_page_tables() {
+    const PAGES: usize = 16;
+    let Ok(mut paged) = PagedArea::new(PAGES * PAGE_BYTES, PAGES, Some(FrameDesign::Move)) else {
+        eprintln!("what_was_moved_is_found_in_the_page_tables: skipped (no UFFDIO_MOVE here)");
+        return;
+    };
+    let area = paged.area().start;
+    paged.map_range(area, PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE).unwrap();
+    paged.fill_frames(0, PAGES).unwrap();
+    let pool = paged.frame_address(0, PAGES);
+    let exists = || io::Error::from_raw_os_error(libc::EEXIST);
+    let moved = |bytes| paged.moved_all_the_same(area, pool, bytes, exists());
+    assert_eq!(moved(PAGES * PAGE_BYTES).unwrap_err().raw_os_error(), Some(libc::EEXIST));
+    // SAFETY: both ranges are this test's own.
+    let (bytes, result) = unsafe { paged.uffd.move_pages(area, pool, 5 * PAGE_BYTES, false) };
+    assert!(bytes == 5 * PAGE_BYTES && result.is_ok());
+    assert_eq!(moved(PAGES * PAGE_BYTES).unwrap(), 5 * PAGE_BYTES);
+    assert_eq!(moved(2 * PAGE_BYTES).unwrap(), 2 * PAGE_BYTES);
+}
+
+#[test]
+fn pages_that_are_in_use_move_and_keep_their_contents() {
+    const PAGES: usize = 64;
+    let Ok(mut paged) = PagedArea::new(PAGES * PAGE_BYTES, PAGES, Some(FrameDesign::Move)) else {
+        eprintln!("pages_that_are_in_use_move_and_keep_their_contents: skipped (no UFFDIO_MOVE here)");
+        return;
+    };
+    let address = paged.area().start;
+    paged.map_range(address, PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE).unwrap();
+    paged.fill_frames(0, PAGES).unwrap();
+    let memory = Addresses(Arc::clone(&paged.area)).memory();
+    let end = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let user = scope.spawn(|| {
+            let mut rounds = 0_u64;
+            while !end.load(Ordering::Relaxed) {
+                rounds += 1;
+                for page in 0..PAGES {
+                    memory.write_from(page * PAGE_BYTES, &rounds.to_ne_bytes()).unwrap();
+                }
+                for page in 0..PAGES {
+                    let mut word = [0; 8];
+                    memory.read_into(page * PAGE_BYTES, &mut word).unwrap();
+                    assert_eq!(u64::from_ne_bytes(word), rounds, "page {page}");
+                }
+            }
+            rounds
+        });
+        // Clears the accessed bits, so that the use changes page table entries in the middle of moves.
+        scope.spawn(|| {
+            while !end.load(Ordering::Relaxed) && std::fs::write("/proc/self/clear_refs", "1").is_ok() {
+                std::hint::spin_loop();
+            }
+        });
+        paged.install(address, 0, PAGES).unwrap();
+        let until = std::time::Instant::now() + std::time::Duration::from_millis(500);
+        let mut moves = 0;
+        while std::time::Instant::now() < until {
+            let (moved, result) = paged.extract(address, 0, PAGES);
+            assert!(moved == PAGES && result.is_ok(), "{moved} {result:?}");
+            paged.install(address, 0, PAGES).unwrap();
+            moves += 1;
+        }
+        end.store(true, Ordering::Relaxed);
+        assert!(user.join().unwrap() > 0 && moves > 0);
+    });
+}
