@@ -5,7 +5,7 @@ mod common;
 use common::mapped::mapped;
 use common::{Lent, Random, alone, lend};
 use netvm::lender::LinkChoice;
-use netvm::pager::{FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig, TierPolicy};
+use netvm::pager::{FaultPath, FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig, TierPolicy};
 use netvm_sys::shared::SharedSlice;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -275,6 +275,32 @@ fn incompressible_pages_are_hardly_ever_tried() {
     let evicted = stats.remote_writes + stats.clean_drops;
     assert!(stats.packed == 0 && stats.pool_frames == 0 && stats.pool_changes == 0, "{stats:?}");
     assert!(stats.incompressible < 64 + evicted / 32, "{evicted} {stats:?}");
+}
+
+/// Pages that are only read leave many at a time, and nobody looks at them: but for samples.
+#[test]
+fn pages_that_are_only_read_are_sampled_like_others() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let local = 8 << 20;
+    let pager = start(&lent, local, |config| {
+        (config.tier, config.fault_path) = (TierPolicy::Auto, FaultPath::Thread);
+    });
+    let pages = 4 * local as usize / PAGE;
+    let mut known = Known::new(mapped(&pager, 0, 4 * local as usize), Kind::Noise, 13);
+    let read = |known: &mut Known, reads: usize| {
+        for _ in 0..reads {
+            let page = known.random.next() as usize % pages;
+            known.check(page);
+        }
+    };
+    read(&mut known, 20_000);
+    let before = pager.stats();
+    read(&mut known, 5_000);
+    let tried = pager.stats().incompressible - before.incompressible;
+    let evicted = pager.stats().clean_drops - before.clean_drops;
+    println!("{tried} samples of {evicted} pages that left, {:?}", pager.stats().left_together);
+    assert!(tried >= evicted / 128 && tried <= evicted / 16 + 64, "{tried} of {evicted}");
 }
 
 #[test]

@@ -47,6 +47,8 @@ pub(super) struct Tier {
     lz4: CompressTable,
     /// A packed page in one piece.
     packed: Box<[u8]>,
+    /// A page that leaves by way of a frame only to see what packing it would cost and bring.
+    sample: Option<u32>,
     /// A page that is unpacked only to see how long it takes.
     unpacked: Box<[u8; PAGE_BYTES]>,
     timed: u32,
@@ -75,6 +77,7 @@ impl Tier {
             clock: 1,
             decide_due: false,
             lz4: CompressTable::small(),
+            sample: None,
             packed: vec![0; get_maximum_output_size(PAGE_BYTES)].into_boxed_slice(),
             unpacked: Box::new([0; PAGE_BYTES]),
             timed: 0,
@@ -105,6 +108,15 @@ impl Tier {
         let age = self.clock.wrapping_sub(stamp) & FRAME_MAX;
         self.decide_due |= self.choice.note_age(age, class);
         age
+    }
+
+    /// Whether this page, which nobody would look at when it leaves, is to be looked at: as many of those as of others.
+    pub(super) fn samples(&mut self, page: u32) -> bool {
+        let samples = self.choice.sample();
+        if samples {
+            self.sample = Some(page);
+        }
+        samples
     }
 
     /// A fault begins to wait for a lender.
@@ -289,7 +301,7 @@ impl Engine {
         let class = self.backing.slots.class_of(entry.slot());
         self.tier.for_pool += u32::from(self.tier.choice.is_packed(class));
         if !self.tier.choice.try_to_pack(class) {
-            if self.tier.choice.sample() {
+            if self.tier.sample.take_if(|sample| *sample == page).is_some() || self.tier.choice.sample() {
                 self.tier.measure(self.paged.frame_bytes(frame as usize), &mut self.stats);
                 self.tier.choice.costs.changed.note(if clean { 0.0 } else { 1.0 });
             }

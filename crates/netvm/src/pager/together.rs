@@ -26,7 +26,8 @@ impl Engine {
     /// Whether protected pages leave without a copy: few of them come back soon, and the program drops none by system calls of its own, of which
     /// nobody is told.
     pub(super) fn drops(&self) -> bool {
-        self.returns.are_rare() && !self.dropped_by_program
+        // Where pages are packed, all go by way of frames.
+        self.returns.are_rare() && !self.dropped_by_program && self.tier.choice.step() == 0
     }
 
     /// So many pages have left.
@@ -101,11 +102,13 @@ impl Engine {
         if moves {
             return Ok((0, all));
         }
+        let drops = self.drops();
         let (mut pages, mut count, mut left) = ([0_u32; EVICT_PAGES_MAX], 0, 0);
         for run in victims.chunk_by(|page, next| page + 1 == *next) {
             for &page in run {
                 let entry = self.table.get(page);
-                if run.len() < RUN_PAGES && entry.protected() && entry.slot() != 0 {
+                let known = run.len() < RUN_PAGES && entry.protected() && entry.slot() != 0;
+                if known && !(drops && self.tier.samples(page)) {
                     pages[count] = page;
                     count += 1;
                 } else {
@@ -115,7 +118,7 @@ impl Engine {
             }
         }
         let addresses: [usize; EVICT_PAGES_MAX] = std::array::from_fn(|index| self.address_of(pages[index]));
-        if count >= TOGETHER_MIN && self.drops() {
+        if count >= TOGETHER_MIN && drops {
             let mut dropped = [false; TOGETHER_MAX];
             let taken = self.paged.drop_together(&addresses[..count], &mut dropped);
             let taken = taken.map_err(|e| system("take pages out", e))?;
