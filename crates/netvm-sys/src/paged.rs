@@ -770,12 +770,15 @@ impl PagedArea {
         memory.is_none_or(|memory| memory.read_at(&mut [0], address as u64).is_ok_and(|bytes| bytes == 1))
     }
 
-    /// Lifts write protection and wakes the writer.
+    /// Lifts write protection, where there is any, and wakes the writer.
     ///
     /// # Errors
     /// ENOENT when the range was unmapped meanwhile.
     pub fn unprotect(&self, address: usize) -> io::Result<()> {
         self.area.check(address, PAGE_BYTES)?;
+        if !self.protects() {
+            return Ok(());
+        }
         // SAFETY: inside our area (checked).
         unsafe { self.uffd.write_protect(address, PAGE_BYTES, false) }
     }

@@ -58,9 +58,9 @@ impl Engine {
         if let Some(place) = to_write {
             self.to_write.swap_remove(place);
         }
-        // Where nothing is copied, protected pages leave no other way than by being dropped.
         let entry = self.table.get(page);
         let again = again || entry.state() == PageState::Cached && entry.wanted();
+        // Where nothing is copied, protected pages leave no other way than by being dropped.
         if self.paged.told() == Told::Reader && (again || !self.drops()) {
             return false;
         }
