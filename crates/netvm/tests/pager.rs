@@ -118,6 +118,39 @@ fn pages_in_constant_use_are_spared() {
 }
 
 #[test]
+fn streams_do_not_push_out_what_is_used_at_random() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let pager = start(&lent, 8 << 20, |_| {});
+    let (stream, often) = (mapped(&pager, 0, 32 << 20), mapped(&pager, 32 << 20, 5 << 20));
+    let (pages, often_pages) = (stream.len() / PAGE, often.len() / PAGE);
+    let (mut random, mut sums) = (7_u64, vec![0; often_pages]);
+    let mut before = pager.stats();
+    for pass in 0..8 {
+        if pass == 2 {
+            // What is used how has been seen.
+            before = pager.stats();
+        }
+        for page in 0..pages {
+            assert_eq!(word(stream, page * 512), pass as u64, "page {page}");
+            set_word(stream, page * 512, pass as u64 + 1);
+            for _ in 0..2 {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let index = (random >> 33) as usize % often_pages;
+                assert_eq!(word(often, index * 512), sums[index], "pass {pass}, page {page}");
+                sums[index] += random;
+                set_word(often, index * 512, sums[index]);
+            }
+        }
+    }
+    let stats = pager.stats();
+    let (faults, windows) = (stats.faults - before.faults, 6 * pages as u64 / 128);
+    println!("{faults} faults for {windows} windows, {} rescues", stats.rescues - before.rescues);
+    // In one queue: 70 for each window.
+    assert!(faults < 40 * windows, "{stats:?}");
+}
+
+#[test]
 fn a_window_beyond_the_longest_transfer_is_cut() {
     let Some(_alone) = alone() else { return };
     let lent = lend_in_slabs(256 << 20, 16 << 20);

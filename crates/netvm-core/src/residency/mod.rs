@@ -27,7 +27,7 @@ pub use frames::FrameSet;
 pub use marks::Marks;
 pub use mend::{CHUNK_PAGES, Step, StepEnd};
 pub use protect::Protection;
-pub use queue::PageQueue;
+pub use queue::{Arrival, PageQueue};
 pub use replay::{Index, RECORD_MAX, Replay};
 pub use returns::Returns;
 pub use simulate::{Eviction, Trace};

@@ -4,6 +4,10 @@ use super::trend::Trends;
 
 /// Streams followed at once: enough for a few threads that each read a few arrays.
 const STREAMS: usize = 16;
+/// A stream ends when it is not continued for so many faults,
+const PATIENCE: u64 = 64;
+/// and so many times as many as there were between the last two that continued it.
+const GAPS: u64 = 4;
 /// Gap in pages by which a fault may miss the expected page and still continue the stream.
 const SLACK: u32 = 4;
 /// Longest window of a stream with a stride: its pages come one by one.
@@ -42,20 +46,31 @@ struct Stream {
     /// 1: in order.
     step: i32,
     used: u64,
+    /// Faults between the last two that continued it.
+    gap: u64,
 }
 
 impl Stream {
-    fn goes_on_with(&self, page: u32) -> bool {
+    /// Whether it may still be continued. Faults at random would, sooner or later.
+    fn lives(&self, clock: u64) -> bool {
+        self.used != 0 && clock - self.used <= PATIENCE + GAPS * self.gap
+    }
+
+    fn goes_on_with(&self, page: u32, clock: u64) -> bool {
         let gap = (i64::from(page) - i64::from(self.next)) * i64::from(self.step.signum());
         let step = i64::from(self.step.unsigned_abs());
-        self.used != 0 && gap >= 0 && gap <= i64::from(SLACK) * step && gap % step == 0
+        // Faults at random meet what was not continued lately by chance.
+        let slack = if clock - self.used <= STREAMS as u64 { i64::from(SLACK) } else { 0 };
+        self.lives(clock) && gap >= 0 && gap <= slack * step && gap % step == 0
     }
 }
 
-/// Table of recent streams, least recently used replaced.
+/// Tables of recent streams, least recently used replaced. Those that have gone on are kept apart from first pages, as faults at random,
+/// of which there may be hundreds from one window to the next, each look like the beginning of one.
 #[derive(Clone, Debug)]
 pub struct Streams {
     streams: [Stream; STREAMS],
+    first: [Stream; STREAMS],
     clock: u64,
     window_max: u32,
     trends: Trends,
@@ -66,6 +81,7 @@ impl Streams {
     pub fn new(window_pages_max: u32) -> Self {
         Self {
             streams: [Stream::default(); STREAMS],
+            first: [Stream::default(); STREAMS],
             clock: 0,
             window_max: window_pages_max,
             trends: Trends::default(),
@@ -81,24 +97,32 @@ impl Streams {
         }
         self.clock += 1;
         let clock = self.clock;
-        if let Some(stream) = self.streams.iter_mut().find(|stream| stream.goes_on_with(page)) {
+        let found =
+            self.streams.iter_mut().chain(&mut self.first).find(|stream| stream.goes_on_with(page, clock));
+        if let Some(stream) = found.map(core::mem::take) {
             let max = if stream.step == 1 { self.window_max } else { self.window_max.min(STRIDED_MAX) };
             let ahead = Ahead::window((stream.window * 2).min(max), stream.step);
-            match ahead.page(page, ahead.map) {
-                Some(next) => *stream = Stream { next, window: ahead.map, used: clock, ..*stream },
-                None => *stream = Stream::default(),
+            if let Some(next) = ahead.page(page, ahead.map) {
+                let gap = clock - stream.used;
+                begin(&mut self.streams, Stream { next, window: ahead.map, used: clock, gap, ..stream });
             }
             return ahead;
         }
         if let Some(step) = self.trends.note(page).filter(|&step| step != 1) {
             let ahead = Ahead::window(self.window_max.min(2), step);
             if let Some(next) = ahead.page(page, ahead.map) {
-                self.begin(Stream { next, window: ahead.map, step, used: clock });
+                begin(&mut self.streams, Stream { next, window: ahead.map, step, used: clock, gap: 0 });
                 return ahead;
             }
         }
-        self.begin(Stream { next: page.saturating_add(1), window: 1, step: 1, used: clock });
+        let next = page.saturating_add(1);
+        begin(&mut self.first, Stream { next, window: 1, step: 1, used: clock, gap: 0 });
         Ahead::ALONE
+    }
+
+    /// Pages that streams have mapped ahead, and may not have used yet.
+    pub fn mapped_ahead(&self) -> u32 {
+        self.streams.iter().filter(|stream| stream.lives(self.clock)).map(|stream| 2 * stream.window).sum()
     }
 
     /// As [`Streams::fault`], for a page that is known to belong to a stream: it begins with the widest window.
@@ -108,18 +132,20 @@ impl Streams {
         if ahead.map == window {
             return ahead;
         }
-        self.begin(Stream { next: page.saturating_add(window), window, step: 1, used: self.clock });
+        // In place of the one that this fault has begun or continued.
+        let used = self.clock;
+        for stream in self.streams.iter_mut().chain(&mut self.first).filter(|stream| stream.used == used) {
+            *stream = Stream::default();
+        }
+        begin(&mut self.streams, Stream { next: page.saturating_add(window), window, step: 1, used, gap: 0 });
         Ahead::window(window, 1)
     }
+}
 
-    /// A stream takes the place of the longest unused one.
-    fn begin(&mut self, new: Stream) {
-        let clock = self.clock;
-        // The one that this fault has just begun or continued; else the longest unused.
-        let order = |stream: &&mut Stream| if stream.used == clock { 0 } else { stream.used + 1 };
-        if let Some(place) = self.streams.iter_mut().min_by_key(order) {
-            *place = new;
-        }
+/// A stream takes the place of the longest unused one.
+fn begin(streams: &mut [Stream; STREAMS], new: Stream) {
+    if let Some(place) = streams.iter_mut().min_by_key(|stream| stream.used) {
+        *place = new;
     }
 }
 
@@ -163,6 +189,38 @@ mod tests {
             extra += ahead.map - 1 + ahead.fetch;
         }
         assert!(extra < 100, "{extra} pages fetched for nothing");
+    }
+
+    #[test]
+    fn streams_go_on_among_faults_at_random_which_they_do_not_catch() {
+        let mut streams = Streams::new(128);
+        let mut random = 7_u32;
+        let mut next = |pages: u32| {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            (random >> 8) % pages
+        };
+        // A page of the stream takes as long as four faults at random.
+        let (mut page, mut faults, mut extra) = (1_000_000_u32, 0, 0);
+        while page < 1_010_000 {
+            let ahead = streams.fault(page);
+            page += ahead.map;
+            faults += 1;
+            for _ in 0..4 * ahead.map {
+                extra += streams.fault(next(1 << 20)).map - 1;
+            }
+        }
+        assert!(faults < 200 && streams.mapped_ahead() >= 256, "{faults} faults for 10,000 pages");
+        assert!(extra < 1000, "{extra} pages with 40,000 faults at random");
+        // When streams have ended they are not taken up by whoever comes by, even among few pages.
+        let mut streams = Streams::new(128);
+        for page in (0..4096).filter(|page| page % 300 < 240) {
+            streams.fault(page);
+        }
+        for _ in 0..1000 {
+            streams.fault(next(4096));
+        }
+        let extra: u32 = (0..10_000).map(|_| streams.fault(next(4096)).map - 1).sum();
+        assert!(extra < 1000 && streams.mapped_ahead() < 128, "{extra} pages for nothing");
     }
 
     #[test]

@@ -20,7 +20,8 @@ use crate::runfile::Slot as RunSlot;
 use crate::stats::PagerStats;
 use netvm_core::limits::PAYLOAD_BYTES_MAX;
 use netvm_core::residency::{
-    Entry, FRAME_MAX, FrameChain, FrameSet, Marks, PageQueue, PageState, Protection, Returns, Streams,
+    Arrival, Entry, FRAME_MAX, FrameChain, FrameSet, Marks, PageQueue, PageState, Protection, Returns,
+    Streams,
 };
 use netvm_sys::cpu::Hold;
 use netvm_sys::paged::{Addresses, Bell, PagedArea, Told};
@@ -75,6 +76,8 @@ pub(super) struct Transfer {
     pub(super) loose: bool,
     /// The first page was evicted so short a time ago that it is worth being spared.
     pub(super) again: bool,
+    /// Its pages are a part of a window.
+    pub(super) in_window: bool,
     /// It had better be elsewhere when it leaves again: its slot is let go.
     pub(super) promote: bool,
 }
@@ -82,7 +85,7 @@ pub(super) struct Transfer {
 impl Transfer {
     /// Pages that are written from neighbouring frames.
     pub(super) const fn write(page: u32, frame: u32, pages: u32) -> Self {
-        Self { page, frame, pages, write: true, loose: false, again: false, promote: false }
+        Self { page, frame, pages, write: true, loose: false, again: false, in_window: false, promote: false }
     }
 }
 
@@ -99,6 +102,8 @@ pub(super) struct Engine {
     /// Frames without memory.
     pub(super) empty: FrameSet,
     pub(super) mapped: PageQueue,
+    /// What is brought in now is a part of a window.
+    pub(super) in_window: bool,
     pub(super) cached: FrameChain,
     pub(super) backing: Backing,
     pub(super) blocks: Blocks,
@@ -221,6 +226,7 @@ impl Engine {
             free: FrameSet::new(frames),
             empty,
             mapped: PageQueue::new(),
+            in_window: false,
             cached: FrameChain::new(frames),
             backing,
             blocks: Blocks::new(config.block_at.clone()),
@@ -779,10 +785,10 @@ impl Engine {
     }
 
     /// A page enters the program's address space, or the queue of those that are in it.
-    pub(super) fn note_mapped(&mut self, page: u32, entry: Entry) {
+    pub(super) fn note_mapped(&mut self, page: u32, entry: Entry, arrival: Arrival) {
         let protected = entry.protected();
         if !entry.queued() {
-            self.mapped.push(page);
+            self.mapped.push(page, arrival);
         }
         self.table.set(page, entry.with_state(PageState::Mapped).with_protected(protected).with_queued(true));
     }

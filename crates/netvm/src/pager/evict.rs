@@ -5,7 +5,7 @@ use super::error::{PagerError, system};
 use super::fresh::SPARE_STEP;
 use super::tier::{PACK_PAGES, repeated_word};
 use crate::error::Result;
-use netvm_core::residency::{Entry, PageState};
+use netvm_core::residency::{Arrival, Entry, PageState};
 use netvm_core::tier::Policy;
 use netvm_sys::paged::ExtractError;
 
@@ -136,13 +136,14 @@ impl Engine {
         let since = self.tier.time_eviction();
         let mut victims = [0_u32; EVICT_PAGES_MAX];
         let (mut count, mut spared) = (0, 0);
+        let ahead = self.streams.mapped_ahead() as usize * self.unit as usize;
         while count < want.min(EVICT_PAGES_MAX) {
-            let Some(page) = self.mapped.pop() else { break };
+            let Some(page) = self.mapped.pop(ahead) else { break };
             let entry = self.table.get(page);
             let is_mapped = entry.state() == PageState::Mapped;
             if is_mapped && entry.frame() > 0 && spared < SPARED_MAX && self.pins.get(page) == 0 {
                 self.table.set(page, entry.with_frame(entry.frame() - 1));
-                self.mapped.push(page);
+                self.mapped.push(page, Arrival::Alone);
                 spared += 1;
                 continue;
             }
@@ -221,7 +222,7 @@ impl Engine {
             Err(ExtractError::Busy) | Ok(()) => {
                 self.busy_streak += 1;
                 let entry = self.table.get(page);
-                self.note_mapped(page, entry);
+                self.note_mapped(page, entry, Arrival::Alone);
                 Ok(())
             }
             Err(ExtractError::Os(source)) => Err(system("take a page out", source)),

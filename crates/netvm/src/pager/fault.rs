@@ -3,7 +3,7 @@
 use super::engine::{Engine, SPARED, TRANSFER_PAGES_MAX, Transfer};
 use super::error::{PagerError, system};
 use crate::error::Result;
-use netvm_core::residency::{Ahead, Entry, PageState};
+use netvm_core::residency::{Ahead, Arrival, Entry, PageState};
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::ops::Range;
 
@@ -72,7 +72,10 @@ impl Engine {
                 }
                 let ahead = self.ahead(page);
                 self.bring_rest_in(fault, page, ahead)?;
-                if self.bring_window_in(page, ahead)? {
+                self.in_window = ahead.map > 1 || self.unit > 1;
+                let is_under_way = self.bring_window_in(page, ahead);
+                self.in_window = false;
+                if is_under_way? {
                     self.bring_what_followed(page)?;
                     self.read_ahead(page, ahead)
                 } else {
@@ -197,11 +200,19 @@ impl Engine {
 
     /// Installs frames and wakes who waits.
     pub(super) fn install(&mut self, page: u32, frame: u32, pages: u32) -> Result<()> {
-        self.install_known(page, frame, pages, false)
+        let arrival = Arrival::in_window(self.in_window || pages > 1);
+        self.install_known(page, frame, pages, false, arrival)
     }
 
     /// The same; `again`: the first page was wanted again soon after it had left.
-    fn install_known(&mut self, page: u32, frame: u32, pages: u32, again: bool) -> Result<()> {
+    fn install_known(
+        &mut self,
+        page: u32,
+        frame: u32,
+        pages: u32,
+        again: bool,
+        arrival: Arrival,
+    ) -> Result<()> {
         self.tier.note_answered();
         let protect = pages == 1 && self.protects_next(page, again);
         let is_fresh = pages == 1 && self.install_fresh(page, frame, protect)?;
@@ -214,7 +225,10 @@ impl Engine {
         for index in 0..pages {
             let entry = self.table.get(page + index);
             let is_rescued = entry.state() == PageState::Cached && entry.wanted();
-            self.note_mapped(page + index, entry.with_frame(if is_rescued { SPARED } else { 0 }));
+            if is_rescued {
+                self.mapped.note_back(arrival, self.local_frames);
+            }
+            self.note_mapped(page + index, entry.with_frame(if is_rescued { SPARED } else { 0 }), arrival);
         }
         if is_fresh && protect {
             self.table.set(page, self.table.get(page).with_protected(true));
@@ -250,7 +264,7 @@ impl Engine {
         };
         self.paged.zero_frames(frame as usize, frames as usize);
         self.stats.zero_fills += u64::from(frames);
-        self.install(page, frame, frames)
+        self.install_known(page, frame, frames, false, Arrival::in_window(ahead > 1))
     }
 
     /// Starts to fetch a run of remote pages from the first of `pages` on, as far as slots and frames are neighbours; `wanted`
@@ -275,9 +289,14 @@ impl Engine {
         };
         let Some((frame, frames)) = taken else { return Ok(0) };
         let (mut again, mut age, class) = (false, 0, self.backing.slots.class_of(slot));
+        let in_window = wanted && (self.in_window || frames > 1);
+        let arrival = Arrival::in_window(in_window);
         for index in 0..frames {
             let entry = self.table.get(page + index);
             age = self.tier.note_back(entry.frame(), class);
+            if wanted && (age as usize) < self.local_frames {
+                self.mapped.note_back(arrival, self.local_frames);
+            }
             again |= index == 0 && wanted && (age as usize) < self.local_frames / AGAIN_PART;
             if index == 0 && wanted && self.drops() && (age as usize) < self.reserve() {
                 self.returns.note_back();
@@ -286,7 +305,8 @@ impl Engine {
             self.table.set(page + index, entry.with_wanted(wanted));
         }
         let promote = wanted && frames == 1 && self.backing.promotes(slot, age);
-        let transfer = Transfer { page, frame, pages: frames, write: false, loose: false, again, promote };
+        let (pages, write, loose) = (frames, false, false);
+        let transfer = Transfer { page, frame, pages, write, loose, again, in_window, promote };
         self.start(transfer, slot)?;
         Ok(frames)
     }
@@ -400,7 +420,8 @@ impl Engine {
                 self.backing.release_slot(entry.slot())?;
                 self.table.set(page, entry.with_slot(0));
             }
-            self.install_known(page, frame, run, index == 0 && transfer.again)?;
+            let arrival = Arrival::in_window(transfer.in_window || run > 1);
+            self.install_known(page, frame, run, index == 0 && transfer.again, arrival)?;
             if index == 0 && transfer.again {
                 self.table.set(page, self.table.get(page).with_frame(SPARED));
             }
@@ -539,7 +560,7 @@ impl Engine {
         self.table.set_hash(to, self.table.hash(page));
         let queued = self.table.get(to).queued();
         // A move lifts the protection.
-        self.note_mapped(to, entry.with_protected(false).with_queued(queued));
+        self.note_mapped(to, entry.with_protected(false).with_queued(queued), Arrival::Alone);
     }
 
     fn shift_by_frame(&mut self, page: u32, to: u32) -> Result<()> {

@@ -4,7 +4,7 @@ use super::engine::{EVICT_PAGES, Engine, STARVED};
 use super::error::PagerError;
 use super::{Pager, local_bytes_min};
 use crate::error::Result;
-use netvm_core::residency::{Ahead, PageState};
+use netvm_core::residency::{Ahead, Arrival, PageState};
 use netvm_sys::paged::Told;
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::ops::Range;
@@ -180,7 +180,7 @@ impl Engine {
         for page in pages {
             let entry = self.table.get(page);
             if entry.state() == PageState::Mapped && !entry.queued() && self.pins.get(page) == 0 {
-                self.note_mapped(page, entry);
+                self.note_mapped(page, entry, Arrival::Alone);
             }
         }
     }
