@@ -26,6 +26,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 pub use crate::together::TOGETHER_MAX;
+pub use extract::ExtractError;
+
+mod extract;
 
 const FAULTER_FEATURES: u64 = FEATURE_MOVE | FEATURE_POISON | FEATURE_PAGEFAULT_FLAG_WP | FEATURE_SIGBUS;
 const FEATURES: u64 =
@@ -49,17 +52,6 @@ pub enum Told {
     /// The thread that faulted, by SIGBUS; nothing is to be read, nobody sleeps, and there is no doorbell. System calls that meet a
     /// missing page fail.
     Faulter,
-}
-
-/// Why a page could not be extracted.
-#[derive(Debug)]
-pub enum ExtractError {
-    /// Pinned by the kernel for I/O, or otherwise not movable now: leave it and try another.
-    Busy,
-    /// The program dropped it behind the pager's back; there is nothing to extract.
-    Missing,
-    /// Anything else.
-    Os(io::Error),
 }
 
 /// A reserved range of addresses, released on drop.
@@ -541,211 +533,6 @@ impl PagedArea {
                 result => return result,
             }
         }
-    }
-
-    /// Moves installed pages into empty frames, which are full afterwards; the pages are missing. Stops at the first page
-    /// that cannot be moved; returns how many were.
-    ///
-    /// # Errors
-    /// Why the first page that was not moved could not be.
-    pub fn extract(
-        &mut self,
-        address: usize,
-        frame: usize,
-        pages: usize,
-    ) -> (usize, Result<(), ExtractError>) {
-        let bytes = pages * PAGE_BYTES;
-        if let Err(error) = self.area.check(address, bytes) {
-            return (0, Err(ExtractError::Os(error)));
-        }
-        let to = self.frame_address(frame, pages);
-        let mut done = 0;
-        let mut unshared = usize::MAX;
-        while done < bytes {
-            let (step, result) = match self.design {
-                // SAFETY: both ranges are ours (checked); the pages belong to the pager until they are installed again.
-                FrameDesign::Move => unsafe {
-                    self.uffd.move_pages(to + done, address + done, bytes - done, false)
-                },
-                FrameDesign::Copy => (0, Err(io::Error::from_raw_os_error(libc::EINVAL))),
-            };
-            done += step;
-            let Err(error) = result else { continue };
-            match error.raw_os_error() {
-                Some(libc::EAGAIN) => {}
-                Some(libc::EEXIST) => {
-                    match self.moved_all_the_same(to + done, address + done, bytes - done, error) {
-                        Ok(moved) => done += moved,
-                        Err(error) => return (done / PAGE_BYTES, Err(ExtractError::Os(error))),
-                    }
-                }
-                Some(libc::ENOENT) => return (done / PAGE_BYTES, Err(ExtractError::Missing)),
-                // Shared with a forked process: make it ours by a write fault that changes nothing, then move. Were it protected, that fault would
-                // be one of those that the caller serves.
-                Some(libc::EBUSY) if unshared != done => {
-                    unshared = done;
-                    if self.may_protect
-                        && let Err(error) = self.unprotect(address + done)
-                    {
-                        return (done / PAGE_BYTES, Err(ExtractError::Os(error)));
-                    }
-                    // SAFETY: POPULATE_WRITE changes no contents; the page is present, so it cannot fault to us.
-                    let populated =
-                        unsafe { raw::madvise(address + done, PAGE_BYTES, libc::MADV_POPULATE_WRITE) };
-                    if populated.is_err() {
-                        match self.extract_by_copy(address + done, to + done) {
-                            Ok(()) => done += PAGE_BYTES,
-                            Err(error) => return (done / PAGE_BYTES, Err(error)),
-                        }
-                    }
-                }
-                Some(libc::EBUSY) => return (done / PAGE_BYTES, Err(ExtractError::Busy)),
-                Some(libc::EINVAL) => match self.extract_by_copy(address + done, to + done) {
-                    Ok(()) => done += PAGE_BYTES,
-                    Err(error) => return (done / PAGE_BYTES, Err(error)),
-                },
-                _ => return (done / PAGE_BYTES, Err(ExtractError::Os(error))),
-            }
-        }
-        (pages, Ok(()))
-    }
-
-    /// Copies installed, write-protected pages into full frames, and takes the pages' memory: they are missing then. The first
-    /// [`TOGETHER_MAX`] at most. Stops at the first that is not there; returns how many left.
-    ///
-    /// # Errors
-    /// EINVAL outside the area; when the process has closed our descriptor.
-    pub fn extract_together(&mut self, pages: &[usize], frames: &[usize]) -> io::Result<usize> {
-        let Some(together) = &self.together else { return Ok(0) };
-        assert!(self.told == Told::Faulter, "a reader would wait for itself where a page is missing");
-        let count = pages.len().min(frames.len()).min(TOGETHER_MAX);
-        let (pages, frames) = (&pages[..count], &frames[..count]);
-        let mut to = [0; TOGETHER_MAX];
-        for ((&page, &frame), to) in pages.iter().zip(frames).zip(&mut to) {
-            self.area.check(page, PAGE_BYTES)?;
-            *to = self.frame_address(frame, 1);
-        }
-        // SAFETY: pages and frames are ours (checked), and no reference into the pool is alive (`&mut self`). The pages are protected by the
-        // caller's promise; whoever writes to one faults, and waits for the caller.
-        unsafe { together.take(pages, &to[..count]) }
-    }
-
-    /// Takes the memory of installed, write-protected pages, the first [`TOGETHER_MAX`] at most, whose contents the caller knows: they are
-    /// missing then. Pages that are not there are left alone. In `left` is which left; returns how many.
-    ///
-    /// # Errors
-    /// As [`PagedArea::extract_together`].
-    pub fn drop_together(&mut self, pages: &[usize], left: &mut [bool; TOGETHER_MAX]) -> io::Result<usize> {
-        *left = [false; TOGETHER_MAX];
-        let Some(together) = &self.together else { return Ok(0) };
-        let pages = &pages[..pages.len().min(TOGETHER_MAX)];
-        let (mut there, mut leaving, mut count) = ([false; TOGETHER_MAX], [0; TOGETHER_MAX], 0);
-        pages.iter().try_for_each(|&page| self.area.check(page, PAGE_BYTES))?;
-        together.are_there(pages, &mut there)?;
-        for (&page, _) in pages.iter().zip(&there).filter(|(_, there)| **there) {
-            leaving[count] = page;
-            count += 1;
-        }
-        if count == 0 {
-            return Ok(0);
-        }
-        // SAFETY: the pages are ours (checked), and protected by the caller's promise: they hold what the caller knows, and whoever writes to
-        // one faults, and waits for the caller.
-        let dropped = unsafe { together.drop(&leaving[..count]) }?;
-        for (left, _) in left.iter_mut().zip(&there).filter(|(_, there)| **there).take(dropped) {
-            *left = true;
-        }
-        Ok(dropped)
-    }
-
-    /// One page into one empty frame by copy: for kernels without MOVE, and for pages whose protection differs.
-    fn extract_by_copy(&mut self, page: usize, frame: usize) -> Result<(), ExtractError> {
-        let os = ExtractError::Os;
-        if self.design == FrameDesign::Copy {
-            // SAFETY: our page; a writer that comes now waits until the page is missing and faults again.
-            unsafe { self.uffd.write_protect(page, PAGE_BYTES, true) }.map_err(os)?;
-        } else {
-            let frame_index = (frame - self.pool.start) / PAGE_BYTES;
-            self.fill_frames(frame_index, 1).map_err(os)?;
-        }
-        let Some(memory) = &self.memory else {
-            return Err(ExtractError::Busy);
-        };
-        // SAFETY: the frame is in the pool (our caller's check) and full now; nobody else refers to it.
-        let buffer = unsafe { std::slice::from_raw_parts_mut(frame as *mut u8, PAGE_BYTES) };
-        // /proc/self/mem reads through any protection.
-        memory.read_exact_at(buffer, page as u64).map_err(os)?;
-        // SAFETY: our page, its contents now live in the frame.
-        unsafe { raw::madvise(page, PAGE_BYTES, libc::MADV_DONTNEED) }.map_err(os)?;
-        if self.design == FrameDesign::Copy {
-            self.uffd.wake(page, PAGE_BYTES).map_err(os)?;
-        }
-        Ok(())
-    }
-
-    /// Moves installed pages inside the area (mremap). Returns how many were moved, as [`PagedArea::extract`].
-    ///
-    /// # Errors
-    /// Why the first page that was not moved could not be.
-    pub fn shift(&mut self, old: usize, new: usize, pages: usize) -> (usize, Result<(), ExtractError>) {
-        let bytes = pages * PAGE_BYTES;
-        if let Err(error) = self.area.check(old, bytes).and_then(|()| self.area.check(new, bytes)) {
-            return (0, Err(ExtractError::Os(error)));
-        }
-        if self.design == FrameDesign::Copy {
-            return (0, Err(ExtractError::Busy));
-        }
-        let mut done = 0;
-        while done < bytes {
-            // SAFETY: both ranges are inside the area (checked); the program handed `old` over for `new`.
-            let (step, result) = unsafe { self.uffd.move_pages(new + done, old + done, bytes - done, true) };
-            done += step;
-            match result {
-                Ok(()) => {}
-                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
-                Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
-                    let moved = self.moved_all_the_same(new + done, old + done, bytes - done, error);
-                    match moved.and_then(|moved| self.uffd.wake(new + done, moved).map(|()| moved)) {
-                        Ok(moved) => done += moved,
-                        Err(error) => return (done / PAGE_BYTES, Err(ExtractError::Os(error))),
-                    }
-                }
-                Err(error) if error.raw_os_error() == Some(libc::ENOENT) => {
-                    return (done / PAGE_BYTES, Err(ExtractError::Missing));
-                }
-                Err(_) => return (done / PAGE_BYTES, Err(ExtractError::Busy)),
-            }
-        }
-        (pages, Ok(()))
-    }
-
-    /// After EEXIST from a move to a range that was empty: how many bytes were moved nevertheless.
-    ///
-    /// Linux 6.18 forgets to reset the error of a move that it had to try again (a page was used in that moment, EAGAIN), so
-    /// it tries once more what it has just moved, and finds it moved. The page tables tell: a page that is at its
-    /// destination and no longer at its source has been moved, as nobody else fills the destination.
-    ///
-    /// # Errors
-    /// `error` when nothing was moved; when /proc is not mounted.
-    fn moved_all_the_same(
-        &self,
-        to: usize,
-        from: usize,
-        bytes: usize,
-        error: io::Error,
-    ) -> io::Result<usize> {
-        const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;
-        let pagemap = File::open("/proc/thread-self/pagemap")?;
-        let is_there = |address: usize| {
-            let mut word = [0; 8];
-            pagemap.read_exact_at(&mut word, (address / PAGE_BYTES * size_of::<u64>()) as u64)?;
-            io::Result::Ok(u64::from_ne_bytes(word) & PRESENT_OR_SWAPPED != 0)
-        };
-        let mut moved = 0;
-        while moved < bytes && is_there(to + moved)? && !is_there(from + moved)? {
-            moved += PAGE_BYTES;
-        }
-        if moved == 0 { Err(error) } else { Ok(moved) }
     }
 
     /// A page that the pager believes installed faulted as missing: either it is there (a stale event), or the program
