@@ -9,6 +9,9 @@ use std::time::Duration;
 
 const PYTHON: &str = "/usr/bin/python3";
 
+/// Room for what parent and child of [`WORK`] write, and for what both have from before, in slabs.
+const ROOM: &str = "192M";
+
 /// Fills far memory, says so, forks while it is checked, and ends when it is told to.
 const WORK: &str = "\
 import os, sys
@@ -52,7 +55,7 @@ fn a_run_tells_which_lenders_have_left() {
     }
     for (count, more) in [(2, &[][..]), (3, &["--replicas", "2"])] {
         let folder = Folder::new("left");
-        let lenders = ["one", "two", "three"].map(|name| Lender::named(&folder, name, "128M"));
+        let lenders = ["one", "two", "three"].map(|name| Lender::named(&folder, name, ROOM));
         let mut command = netvm();
         command.args(["run", "--local", "8M", "--tier", "lender", "--json"]).args(more);
         for lender in &lenders[..count] {
@@ -88,7 +91,7 @@ fn a_run_tells_which_lenders_have_left() {
 fn leaves(more: &[&str]) {
     let folder = Folder::new("leaving");
     let log = folder.path("log");
-    let lenders = [Lender::named(&folder, "one", "128M"), Lender::logged(&folder, "two", "128M", &log)];
+    let lenders = [Lender::named(&folder, "one", ROOM), Lender::logged(&folder, "two", ROOM, &log)];
     let mut run = Guard(
         netvm()
             .args(["run", "--local", "8M", "--tier", "lender", "--lender", &lenders[0].address])

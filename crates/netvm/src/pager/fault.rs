@@ -289,7 +289,8 @@ impl Engine {
         };
         let Some((frame, frames)) = taken else { return Ok(0) };
         let (mut again, mut age, class) = (false, 0, self.backing.slots.class_of(slot));
-        let in_window = wanted && (self.in_window || frames > 1);
+        // Nobody waits for what is read ahead.
+        let in_window = !wanted || self.in_window || frames > 1;
         let arrival = Arrival::in_window(in_window);
         for index in 0..frames {
             let entry = self.table.get(page + index);
