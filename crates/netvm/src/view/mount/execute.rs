@@ -122,7 +122,11 @@ impl MountServer {
             Ask::MakeFolder { name, mode } => {
                 self.make(session, unique, node, name, Make::Folder, owner(mode))?
             }
-            Ask::Create { name, mode } => {
+            // Somebody else has made it meanwhile: the kernel looks again, and opens it as it would have.
+            Ask::Create { name, exclusive: false, .. } if self.files.find(node, name).is_ok() => {
+                Answer::error(unique, libc::ESTALE)
+            }
+            Ask::Create { name, mode, .. } => {
                 let answer = self.make(session, unique, node, name, Make::File, owner(mode))?;
                 let number = self.files.find(node, name)?;
                 answer.open(self.opens(session, number))

@@ -100,6 +100,8 @@ pub(super) enum Ask<'a> {
     Create {
         name: &'a [u8],
         mode: u32,
+        /// It must be new.
+        exclusive: bool,
     },
     Remove {
         name: &'a [u8],
@@ -267,8 +269,8 @@ impl<'a> Ask<'a> {
                 Ask::Entries { offset, bytes }
             }
             35 => {
-                let (_, mode, _) = (body.u32()?, body.u32()?, body.u64()?);
-                Ask::Create { name: body.text()?, mode }
+                let (flags, mode, _) = (body.u32()?, body.u32()?, body.u64()?);
+                Ask::Create { name: body.text()?, mode, exclusive: flags & libc::O_EXCL as u32 != 0 }
             }
             // RELEASE, FLUSH, RELEASEDIR, DESTROY.
             18 | 25 | 29 | 38 => Ask::Nothing,
