@@ -151,6 +151,31 @@ fn streams_do_not_push_out_what_is_used_at_random() {
 }
 
 #[test]
+fn of_a_loop_larger_than_the_memory_a_part_is_kept() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let pager = start(&lent, 16 << 20, |_| {});
+    let memory = mapped(&pager, 0, 24 << 20);
+    let (pages, passes) = (memory.len() / PAGE, 16);
+    let mut before = pager.stats();
+    for pass in 0..passes {
+        if pass == 6 {
+            // It has been tried.
+            before = pager.stats();
+        }
+        for page in 0..pages {
+            assert_eq!(word(memory, page * 512), pass * 31, "pass {pass}, page {page}");
+            set_word(memory, page * 512, (pass + 1) * 31);
+        }
+    }
+    let stats = pager.stats();
+    let fetched = (stats.bytes_in - before.bytes_in) / (passes - 6);
+    println!("{} KiB of {} fetched in each pass", fetched >> 10, memory.len() >> 10);
+    // One queue: all of it. At best: what does not fit, 9 MiB of 24.
+    assert!(fetched < memory.len() as u64 * 3 / 4, "{fetched} {stats:?}");
+}
+
+#[test]
 fn a_window_beyond_the_longest_transfer_is_cut() {
     let Some(_alone) = alone() else { return };
     let lent = lend_in_slabs(256 << 20, 16 << 20);

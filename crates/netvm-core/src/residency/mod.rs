@@ -18,6 +18,7 @@ mod simulate;
 mod slots;
 mod stream;
 mod trend;
+mod windows;
 
 pub use blocks::{BLOCK_BYTES_MAX, WholeBlocks};
 pub use chain::FrameChain;
@@ -32,4 +33,4 @@ pub use replay::{Index, RECORD_MAX, Replay};
 pub use returns::Returns;
 pub use simulate::{Eviction, Trace};
 pub use slots::{ALL, Loss, SlabIndex, Slot, SlotMap};
-pub use stream::{Ahead, Streams};
+pub use stream::{Ahead, MappedAhead, Streams};

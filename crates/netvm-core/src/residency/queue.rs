@@ -8,6 +8,8 @@
 //! out again and again. So the two have queues of their own. They leave in order of arrival, as from one, but windows by a *lead* earlier: it grows with each page that came by
 //! itself and is wanted again soon, and shrinks with each one that came in a window and is (compare *ARC*: Megiddo and Modha, FAST 2003). At first it is 0: one queue.
 
+use super::stream::MappedAhead;
+use super::windows::Windows;
 use alloc::collections::VecDeque;
 
 /// What a page weighs that came by itself, whose return is a fault, to one of a window, whose return is a small part of one.
@@ -33,16 +35,16 @@ impl Arrival {
 
 /// A page, and how many were mapped before it.
 #[derive(Clone, Copy, Debug)]
-struct Place {
-    page: u32,
-    number: u32,
+pub(super) struct Place {
+    pub(super) page: u32,
+    pub(super) number: u32,
 }
 
 /// The mapped pages, in the order in which they leave. A page that has left its state is not looked for in the queues: whoever pops it checks.
 #[derive(Clone, Debug, Default)]
 pub struct PageQueue {
     alone: VecDeque<Place>,
-    windows: VecDeque<Place>,
+    windows: Windows,
     pushed: u32,
     lead: usize,
 }
@@ -63,42 +65,57 @@ impl PageQueue {
         self.len() == 0
     }
 
+    /// Whether newcomers in windows leave before what has been kept of older ones.
+    pub fn keeps(&self) -> bool {
+        self.windows.keeps()
+    }
+
     /// Adds a page at the end.
     pub fn push(&mut self, page: u32, arrival: Arrival) {
         let place = Place { page, number: self.pushed };
         self.pushed = self.pushed.wrapping_add(1);
         match arrival {
             Arrival::Alone => self.alone.push_back(place),
-            Arrival::InWindow => self.windows.push_back(place),
+            Arrival::InWindow => self.windows.push(place),
         }
     }
 
-    /// Takes the page whose turn it is. The last `ahead` pages of windows have no lead: they may not have been used yet.
-    pub fn pop(&mut self, ahead: usize) -> Option<u32> {
+    /// Takes the page whose turn it is, of `local` ones. The last pages of windows, as many as are mapped `ahead`, have no lead.
+    pub fn pop(&mut self, ahead: MappedAhead, local: usize) -> Option<u32> {
         let age = |place: &Place| self.pushed.wrapping_sub(place.number) as usize;
-        let windows_first = match (self.windows.front().map(age), self.alone.front().map(age)) {
+        let windows_first = match (self.windows.age(self.pushed), self.alone.front().map(age)) {
             (Some(window), Some(alone)) => {
-                let lead = if self.windows.len() > ahead { self.lead } else { 0 };
+                let lead = if self.windows.len() > ahead.possible { self.lead } else { 0 };
                 window.saturating_add(lead) > alone
             }
             (window, _) => window.is_some(),
         };
-        let queue = if windows_first { &mut self.windows } else { &mut self.alone };
-        queue.pop_front().map(|place| place.page)
+        let place =
+            if windows_first { self.windows.pop(ahead.likely, local) } else { self.alone.pop_front() };
+        place.map(|place| place.page)
     }
 
-    /// A page is wanted again that left so short a time ago that a queue of all `local` pages would have it still.
-    pub fn note_back(&mut self, arrival: Arrival, local: usize) {
-        self.lead = match arrival {
-            Arrival::Alone => self.lead.saturating_add(ALONE_WEIGHS).min(local.saturating_mul(LEAD_MAX)),
-            Arrival::InWindow => self.lead.saturating_sub(1),
-        };
+    /// The page popped last leaves.
+    pub fn note_left(&mut self, page: u32, local: usize) {
+        self.windows.note_left(page, local);
+    }
+
+    /// A page comes back that left when `age` pages fewer had, of `local` ones; `wanted`: it is not only read ahead.
+    pub fn note_back(&mut self, page: u32, arrival: Arrival, age: usize, local: usize, wanted: bool) {
+        if wanted && age < local {
+            // A queue of all pages would have it still.
+            self.lead = match arrival {
+                Arrival::Alone => self.lead.saturating_add(ALONE_WEIGHS).min(local.saturating_mul(LEAD_MAX)),
+                Arrival::InWindow => self.lead.saturating_sub(1),
+            };
+        }
+        self.windows.note_back(page, arrival == Arrival::InWindow, age, local);
     }
 
     /// Keeps the entries for which `keep` says so. Costs time in proportion to all of them: call it when most are stale.
     pub fn retain(&mut self, mut keep: impl FnMut(u32) -> bool) {
         self.alone.retain(|place| keep(place.page));
-        self.windows.retain(|place| keep(place.page));
+        self.windows.retain(&mut keep);
     }
 }
 
@@ -120,7 +137,7 @@ mod tests {
     }
 
     fn leave(queue: &mut PageQueue, ahead: usize) -> Vec<u32> {
-        core::iter::from_fn(|| queue.pop(ahead)).collect()
+        core::iter::from_fn(|| queue.pop(MappedAhead { likely: ahead, possible: ahead }, LOCAL)).collect()
     }
 
     #[test]
@@ -135,15 +152,15 @@ mod tests {
     #[test]
     fn windows_leave_first_while_others_come_back() {
         let mut queue = mixed();
-        queue.note_back(Arrival::Alone, LOCAL);
+        queue.note_back(7, Arrival::Alone, 0, LOCAL, true);
         assert_eq!(leave(&mut queue.clone(), 0)[..4], [1000, 1001, 1002, 1003], "a lead of 8");
-        (0..100).for_each(|_| queue.note_back(Arrival::Alone, LOCAL));
+        (0..100).for_each(|_| queue.note_back(7, Arrival::Alone, 0, LOCAL, true));
         let order = leave(&mut queue.clone(), 0);
         assert!(order[..40].iter().all(|&page| page >= 1000), "{order:?}");
         let order = leave(&mut queue.clone(), 8);
         assert_eq!((order[31], order[32]), (1031, 0), "two windows are not used yet");
         // They come back, too.
-        (0..LOCAL * LEAD_MAX).for_each(|_| queue.note_back(Arrival::InWindow, LOCAL));
+        (0..LOCAL * LEAD_MAX).for_each(|_| queue.note_back(7, Arrival::InWindow, 0, LOCAL, true));
         assert_eq!(leave(&mut queue, 0)[..2], [0, 1000]);
     }
 
@@ -158,9 +175,15 @@ mod tests {
         queue.retain(|page| page >= 50);
         assert_eq!(leave(&mut queue, 0), (50..100).collect::<Vec<_>>());
         // Whatever is said of it.
-        queue.note_back(Arrival::Alone, usize::MAX);
-        queue.note_back(Arrival::InWindow, 0);
+        queue.note_back(7, Arrival::Alone, 0, usize::MAX, true);
+        queue.note_back(7, Arrival::InWindow, usize::MAX, 0, false);
         queue.push(7, Arrival::InWindow);
-        assert_eq!((queue.pop(usize::MAX), queue.pop(0)), (Some(7), None));
+        assert_eq!(
+            (
+                queue.pop(MappedAhead { likely: 0, possible: usize::MAX }, LOCAL),
+                queue.pop(MappedAhead::default(), LOCAL)
+            ),
+            (Some(7), None)
+        );
     }
 }

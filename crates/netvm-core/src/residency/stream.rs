@@ -8,6 +8,10 @@ const STREAMS: usize = 16;
 const PATIENCE: u64 = 64;
 /// and so many times as many as there were between the last two that continued it.
 const GAPS: u64 = 4;
+/// It is expected sooner, after so many faults,
+const DUE: u64 = 4;
+/// and so many times as many as there were between those two.
+const DUE_GAPS: u64 = 2;
 /// Gap in pages by which a fault may miss the expected page and still continue the stream.
 const SLACK: u32 = 4;
 /// Longest window of a stream with a stride: its pages come one by one.
@@ -39,6 +43,22 @@ impl Ahead {
     }
 }
 
+/// Pages that streams have mapped and may not have used yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct MappedAhead {
+    /// Of streams that are about to go on.
+    pub likely: usize,
+    /// Of those, too, that may have come to their end.
+    pub possible: usize,
+}
+
+impl MappedAhead {
+    /// In pages, where streams count in units of so many.
+    pub fn in_units_of(self, pages: usize) -> Self {
+        Self { likely: self.likely * pages, possible: self.possible * pages }
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {
     next: u32,
@@ -59,9 +79,28 @@ impl Stream {
     fn goes_on_with(&self, page: u32, clock: u64) -> bool {
         let gap = (i64::from(page) - i64::from(self.next)) * i64::from(self.step.signum());
         let step = i64::from(self.step.unsigned_abs());
-        // Faults at random meet what was not continued lately by chance.
-        let slack = if clock - self.used <= STREAMS as u64 { i64::from(SLACK) } else { 0 };
+        // Faults at random meet what was not continued lately by chance, and two pages with another between them may be a stride.
+        let is_known = self.window > 1 && clock - self.used <= STREAMS as u64;
+        let slack = if is_known { i64::from(SLACK) } else { 0 };
         self.lives(clock) && gap >= 0 && gap <= slack * step && gap % step == 0
+    }
+
+    /// Whether this page is not far behind a first one.
+    fn is_near(&self, page: u32, clock: u64) -> bool {
+        let is_new = self.used != 0 && clock - self.used <= STREAMS as u64;
+        is_new && self.step == 1 && page > self.next && page - self.next < SLACK
+    }
+
+    /// Whether it has passed over this page, by a small step: then it goes on in order.
+    fn has_missed(&self, page: u32, clock: u64) -> bool {
+        let behind = i64::from(self.next) - i64::from(page);
+        let step = i64::from(self.step);
+        let is_small = step > 1 && step <= i64::from(SLACK);
+        is_small
+            && self.lives(clock)
+            && behind > 0
+            && behind < step * i64::from(self.window)
+            && behind % step != 0
     }
 }
 
@@ -97,8 +136,13 @@ impl Streams {
         }
         self.clock += 1;
         let clock = self.clock;
-        let found =
-            self.streams.iter_mut().chain(&mut self.first).find(|stream| stream.goes_on_with(page, clock));
+        let mut all = self.streams.iter_mut().chain(&mut self.first);
+        if let Some(stream) = all.find(|stream| stream.has_missed(page, clock)) {
+            stream.step = 1;
+            stream.next = page;
+        }
+        let mut all = self.streams.iter_mut().chain(&mut self.first);
+        let found = all.find(|stream| stream.goes_on_with(page, clock));
         if let Some(stream) = found.map(core::mem::take) {
             let max = if stream.step == 1 { self.window_max } else { self.window_max.min(STRIDED_MAX) };
             let ahead = Ahead::window((stream.window * 2).min(max), stream.step);
@@ -115,14 +159,39 @@ impl Streams {
                 return ahead;
             }
         }
-        let next = page.saturating_add(1);
-        begin(&mut self.first, Stream { next, window: 1, step: 1, used: clock, gap: 0 });
+        // With one that was just before, it may be the second of a small stride.
+        let before = self
+            .first
+            .iter_mut()
+            .find_map(|first| first.is_near(page, clock).then(|| core::mem::take(first)));
+        let step = before.map_or(1, |first| (page - first.next) as i32 + 1);
+        let next = page.saturating_add_signed(step);
+        begin(&mut self.first, Stream { next, window: 1, step, used: clock, gap: 0 });
         Ahead::ALONE
     }
 
-    /// Pages that streams have mapped ahead, and may not have used yet.
-    pub fn mapped_ahead(&self) -> u32 {
-        self.streams.iter().filter(|stream| stream.lives(self.clock)).map(|stream| 2 * stream.window).sum()
+    /// The pages from `from` to `to` are here: the stream that was to go on with the first of them will go on behind them.
+    pub fn pass_over(&mut self, from: u32, to: u32) {
+        if let Some(stream) = self.streams.iter_mut().find(|stream| stream.next == from && stream.step == 1) {
+            stream.next = to;
+        }
+    }
+
+    /// What streams have mapped ahead.
+    pub fn mapped_ahead(&self) -> MappedAhead {
+        let pages = |goes_on: &dyn Fn(&Stream) -> bool| {
+            self.streams
+                .iter()
+                .filter(|stream| goes_on(stream))
+                .map(|stream| 2 * stream.window as usize)
+                .sum()
+        };
+        MappedAhead {
+            likely: pages(&|stream| {
+                stream.used != 0 && self.clock - stream.used <= DUE + DUE_GAPS * stream.gap
+            }),
+            possible: pages(&|stream| stream.lives(self.clock)),
+        }
     }
 
     /// As [`Streams::fault`], for a page that is known to belong to a stream: it begins with the widest window.
@@ -209,7 +278,7 @@ mod tests {
                 extra += streams.fault(next(1 << 20)).map - 1;
             }
         }
-        assert!(faults < 200 && streams.mapped_ahead() >= 256, "{faults} faults for 10,000 pages");
+        assert!(faults < 200 && streams.mapped_ahead().possible >= 256, "{faults} faults for 10,000 pages");
         assert!(extra < 1000, "{extra} pages with 40,000 faults at random");
         // When streams have ended they are not taken up by whoever comes by, even among few pages.
         let mut streams = Streams::new(128);
@@ -220,7 +289,7 @@ mod tests {
             streams.fault(next(4096));
         }
         let extra: u32 = (0..10_000).map(|_| streams.fault(next(4096)).map - 1).sum();
-        assert!(extra < 1000 && streams.mapped_ahead() < 128, "{extra} pages for nothing");
+        assert!(extra < 1000 && streams.mapped_ahead().possible < 128, "{extra} pages for nothing");
     }
 
     #[test]
@@ -246,6 +315,55 @@ mod tests {
                     .all(|index| ahead.page(page, index).is_none_or(|other| other < page))
             );
         }
+    }
+
+    #[test]
+    fn small_steps_are_no_stream_in_order() {
+        let mut streams = Streams::new(64);
+        let mut pages = [(1000_u32, 2_u32), (1 << 20, 3), (1 << 24, 4)];
+        let (mut faults, mut wanted) = (0, 0);
+        for _ in 0..12 {
+            for (page, step) in &mut pages {
+                let ahead = streams.fault(*page);
+                assert!(ahead.map == 1 || ahead.step == *step as i32, "{ahead:?} at {page}, {step}");
+                *page += *step * ahead.map;
+                (faults, wanted) = (faults + 1, wanted + ahead.map);
+            }
+        }
+        assert!(wanted > 12 * faults, "{wanted} pages with {faults} faults");
+    }
+
+    #[test]
+    fn a_page_that_is_here_makes_no_step() {
+        // Read in order; the second page, and later some, are here.
+        let mut streams = Streams::new(64);
+        let here = |page| page == 1 || page == 40 || page == 41;
+        let (mut page, mut windows) = (0, alloc::vec::Vec::new());
+        while page < 200 {
+            if here(page) {
+                page += 1;
+                continue;
+            }
+            let ahead = streams.fault(page);
+            windows.push((page, ahead.map));
+            // What is left out would be a fault of its own.
+            page += if ahead.step == 1 { ahead.map } else { 1 };
+        }
+        assert_eq!(windows[..6], [(0, 1), (2, 1), (3, 2), (5, 4), (9, 8), (17, 16)]);
+        assert_eq!(windows.last(), Some(&(193, 64)));
+        // Two steps of two, and then what was left out.
+        let mut streams = Streams::new(64);
+        assert_eq!(
+            [0, 2, 4, 5].map(|page| streams.fault(page)).map(|ahead| (ahead.map, ahead.step)),
+            [(1, 1), (1, 1), (2, 2), (4, 1)]
+        );
+        // Kept pages are passed over.
+        let mut streams = Streams::new(64);
+        (0..3).for_each(|page| _ = streams.fault(page));
+        streams.pass_over(3, 900);
+        assert_eq!(streams.fault(900), Ahead { map: 4, fetch: 4, step: 1 });
+        streams.pass_over(7, 8);
+        assert_eq!(streams.fault(904).map, 8, "of another stream");
     }
 
     #[test]

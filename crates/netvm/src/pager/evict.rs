@@ -136,9 +136,9 @@ impl Engine {
         let since = self.tier.time_eviction();
         let mut victims = [0_u32; EVICT_PAGES_MAX];
         let (mut count, mut spared) = (0, 0);
-        let ahead = self.streams.mapped_ahead() as usize * self.unit as usize;
+        let ahead = self.streams.mapped_ahead().in_units_of(self.unit as usize);
         while count < want.min(EVICT_PAGES_MAX) {
-            let Some(page) = self.mapped.pop(ahead) else { break };
+            let Some(page) = self.mapped.pop(ahead, self.local_frames) else { break };
             let entry = self.table.get(page);
             let is_mapped = entry.state() == PageState::Mapped;
             if is_mapped && entry.frame() > 0 && spared < SPARED_MAX && self.pins.get(page) == 0 {
@@ -150,6 +150,7 @@ impl Engine {
             self.table.set(page, entry.with_queued(false));
             // Who unpins it puts it back.
             if is_mapped && self.pins.get(page) == 0 {
+                self.mapped.note_left(page, self.local_frames);
                 victims[count] = page;
                 count += 1;
             }

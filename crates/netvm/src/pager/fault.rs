@@ -226,7 +226,7 @@ impl Engine {
             let entry = self.table.get(page + index);
             let is_rescued = entry.state() == PageState::Cached && entry.wanted();
             if is_rescued {
-                self.mapped.note_back(arrival, self.local_frames);
+                self.mapped.note_back(page + index, arrival, 0, self.local_frames, true);
             }
             self.note_mapped(page + index, entry.with_frame(if is_rescued { SPARED } else { 0 }), arrival);
         }
@@ -240,7 +240,7 @@ impl Engine {
         self.ranges.range(..=address).next_back().is_some_and(|(&start, &bytes)| address < start + bytes)
     }
 
-    fn page_count(&self) -> u32 {
+    pub(super) fn page_count(&self) -> u32 {
         (self.area().len() / PAGE_BYTES) as u32
     }
 
@@ -295,9 +295,7 @@ impl Engine {
         for index in 0..frames {
             let entry = self.table.get(page + index);
             age = self.tier.note_back(entry.frame(), class);
-            if wanted && (age as usize) < self.local_frames {
-                self.mapped.note_back(arrival, self.local_frames);
-            }
+            self.mapped.note_back(page + index, arrival, age as usize, self.local_frames, wanted);
             again |= index == 0 && wanted && (age as usize) < self.local_frames / AGAIN_PART;
             if index == 0 && wanted && self.drops() && (age as usize) < self.reserve() {
                 self.returns.note_back();

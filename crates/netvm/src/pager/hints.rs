@@ -26,6 +26,8 @@ pub enum Access {
 
 /// Of four pages of the budget, so many may be pinned.
 const PINNED_QUARTERS: u64 = 3;
+/// A stream passes at most so many pages over.
+const PASSED_OVER_MAX: u32 = 2048;
 /// Pages that are brought in between two looks at what has come.
 const PIN_STEP: u32 = 256;
 /// Looks in a row after which nothing came.
@@ -88,8 +90,21 @@ impl Engine {
             _ if self.takes_stream_over(page) => self.streams.fault_in_stream(unit),
             _ => self.streams.fault(unit),
         };
+        if ahead.map > 1 && ahead.step == 1 && self.mapped.keeps() {
+            self.pass_over_kept(unit.saturating_add(ahead.map));
+        }
         self.pass_stream_on(page, ahead);
         ahead
+    }
+
+    /// A stream goes on behind what is here of what it would bring in next.
+    fn pass_over_kept(&mut self, from: u32) {
+        let end = (self.page_count() / self.unit).min(from.saturating_add(PASSED_OVER_MAX));
+        let is_here = |unit: &u32| self.table.get(unit * self.unit).state() == PageState::Mapped;
+        let kept = (from..end).take_while(is_here).count() as u32;
+        if kept > 0 {
+            self.streams.pass_over(from, from + kept);
+        }
     }
 
     /// A range is somebody else's from now on.

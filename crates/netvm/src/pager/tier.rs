@@ -5,7 +5,7 @@ use super::error::PagerError;
 use crate::error::Result;
 use crate::stats::PagerStats;
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};
-use netvm_core::residency::{Entry, FRAME_MAX, PageState};
+use netvm_core::residency::{Arrival, Entry, FRAME_MAX, PageState};
 use netvm_core::tier::{CHUNK_BYTES, CLASSES, Choice, FRAME_CHUNKS, PackedPool, PieceId, Policy};
 use netvm_sys::paged::PagedArea;
 use netvm_sys::uffd::PAGE_BYTES;
@@ -353,6 +353,7 @@ impl Engine {
         }
         let Some((frame, frames)) = self.take_frames(run)? else { return Ok(0) };
         let since = self.tier.is_timed().then(Instant::now);
+        let arrival = Arrival::in_window(self.in_window || frames > 1);
         let mut done = 0;
         while done < frames {
             let (page, frame) = (first + done, frame + done);
@@ -361,7 +362,8 @@ impl Engine {
                 PageState::Packed => {
                     let stamp = self.tier.pool.piece(entry.frame()).stamp;
                     self.take_from_pool(page, entry.frame(), frame)?;
-                    self.tier.note_back(stamp, self.backing.slots.class_of(entry.slot()));
+                    let age = self.tier.note_back(stamp, self.backing.slots.class_of(entry.slot()));
+                    self.mapped.note_back(page, arrival, age as usize, self.local_frames, true);
                     self.stats.unpacked += 1;
                 }
                 PageState::Filled => {
