@@ -110,6 +110,8 @@ fn a_killed_file_lender_ends_the_program_with_a_sentence() {
     signal(file_lender(&run).unwrap(), "KILL");
     let status = wait(&mut run.0, Duration::from_secs(10)).expect("the program hangs");
     let done = rest(run, status);
+    let whose = format!("the lender of the {name}");
+    assert!(done.err.contains(&format!("netvm: {whose} has ended too soon (signal: 9")), "{}", done.err);
     assert_eq!(done.status.code(), Some(125), "{}", done.err);
     assert!(done.err.contains("/file") && !done.out().contains("WRONG"), "{}", done.err);
 }

@@ -384,6 +384,9 @@ pub fn execute(
         lenders: names,
         classes: run.classes(),
     };
+    if report.exit_code() == EXIT_NETVM {
+        tell_of_dead_lenders(&mut [private.as_mut(), on_disk.as_mut()]);
+    }
     drop((private, on_disk));
     Ok(report)
 }
@@ -442,6 +445,15 @@ fn supervise(child: &mut Child, signals: &Signals) -> Result<ExitStatus, String>
         if taken.number != SIGCHLD && !taken.from_kernel {
             // It may have ended in this moment.
             let _ = netvm_sys::signal::send(child.id(), taken.number);
+        }
+    }
+}
+
+/// The last words of a program that has lost its memory know only an address.
+fn tell_of_dead_lenders(lenders: &mut [Option<&mut PrivateLender>]) {
+    for lender in lenders.iter_mut().flatten() {
+        if let Some(how) = lender.ended() {
+            tell!("netvm: {} has ended too soon ({how})", lender.name());
         }
     }
 }

@@ -5,8 +5,9 @@ use netvm::security::Security;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::str::FromStr;
+use std::time::{Duration, Instant};
 
 /// Where pages go when all other lenders are full.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,7 +52,11 @@ impl FileTier {
 /// A lender for this run alone. It ends when its standard input does and no borrower is left.
 pub struct PrivateLender {
     child: Child,
+    folder: Option<PathBuf>,
 }
+
+/// Between the end of a lender's connections and its own, while its file is freed.
+const DEATH: Duration = Duration::from_millis(200);
 
 impl PrivateLender {
     /// Starts one that lends memory, or a file in `folder`.
@@ -100,7 +105,26 @@ impl PrivateLender {
                 ),
             });
         }
-        Ok(Self { child })
+        Ok(Self { child, folder: folder.map(Path::to_owned) })
+    }
+
+    /// How it has ended, if it has. It should not, as long as this lives.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        let until = Instant::now() + DEATH;
+        loop {
+            match self.child.try_wait() {
+                Ok(None) if Instant::now() < until => std::thread::sleep(DEATH / 20),
+                other => return other.ok().flatten(),
+            }
+        }
+    }
+
+    /// What it lends.
+    pub fn name(&self) -> String {
+        match &self.folder {
+            None => "the private lender".into(),
+            Some(folder) => format!("the lender of the file in {}", folder.display()),
+        }
     }
 
     /// Its process.
