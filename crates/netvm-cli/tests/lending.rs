@@ -2,9 +2,10 @@
 
 mod common;
 
-use common::{Folder, Guard, Lender, can_run, finish, netvm, until, wait};
-use std::io::Read;
-use std::process::Stdio;
+use common::{Folder, Guard, Lender, can_run, finish, netvm, signal, until, wait};
+use std::fs::OpenOptions;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 const PYTHON: &str = "/usr/bin/python3";
@@ -86,6 +87,53 @@ fn a_run_tells_which_lenders_have_left() {
         assert_eq!(summary["left"][0], one.address.as_str());
         assert_eq!((&summary["lost"], &summary["lenders_left"]), (&serde_json::json!([]), &1.into()));
     }
+}
+
+#[test]
+fn who_comes_while_a_lender_leaves_does_without() {
+    if !can_run("who_comes_while_a_lender_leaves_does_without", &[PYTHON]) {
+        return;
+    }
+    let folder = Folder::new("comes");
+    let lenders = ["one", "two"].map(|name| Lender::named(&folder, name, ROOM));
+    let fifo = folder.path("fifo");
+    assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());
+    let script = "\"$0\" -c \"$1\" < \"$3\" & echo $!; read line; \"$0\" -c \"$2\" || exit 4; wait $!";
+    // More than is local.
+    let small = "import os; block = os.urandom(4096); memory = bytearray(block * 4096); print(memory == block * 4096)";
+    let mut command = netvm();
+    command.args(["run", "--local", "8M", "--tier", "lender", "--json"]);
+    for lender in &lenders {
+        command.args(["--lender", &lender.address]);
+    }
+    command.args(["--", "sh", "-c", script, PYTHON, WORK, small]).arg(&fifo);
+    let mut run =
+        Guard(command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    let mut lines = BufReader::new(run.0.stdout.take().unwrap()).lines().map(Result::unwrap);
+    let first: u32 = lines.next().unwrap().parse().unwrap();
+    let mut input = OpenOptions::new().write(true).open(&fifo).unwrap();
+    assert_eq!(lines.next().unwrap(), "filled");
+    until("both lend something", || lenders.iter().all(|lender| lender.used_bytes() > 0));
+    // Who stands still gives nothing back.
+    signal(first, "STOP");
+    let [mut one, two] = lenders;
+    one.signal("TERM");
+    until("it is about to leave", || one.status()["draining"] == true);
+    run.0.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
+    assert_eq!(lines.next().unwrap(), "True");
+    signal(first, "CONT");
+    let ended = wait(&mut one.process.0, Duration::from_secs(30)).expect("the lender does not end");
+    assert!(ended.success() && two.used_bytes() > 0, "{ended:?}");
+    input.write_all(b"\n").unwrap();
+    let status = wait(&mut run.0, Duration::from_secs(30)).expect("the program hangs");
+    let mut said = String::new();
+    run.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(status.success(), "{status:?} {said}");
+    let summary: serde_json::Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+    assert_eq!(
+        (&summary["left"][0], &summary["lost"]),
+        (&one.address.as_str().into(), &serde_json::json!([]))
+    );
 }
 
 fn leaves(more: &[&str]) {

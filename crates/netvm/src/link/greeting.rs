@@ -272,7 +272,7 @@ impl Dialogue<'_> {
             Refusal::NoSecret => return Err(Error::NoSecret { lender }),
             Refusal::Encryption => return Err(Error::NoEncryption { lender }),
             Refusal::Busy => "it has too many connections; try again later",
-            Refusal::Stopping => "it is shutting down; use another lender",
+            Refusal::Stopping => STOPPING,
             Refusal::Role => "it does not serve this kind of peer; check the address",
         };
         Err(Error::Refused { lender, reason: reason.to_owned() })
@@ -309,6 +309,8 @@ pub(crate) enum Greeted {
 
 type Refused = (Refusal, &'static str);
 const ENDED: &str = "it closed the connection";
+/// The reason of who is about to end.
+pub(crate) const STOPPING: &str = "it is shutting down; use another lender";
 
 impl Greeting {
     /// A connection just taken by a node or lender (`role`).

@@ -106,9 +106,10 @@ impl Backing {
         }
         let redundancy = check(addresses, config.replicas, erasure)?;
         let replicas = redundancy.total();
-        // A process of a run that has lost a lender, or left it, does without, too.
-        let (known, left) = (run.filter(|_| replicas > 1).map(RunFile::lost), run.map_or(0, RunFile::left));
-        let sides = Sides::connect(addresses, options, hook, replicas, timeout, known, left)?;
+        // A process of a run that has lost a lender, or left it, does without, too; and without one that is about to leave.
+        let (known, mut left) = (run.filter(|_| replicas > 1).map(RunFile::lost), run.map(RunFile::left));
+        let sides = Sides::connect(addresses, options, hook, replicas, timeout, known, left.as_mut())?;
+        let left = left.unwrap_or(0);
         let Some(smallest) = sides.borrowers().min_by_key(|borrower| borrower.slab_bytes()) else {
             return Err(PagerError::CopiesLost { pages: 0, why: sides.losses() }.into());
         };

@@ -2,6 +2,7 @@
 
 use crate::error::{Error, Result, Scope};
 use crate::lender::{BorrowOptions, Borrower, Comeback, Debt, Ear, HEARD, Patience, SILENCE};
+use crate::link::greeting::STOPPING;
 use netvm_core::residency::SlabCopy;
 use std::ops::{Index, IndexMut};
 use std::time::{Duration, Instant};
@@ -97,7 +98,7 @@ impl IndexMut<u32> for Sides {
 
 impl Sides {
     /// With `known` a lender that cannot be reached is lost from the beginning; so are those with a bit in `left`, in any case. They, and
-    /// those with a bit in `known`, get little time to be reached.
+    /// those with a bit in `known`, get little time to be reached. With `left` those that are about to leave get a bit there, too.
     pub(super) fn connect(
         addresses: &[String],
         options: BorrowOptions,
@@ -105,7 +106,7 @@ impl Sides {
         replicas: usize,
         silence_max: Duration,
         known: Option<u64>,
-        left: u64,
+        mut left: Option<&mut u64>,
     ) -> Result<Self> {
         let (sides, now) = (Vec::new(), Instant::now());
         let patience = Patience::new(now, SILENCE);
@@ -113,12 +114,17 @@ impl Sides {
         let is_in = |lenders: u64, lender: usize| {
             lenders.checked_shr(lender as u32).is_some_and(|bits| bits & 1 == 1)
         };
-        let lost_before = |lender| is_in(known.unwrap_or(0) | left, lender);
+        let left_before = left.as_deref().copied().unwrap_or(0);
+        let lost_before = |lender| is_in(known.unwrap_or(0) | left_before, lender);
         let hasty = BorrowOptions { connect_timeout: SILENCE, call_timeout: SILENCE, ..all.options.clone() };
         let options = |lender| if lost_before(lender) { &hasty } else { &all.options };
         let each = addresses.iter().enumerate().map(|(lender, address)| (&address[..], options(lender)));
         for (lender, connected) in Borrower::connect_all(each).into_iter().enumerate() {
-            let may_be_gone = known.is_some() || is_in(left, lender);
+            let is_leaving = matches!(&connected, Err(Error::Refused { reason, .. }) if reason == STOPPING);
+            if let Some(left) = left.as_deref_mut().filter(|_| is_leaving && lender < 64) {
+                *left |= 1 << lender;
+            }
+            let may_be_gone = known.is_some() || is_in(left.as_deref().copied().unwrap_or(0), lender);
             let (borrower, lost) = match connected {
                 Ok(mut borrower) => {
                     borrower.set_call_timeout(all.options.call_timeout);
