@@ -266,6 +266,37 @@ fn streams_cross_stripes() {
     assert!(faults[1] <= faults[0] + 3 * 3, "{faults:?}");
 }
 
+/// Each shard has a record of its own, of the pages that it serves: together they foresee what one would.
+#[test]
+fn each_shard_foresees_what_it_has_seen() {
+    let Some(_alone) = alone() else { return };
+    let folder = std::env::temp_dir().join(format!("netvm-test-shards-{}", std::process::id()));
+    let run = |shards: usize, passes: usize| {
+        let lent = lend(256 << 20);
+        let file = folder.join(format!("{shards}"));
+        let pager = start(&[lent.address()], 16, shards, |config| config.learn = Some(file));
+        let memory = mapped(&pager, 0, 4 * STRIPE_BYTES);
+        let pages = Pages::written(memory, 9);
+        // The same order in each pass, and none that is a stream's.
+        let mut order: Vec<usize> = (0..4 * STRIPE_BYTES / PAGE).step_by(2).collect();
+        let mut random = Random::new(11);
+        (1..order.len()).rev().for_each(|last| order.swap(last, random.next() as usize % (last + 1)));
+        for _ in 0..passes {
+            order.iter().for_each(|&page| pages.check(page));
+        }
+        pager.keep_record().unwrap();
+        pager.stats().foreseen_hits
+    };
+    std::fs::create_dir_all(&folder).unwrap();
+    // In the first run what the first passes saw helps the later ones, in the second what the first run saw.
+    let hits = [(1, 3), (2, 3), (1, 1), (2, 1)].map(|(shards, passes)| run(shards, passes));
+    println!("{hits:?} pages foreseen");
+    assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 3, "a record for each shard");
+    assert!(hits[0] > 4000 && hits[2] > 2000, "{hits:?}");
+    assert!(hits[1] > hits[0] / 2 && hits[3] > hits[2] / 2, "{hits:?}");
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
 /// Pages in parts, one lender that leaves and one that is lost; packed pages.
 #[test]
 fn parts_tiers_and_leaving() {
