@@ -9,8 +9,8 @@ use super::queue::Place;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// With fewer local pages nothing is kept.
-const LOCAL_MIN: usize = 512;
+/// With fewer local pages nothing is kept: streams that map ahead need most of them.
+const LOCAL_MIN: usize = 2048;
 /// One part in so many of the windows' pages are newcomers, at least, while others are kept,
 const FRESH_PART_MAX: usize = 8;
 /// and at most: with more of them it is not worth it.
@@ -114,9 +114,9 @@ impl Windows {
     /// Takes the one whose turn it is; the last `ahead` may not have been used yet.
     pub(super) fn pop(&mut self, ahead: usize, local: usize) -> Option<Place> {
         let part = |part| self.len() / part;
-        let least = ahead.min(part(FRESH_PART_MIN)).max(part(FRESH_PART_MAX));
+        let least = ahead.max(part(FRESH_PART_MAX));
         let newcomers = self.keeping.as_ref().map_or(0, |keeping| least.max(keeping.room / LATE_PER_SOON));
-        if self.kept.is_empty() {
+        if self.kept.is_empty() || ahead > part(FRESH_PART_MIN) || local < LOCAL_MIN {
             self.keeping = None;
         }
         let Some(keeping) = self.keeping.as_mut() else {
@@ -209,7 +209,8 @@ impl Windows {
         if !is_late {
             self.ages = self.ages - mean + age as u64;
         }
-        if self.keeps() {
+        // What had not gone yet says nothing of a loop.
+        if self.keeps() || age == 0 {
             return;
         }
         (self.came, self.came_back) = (self.came + 1, self.came_back + usize::from(!is_late));
