@@ -441,7 +441,13 @@ impl PagedArea {
             let (copied, result) =
                 unsafe { self.uffd.copy(address + done, ZERO.as_ptr() as usize, step, false) };
             done += copied;
-            retry(result)?;
+            if let Err(error) = retry(result) {
+                // All or none of them.
+                if done > 0 {
+                    self.drop_frames(frame, done / PAGE_BYTES)?;
+                }
+                return Err(error);
+            }
         }
         Ok(())
     }
@@ -468,8 +474,9 @@ impl PagedArea {
         let from = self.frame_address(frame, pages);
         let mut done = 0;
         let mut copied = 0;
+        let mut together = bytes;
         while done < bytes {
-            let left = bytes - done;
+            let left = together.min(bytes - done);
             let transfer = match self.design {
                 FrameDesign::Move => Userfault::move_pages,
                 FrameDesign::Copy => Userfault::copy,
@@ -485,6 +492,10 @@ impl PagedArea {
                             self.moved_all_the_same(address + done, from + done, left - step, error)?;
                         self.uffd.wake(address + done, moved)?;
                         done += moved;
+                    }
+                    // They may belong to two mappings: a move says the one, a copy the other.
+                    Some(libc::EINVAL | libc::ENOENT) if step == 0 && left > PAGE_BYTES => {
+                        together = PAGE_BYTES * (left / PAGE_BYTES / 2);
                     }
                     // Protections differ (the program made it read-only): a copy does not mind.
                     Some(libc::EINVAL) if self.design == FrameDesign::Move && step == 0 => {

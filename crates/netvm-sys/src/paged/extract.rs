@@ -36,11 +36,13 @@ impl PagedArea {
         let to = self.frame_address(frame, pages);
         let mut done = 0;
         let mut unshared = usize::MAX;
+        let mut together = bytes;
         while done < bytes {
+            let length = together.min(bytes - done);
             let (step, result) = match self.design {
                 // SAFETY: both ranges are ours (checked); the pages belong to the pager until they are installed again.
                 FrameDesign::Move => unsafe {
-                    self.uffd.move_pages(to + done, address + done, bytes - done, false)
+                    self.uffd.move_pages(to + done, address + done, length, false)
                 },
                 FrameDesign::Copy => (0, Err(io::Error::from_raw_os_error(libc::EINVAL))),
             };
@@ -49,7 +51,7 @@ impl PagedArea {
             match error.raw_os_error() {
                 Some(libc::EAGAIN) => {}
                 Some(libc::EEXIST) => {
-                    match self.moved_all_the_same(to + done, address + done, bytes - done, error) {
+                    match self.moved_all_the_same(to + done, address + done, length, error) {
                         Ok(moved) => done += moved,
                         Err(error) => return (done / PAGE_BYTES, Err(ExtractError::Os(error))),
                     }
@@ -75,6 +77,10 @@ impl PagedArea {
                     }
                 }
                 Some(libc::EBUSY) => return (done / PAGE_BYTES, Err(ExtractError::Busy)),
+                // They may belong to two mappings (mprotect; heaps that grew in different processes).
+                Some(libc::EINVAL) if length > PAGE_BYTES && self.design == FrameDesign::Move => {
+                    together = PAGE_BYTES * (length / PAGE_BYTES / 2);
+                }
                 Some(libc::EINVAL) => match self.extract_by_copy(address + done, to + done) {
                     Ok(()) => done += PAGE_BYTES,
                     Err(error) => return (done / PAGE_BYTES, Err(error)),
@@ -135,13 +141,33 @@ impl PagedArea {
 
     /// One page into one empty frame by copy: for kernels without MOVE, and for pages whose protection differs.
     fn extract_by_copy(&mut self, page: usize, frame: usize) -> Result<(), ExtractError> {
-        let os = ExtractError::Os;
-        if self.design == FrameDesign::Copy {
+        let protects = self.protects();
+        if protects {
             // SAFETY: our page; a writer that comes now waits until the page is missing and faults again.
-            unsafe { self.uffd.write_protect(page, PAGE_BYTES, true) }.map_err(os)?;
-        } else {
-            let frame_index = (frame - self.pool.start) / PAGE_BYTES;
-            self.fill_frames(frame_index, 1).map_err(os)?;
+            unsafe { self.uffd.write_protect(page, PAGE_BYTES, true) }.map_err(unless_unmapped)?;
+        } else if is_writable(page) {
+            // What is written between the copy and the end of the page would be lost.
+            return Err(ExtractError::Busy);
+        }
+        let copied = self.copy_out(page, frame);
+        if copied.is_err() && self.design == FrameDesign::Move {
+            let _ = self.drop_frames((frame - self.pool.start) / PAGE_BYTES, 1);
+        }
+        if protects {
+            // SAFETY: our page; if it is still there, so is what it holds.
+            match unsafe { self.uffd.write_protect(page, PAGE_BYTES, false) }.map_err(unless_unmapped) {
+                Ok(()) | Err(ExtractError::Missing) => {}
+                Err(error) => return copied.and(Err(error)),
+            }
+        }
+        copied
+    }
+
+    /// Fills an empty frame with the contents of a page that nobody can write to, and takes the page's memory.
+    fn copy_out(&mut self, page: usize, frame: usize) -> Result<(), ExtractError> {
+        let os = ExtractError::Os;
+        if self.design == FrameDesign::Move {
+            self.fill_frames((frame - self.pool.start) / PAGE_BYTES, 1).map_err(os)?;
         }
         let Some(memory) = &self.memory else {
             return Err(ExtractError::Busy);
@@ -149,13 +175,12 @@ impl PagedArea {
         // SAFETY: the frame is in the pool (our caller's check) and full now; nobody else refers to it.
         let buffer = unsafe { std::slice::from_raw_parts_mut(frame as *mut u8, PAGE_BYTES) };
         // /proc/self/mem reads through any protection.
-        memory.read_exact_at(buffer, page as u64).map_err(os)?;
-        // SAFETY: our page, its contents now live in the frame.
-        unsafe { raw::madvise(page, PAGE_BYTES, libc::MADV_DONTNEED) }.map_err(os)?;
-        if self.design == FrameDesign::Copy {
-            self.uffd.wake(page, PAGE_BYTES).map_err(os)?;
+        if let Err(error) = memory.read_exact_at(buffer, page as u64) {
+            let is_there = Pagemap::open().and_then(|pagemap| pagemap.has(page));
+            return Err(if matches!(is_there, Ok(false)) { ExtractError::Missing } else { os(error) });
         }
-        Ok(())
+        // SAFETY: our page, its contents now live in the frame.
+        unsafe { raw::madvise(page, PAGE_BYTES, libc::MADV_DONTNEED) }.map_err(os)
     }
 
     /// Moves installed pages inside the area (mremap). Returns how many were moved, as [`PagedArea::extract`].
@@ -209,17 +234,41 @@ impl PagedArea {
         bytes: usize,
         error: io::Error,
     ) -> io::Result<usize> {
-        const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;
-        let pagemap = File::open("/proc/thread-self/pagemap")?;
-        let is_there = |address: usize| {
-            let mut word = [0; 8];
-            pagemap.read_exact_at(&mut word, (address / PAGE_BYTES * size_of::<u64>()) as u64)?;
-            io::Result::Ok(u64::from_ne_bytes(word) & PRESENT_OR_SWAPPED != 0)
-        };
+        let pagemap = Pagemap::open()?;
         let mut moved = 0;
-        while moved < bytes && is_there(to + moved)? && !is_there(from + moved)? {
+        while moved < bytes && pagemap.has(to + moved)? && !pagemap.has(from + moved)? {
             moved += PAGE_BYTES;
         }
         if moved == 0 { Err(error) } else { Ok(moved) }
     }
+}
+
+/// What the page tables say.
+struct Pagemap(File);
+
+impl Pagemap {
+    fn open() -> io::Result<Self> {
+        File::open("/proc/thread-self/pagemap").map(Self)
+    }
+
+    /// Whether a page is there, or was swapped out by the kernel.
+    fn has(&self, address: usize) -> io::Result<bool> {
+        const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;
+        let mut word = [0; 8];
+        self.0.read_exact_at(&mut word, (address / PAGE_BYTES * size_of::<u64>()) as u64)?;
+        Ok(u64::from_ne_bytes(word) & PRESENT_OR_SWAPPED != 0)
+    }
+}
+
+fn unless_unmapped(error: io::Error) -> ExtractError {
+    match error.raw_os_error() {
+        Some(libc::ENOENT) => ExtractError::Missing,
+        _ => ExtractError::Os(error),
+    }
+}
+
+/// Whether the program may write to an installed page.
+fn is_writable(page: usize) -> bool {
+    // SAFETY: POPULATE_WRITE changes no contents, and the page is present.
+    unsafe { raw::madvise(page, PAGE_BYTES, libc::MADV_POPULATE_WRITE) }.is_ok()
 }
