@@ -324,7 +324,11 @@ impl Space {
             self.owned.set(new, new + new_bytes, Kind::Far { protection, fork });
             new
         };
-        far.relocate(old, address, kept)?;
+        if let Err(errno) = far.relocate(old, address, kept) {
+            // All of it is where it was.
+            self.unmap(far, address, new_bytes)?;
+            return Err(errno);
+        }
         if protection != writable {
             far.protect(address, new_bytes, protection)?;
         }

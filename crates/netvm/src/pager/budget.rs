@@ -13,7 +13,7 @@ const REAP_EVERY: Duration = Duration::from_millis(50);
 const INFLOW_EVERY: Duration = Duration::from_millis(50);
 /// Of what it said before, this part is forgotten each time.
 const INFLOW_PART: u64 = 8;
-/// One step of giving frames to another shard is one in so many of what there is, and a few.
+/// One step of giving frames to others is one in so many of what there is, and a few.
 const GIVEN_PART: u64 = 8;
 const GIVEN_MIN: u64 = 64;
 
@@ -70,9 +70,15 @@ impl Budget {
         }
     }
 
-    /// Of shards: so many pages have come altogether.
-    pub(super) fn note_inflow(&mut self, came: u64) {
-        let Some(slot) = self.slot.as_ref().filter(|slot| slot.is_shard()) else { return };
+    /// So many pages have come altogether; `waits`: others do for frames. Of shards, what comes is their claim; who needs nothing does not starve.
+    pub(super) fn note_inflow(&mut self, came: u64, waits: bool) {
+        let Some(slot) = &self.slot else { return };
+        if !slot.is_shard() {
+            if came == std::mem::replace(&mut self.came, came) && !waits {
+                slot.set_starving(false);
+            }
+            return;
+        }
         let elapsed = self.noted.elapsed();
         if elapsed < INFLOW_EVERY {
             return;
@@ -140,15 +146,19 @@ impl Budget {
         self.release(frames.min(self.held.saturating_sub(left)));
     }
 
+    /// How many of `frames` in use were never granted: a child has them of its parent.
+    pub(super) fn owed(&self, frames: u64) -> u64 {
+        frames.saturating_sub(self.held)
+    }
+
     /// How many of `frames` held must be given up now.
     pub(super) fn excess(&self, frames: u64) -> u64 {
         let over = frames.saturating_sub(self.held.min(self.frames_max));
         match &self.slot {
             Some(slot) if slot.others_starve() => {
                 let more = frames.saturating_sub(slot.fair_share());
-                // Shards are one process's: none should stand still while it gives.
-                let step = if slot.is_shard() { frames / GIVEN_PART + GIVEN_MIN } else { more };
-                over.max(more.min(step))
+                // None should stand still while it gives.
+                over.max(more.min(frames / GIVEN_PART + GIVEN_MIN))
             }
             _ => over,
         }
@@ -204,8 +214,8 @@ mod tests {
         assert_eq!((one.excess(700), other.excess(100)), (700 / 8 + 64, 0));
         // To this one everything.
         std::thread::sleep(INFLOW_EVERY);
-        one.note_inflow(1000);
-        other.note_inflow(0);
+        one.note_inflow(1000, false);
+        other.note_inflow(0, false);
         assert_eq!(one.excess(700), 0);
         one.look_again();
         other.look_again();
@@ -214,10 +224,10 @@ mod tests {
         for _ in 0..60 {
             std::thread::sleep(INFLOW_EVERY / 50);
             one.noted -= INFLOW_EVERY;
-            one.note_inflow(1000);
+            one.note_inflow(1000, false);
         }
         std::thread::sleep(INFLOW_EVERY);
-        other.note_inflow(1000);
+        other.note_inflow(1000, false);
         assert_eq!(other.grow(1), 0);
         one.set_pinned(300);
         let mut held = 700;
@@ -236,6 +246,34 @@ mod tests {
         assert_eq!((other.grow(1), run.used(), run.used_peak()), (0, 700, 800));
         assert_eq!((run.shard_floor(), other.pinned_elsewhere(), one.is_shard()), (75, 300, true));
         assert!(!one.set_message("no supervisor"), "nobody would show it");
+    }
+
+    #[test]
+    fn a_child_pays_back_what_it_has_of_its_parent_and_who_idles_does_not_starve() {
+        let path = std::env::temp_dir().join(format!("netvm-budget-owed-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let params = RunParams { budget_bytes: 1000 * 4096, ..RunParams::default() };
+        let run = RunFile::create(&path, &params).unwrap();
+        let mut parent = Budget::new(1000, Some(run.join(std::process::id()).unwrap()));
+        assert_eq!(parent.grow(900), 900);
+        let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let mut child = Budget::new(1000, Some(run.join(other.id()).unwrap()));
+        child.adopt(300);
+        assert_eq!((child.owed(300), child.excess(300)), (200, 200));
+        // What it lets go of was never granted.
+        child.release_excess(150, 150);
+        assert_eq!((child.owed(150), run.used()), (50, 1000));
+        assert_eq!(child.grow(50), 0);
+        // The parent gives in steps, as long as the child wants something.
+        assert_eq!(parent.excess(900), 900 / GIVEN_PART + GIVEN_MIN);
+        child.note_inflow(7, false);
+        child.note_inflow(7, true);
+        assert!(parent.excess(900) > 0, "faults wait for frames");
+        child.note_inflow(7, false);
+        assert_eq!(parent.excess(900), 0);
+        other.kill().unwrap();
+        other.wait().unwrap();
+        std::fs::remove_file(&path).unwrap();
     }
 
     #[test]

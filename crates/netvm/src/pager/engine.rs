@@ -366,14 +366,12 @@ impl Engine {
                         self.placement.let_go(&pager.hold);
                         // The kernel will not tell of them again.
                         faults[index + 1..count].iter().try_for_each(|&fault| self.fault(fault))?;
-                        self.copy_pool_to_lenders()?;
-                        self.bring_stack_in(stack_pointer)?;
-                        self.finish_all()?;
+                        self.get_ready_to_fork(stack_pointer)?;
                         // After the writes on the same connections, so the copies of the leases have them.
                         *pager.doorbell(self.number).tickets() = self.backing.fork_tickets()?;
                         return Ok(());
                     }
-                    let result = self.carry_out(call, pager);
+                    let result = self.carry_out(call, pager)?;
                     pager.doorbell(self.number).set_result(result);
                 }
                 self.answer()?;
@@ -421,10 +419,24 @@ impl Engine {
             }
             ready = self.wait(block, &pager.hold)?;
             // Others need what this process has too much, also if it is never idle; and shards show what comes to each.
-            if (self.budget.is_shard() || self.budget.others_starve()) && self.ticked.elapsed() >= TICK {
+            let others_need = self.budget.is_shard()
+                || self.budget.others_starve()
+                || self.budget.owed(self.local_frames as u64) > 0;
+            if others_need && self.ticked.elapsed() >= TICK {
                 self.tick()?;
             }
         }
+    }
+
+    /// Everything that a child must find at lenders goes there, and what the fork needs of a far stack comes in.
+    fn get_ready_to_fork(&mut self, stack_pointer: usize) -> Result<()> {
+        // The child has no pool.
+        self.packing = false;
+        self.copy_pool_to_lenders()?;
+        self.bring_stack_in(stack_pointer)?;
+        self.finish_all()?;
+        self.packing = true;
+        Ok(())
     }
 
     fn answer(&self) -> Result<()> {
@@ -569,7 +581,7 @@ impl Engine {
     /// Now and then: give frames to other processes of the run, take frozen slabs back into use.
     pub(super) fn tick(&mut self) -> Result<()> {
         self.ticked = Instant::now();
-        self.budget.note_inflow(self.stats.remote_reads + self.stats.zero_fills);
+        self.budget.note_inflow(self.stats.remote_reads + self.stats.zero_fills, !self.deferred.is_empty());
         self.budget.look_again();
         self.shrink()?;
         if self.backing.thaw_due(Instant::now()) {
@@ -598,7 +610,18 @@ impl Engine {
         *pager.doorbell(self.number).stats() = self.stats;
     }
 
-    pub(super) fn carry_out(&mut self, call: Call, pager: &Pager) -> Result<()> {
+    /// The result of a call is the inner one: what was refused has changed nothing.
+    ///
+    /// # Errors
+    /// Pages cannot be had any more.
+    pub(super) fn carry_out(&mut self, call: Call, pager: &Pager) -> Result<Result<()>> {
+        match self.try_to(call, pager) {
+            Err(error) if !is_refusal(&error, call) => Err(error),
+            result => Ok(result),
+        }
+    }
+
+    fn try_to(&mut self, call: Call, pager: &Pager) -> Result<()> {
         match call {
             Call::Map { address, bytes, protection } => {
                 let pages = self.pages(address, bytes)?;
@@ -765,6 +788,12 @@ impl Engine {
 
     /// Gives the budget's frames memory. Returns how many frames became free.
     pub(super) fn grow(&mut self) -> Result<usize> {
+        let owed = self.budget.owed(self.local_frames as u64);
+        if owed > 0 {
+            // What a child has of its parent comes first.
+            self.budget.grow(owed.min(GROW_FRAMES));
+            return Ok(0);
+        }
         let granted = self.budget.grow(GROW_FRAMES.min(self.empty.len() as u64)) as usize;
         let mut filled = 0;
         while filled < granted {
@@ -791,5 +820,22 @@ impl Engine {
             self.mapped.push(page, arrival);
         }
         self.table.set(page, entry.with_state(PageState::Mapped).with_protected(protected).with_queued(true));
+    }
+}
+
+/// Whether an error is the answer to a call. All others leave pages behind that nobody gets any more.
+fn is_refusal(error: &Error, call: Call) -> bool {
+    match error {
+        Error::Pager(
+            PagerError::OutsideFarMemory { .. }
+            | PagerError::PagePinned { .. }
+            | PagerError::PinnedTooMuch { .. }
+            | PagerError::BudgetRange { .. },
+        ) => true,
+        Error::Pager(PagerError::LocalExhausted { .. }) => matches!(call, Call::Pin { .. }),
+        Error::Pager(PagerError::NoLocalMemory(_)) => matches!(call, Call::MakeLocal { .. }),
+        // The kernel had no room for a mapping.
+        Error::System { .. } => matches!(call, Call::Map { .. } | Call::Unmap { .. } | Call::Protect { .. }),
+        _ => matches!(call, Call::KeepRecord),
     }
 }

@@ -124,9 +124,9 @@ impl Engine {
 
     /// As [`Engine::evict`], with nothing packed.
     pub(super) fn evict_unpacked(&mut self) -> Result<usize> {
-        self.packing = false;
+        let packing = std::mem::replace(&mut self.packing, false);
         let taken = self.evict(EVICT_PAGES);
-        self.packing = true;
+        self.packing = packing;
         taken
     }
 
@@ -222,7 +222,8 @@ impl Engine {
             Err(ExtractError::Missing) => self.lost_by_program(page),
             Err(ExtractError::Busy) | Ok(()) => {
                 self.busy_streak += 1;
-                let entry = self.table.get(page);
+                // The attempt may have lifted the protection.
+                let entry = self.table.get(page).with_protected(false);
                 self.note_mapped(page, entry, Arrival::Alone);
                 Ok(())
             }

@@ -2,7 +2,7 @@
 
 use super::engine::{Engine, SPARED, TRANSFER_PAGES_MAX, Transfer};
 use super::error::{PagerError, system};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use netvm_core::residency::{Ahead, Arrival, Entry, PageState};
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::ops::Range;
@@ -487,7 +487,7 @@ impl Engine {
         self.tier.forget_waiting();
         // The caller drops these pages' memory.
         self.local_frames -= dropped;
-        self.budget.release(dropped as u64);
+        self.budget.release_excess(dropped as u64, self.local_frames as u64);
         if self.mapped.len() > 2 * self.paged.frames() + 1024 {
             // Each mapped page is in it once, so more than half of it is stale.
             let table = &mut self.table;
@@ -502,14 +502,28 @@ impl Engine {
     }
 
     /// Moves pages inside the area.
+    ///
+    /// # Errors
+    /// [`PagerError::PagePinned`], and all pages are where they were.
     pub(super) fn relocate(&mut self, old: Range<u32>, new: Range<u32>) -> Result<()> {
         self.finish_all()?;
         self.forget(new.clone())?;
         let (new_address, bytes) = (self.address_of(new.start), new.len() * PAGE_BYTES);
         self.paged.drop_pages(new_address, bytes).map_err(|e| system("make room for moved pages", e))?;
+        match self.relocate_entries(old.clone(), new.start) {
+            Err(error) if matches!(error, Error::Pager(PagerError::PagePinned { .. })) => {
+                self.relocate_entries(new, old.start)?;
+                Err(error)
+            }
+            moved => moved,
+        }
+    }
+
+    /// Stops at a page that is pinned.
+    fn relocate_entries(&mut self, old: Range<u32>, new_start: u32) -> Result<()> {
         let mut from = old.start;
         while let Some(page) = self.table.next_touched(from..old.end) {
-            let to = new.start + (page - old.start);
+            let to = new_start + (page - old.start);
             let entry = self.table.get(page);
             if entry.state() == PageState::Mapped {
                 let mut run = 1;
@@ -563,24 +577,14 @@ impl Engine {
     }
 
     fn shift_by_frame(&mut self, page: u32, to: u32) -> Result<()> {
-        let Some((frame, _)) = self.empty.take_run(1) else {
-            return Err(system("move a page", std::io::ErrorKind::OutOfMemory.into()));
+        let Some(frame) = self.extract_patiently(page)? else {
+            return self.lost_by_program(page);
         };
-        let (moved, stopped) = self.paged.extract(self.address_of(page), frame, 1);
-        if moved == 1 {
-            self.paged.install(self.address_of(to), frame, 1).map_err(|e| system("move a page", e))?;
-            self.empty.put(frame, 1);
-            self.move_entry(page, to);
-            return Ok(());
-        }
-        self.empty.put(frame, 1);
-        match stopped {
-            Err(netvm_sys::paged::ExtractError::Missing) => {
-                self.lost_by_program(page)?;
-                Ok(())
-            }
-            _ => Err(PagerError::PagePinned { address: self.address_of(page) }.into()),
-        }
+        let installed = self.paged.install(self.address_of(to), frame as usize, 1);
+        installed.map_err(|e| system("move a page", e))?;
+        self.empty.put(frame as usize, 1);
+        self.move_entry(page, to);
+        Ok(())
     }
 
     /// The program dropped an installed page by a system call that was not intercepted: it reads as zero from now on.
@@ -590,7 +594,7 @@ impl Engine {
         self.backing.release_slot(entry.slot())?;
         self.table.set(page, Entry::default().with_queued(entry.queued()));
         self.local_frames -= 1;
-        self.budget.release(1);
+        self.budget.release_excess(1, self.local_frames as u64);
         Ok(())
     }
 }

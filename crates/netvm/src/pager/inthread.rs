@@ -159,8 +159,11 @@ impl InThread {
         without_signals(|| {
             netvm_sys::thread::uncancelled(|| {
                 self.with(|engine| {
-                    engine.carry_out(call, pager)?;
-                    engine.backing.push()
+                    let carried_out = engine.carry_out(call, pager);
+                    match carried_out.and_then(|result| engine.backing.push().map(|()| result)) {
+                        Ok(result) => result,
+                        Err(error) => engine.end(&error),
+                    }
                 })
             })
         })

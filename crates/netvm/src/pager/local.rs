@@ -22,8 +22,7 @@ impl Engine {
     /// untouched. Threads that use it meanwhile wait, and find their pages.
     pub(super) fn make_local(&mut self, address: usize, bytes: usize, protection: i32) -> Result<()> {
         let pages = self.pages(address, bytes)?;
-        let mut copy =
-            LocalCopy::new(bytes).map_err(|e| system("get local memory for pages that stay", e))?;
+        let mut copy = LocalCopy::new(bytes).map_err(|e| PagerError::NoLocalMemory((&e).into()))?;
         let done = self.copy_out(pages.clone(), &mut copy).and_then(|()| {
             // Nothing of the range is left; transfers on their way find that out.
             self.forget(pages.clone())?;
@@ -100,7 +99,7 @@ impl Engine {
     }
 
     /// A mapped page into a frame; `None` when the program dropped it.
-    fn extract_patiently(&mut self, page: u32) -> Result<Option<u32>> {
+    pub(super) fn extract_patiently(&mut self, page: u32) -> Result<Option<u32>> {
         let Some((frame, _)) = self.empty.take_run(1) else {
             return Err(system("find an empty frame", std::io::ErrorKind::OutOfMemory.into()));
         };
@@ -120,6 +119,8 @@ impl Engine {
             }
         }
         self.empty.put(frame, 1);
+        // The attempts have lifted the protection.
+        self.table.set(page, self.table.get(page).with_protected(false));
         Err(PagerError::PagePinned { address }.into())
     }
 

@@ -559,6 +559,12 @@ impl Engine {
         let mut batch = Batch::default();
         let mut rest = &alone[..];
         while let Some((&(id, page), after)) = rest.split_first() {
+            // To make frames free is to serve faults, too: it may be somewhere else by now.
+            let entry = self.table.get(page);
+            if entry.state() != PageState::Packed || entry.frame() != id || entry.slot() != 0 {
+                rest = after;
+                continue;
+            }
             if batch.is_full() {
                 self.send_batch(&mut batch)?;
             }
