@@ -453,6 +453,11 @@ impl SlotMap {
         self.slabs.iter().flatten().filter(poor).map(|slab| u64::from(slab.live_count)).sum()
     }
 
+    /// Whether any slab has fewer copies than it should, with pages or without.
+    pub fn lacks_copies(&self) -> bool {
+        self.slabs.iter().flatten().any(|slab| slab.copies.as_slice().len() < self.redundancy.total())
+    }
+
     /// A fork: every slab is shared from now on.
     pub fn freeze(&mut self) {
         for slab in self.slabs.iter_mut().flatten() {

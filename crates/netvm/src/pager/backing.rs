@@ -11,7 +11,7 @@ use super::error::{PagerError, system};
 use super::seals::Seals;
 use super::side::Sides;
 use crate::detail::PagerDetail;
-use crate::error::{Error, LenderLimit, Result, Scope};
+use crate::error::{Error, Result, Scope};
 use crate::lender::{BorrowOptions, Borrower, Class, Completion, HEARD, PostError};
 use crate::runfile::RunFile;
 use crate::stats::PagerStats;
@@ -224,8 +224,8 @@ impl Backing {
 
     fn borrow_slab(&mut self) -> Result<()> {
         let (mut copies, mut refused) = (Copies::default(), None);
-        // Whether there are lenders that would rather see others lend, and nobody else does.
-        let (mut reluctant, mut press) = (false, false);
+        // Nobody is left to ask who has not refused, perhaps long ago, or would rather see others lend.
+        let mut press = false;
         let now = Instant::now();
         let first = self.slots.slabs();
         // A dearer lender is next: perhaps a cheaper one has something again.
@@ -237,7 +237,7 @@ impl Backing {
         }
         while copies.as_slice().len() < self.replicas {
             let Some(lender) = self.slots.candidate(copies.as_slice()) else {
-                if !reluctant || press {
+                if press {
                     break;
                 }
                 press = true;
@@ -258,7 +258,6 @@ impl Backing {
                 }
                 Some(Err(error @ Error::LenderFull { .. })) => {
                     self.slots.lender_full(lender);
-                    reluctant |= matches!(error, Error::LenderFull { limit: LenderLimit::Memory, .. });
                     refused = Some(error);
                 }
                 Some(Err(error)) => self.lose(lender, error)?,
@@ -269,6 +268,9 @@ impl Backing {
         let count = copies.as_slice().len();
         // After a loss fewer copies are better than none; before, the lenders are too small for what was asked.
         if count == self.replicas || (count >= self.slots.redundancy().need() && self.sides.any_lost()) {
+            if count < self.replicas {
+                self.poor_since.get_or_insert_with(Instant::now);
+            }
             return match self.slots.add(copies.as_slice()) {
                 Some(_) => Ok(()),
                 None => Err(PagerError::SlotsExhausted.into()),
@@ -654,7 +656,7 @@ impl Backing {
             self.slots.set_class(lender, if self.fixed_order { lender as u8 } else { class as u8 });
         }
         if let Some(since) = self.poor_since
-            && self.slots.poor() == 0
+            && !self.slots.lacks_copies()
             && !self.slots.is_mending()
         {
             self.poor_since = None;
@@ -705,7 +707,7 @@ impl Backing {
         stats.pages_moved = self.slots.moved();
         stats.pages_sorted = self.slots.sorted();
         stats.lenders_left = self.stats.lenders_left;
-        stats.pages_unprotected = if self.is_poor() { self.slots.poor() } else { 0 };
+        stats.pages_unprotected = self.slots.poor();
         stats.repair_ms = self.stats.repair_ms;
         stats.read_us_peak = self.stats.read_us_peak;
     }
