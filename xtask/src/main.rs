@@ -121,7 +121,7 @@ fn check() -> bool {
 
 fn test() -> bool {
     install_programs(&PROGRAMS);
-    if !check() || !step(&["build", "--quiet", "--profile", "tested", "--workspace"]) {
+    if !check() {
         return false;
     }
     let tally = suite::run(&["test", "--profile", "tested", "--workspace", "--no-fail-fast"]);
