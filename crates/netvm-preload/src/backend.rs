@@ -38,8 +38,8 @@ pub(crate) trait Far: Send + Sync {
     fn fork_prepare(&self, stack_pointer: usize);
     /// pthread_atfork, parent.
     fn fork_parent(&self);
-    /// pthread_atfork, child.
-    fn fork_child(&self);
+    /// pthread_atfork, child. An error says why it has no far memory.
+    fn fork_child(&self) -> Result<(), String>;
 }
 
 /// "Far" memory that is local: for tests, where userfaultfd may be missing.
@@ -111,7 +111,9 @@ impl Far for LocalArea {
     fn finish(&self) {}
     fn fork_prepare(&self, _: usize) {}
     fn fork_parent(&self) {}
-    fn fork_child(&self) {}
+    fn fork_child(&self) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// Far memory of the pager.
@@ -210,7 +212,7 @@ impl Far for PagerFar {
         self.pager.fork_parent();
     }
 
-    fn fork_child(&self) {
-        self.pager.fork_child();
+    fn fork_child(&self) -> Result<(), String> {
+        self.pager.fork_child().map_err(|error| error.to_string())
     }
 }

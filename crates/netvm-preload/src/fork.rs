@@ -9,23 +9,53 @@ use crate::tls::Internal;
 use std::cell::UnsafeCell;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
+use std::sync::atomic::{AtomicBool, Ordering};
 
-unsafe extern "C" {
-    /// What pthread_atfork calls; exported by the C library itself.
-    fn __register_atfork(
-        prepare: Option<extern "C" fn()>,
-        parent: Option<extern "C" fn()>,
-        child: Option<extern "C" fn()>,
-        library: *mut c_void,
-    ) -> i32;
+type Handler = Option<unsafe extern "C" fn()>;
+type Register = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> i32;
+
+/// Registers the handlers, once. Done before anybody else can register any, so that ours run last before the fork and first after it, and
+/// others may allocate.
+pub(crate) fn set_up() -> Result<(), String> {
+    static DONE: AtomicBool = AtomicBool::new(false);
+    if DONE.swap(true, Ordering::Relaxed) {
+        return Ok(());
+    }
+    let registered = the_real_one().map(|register| {
+        // SAFETY: the handlers live as long as the process (this library is never unloaded).
+        unsafe { register(Some(prepare), Some(parent), Some(child), std::ptr::null_mut()) }
+    });
+    match registered {
+        Some(0) => Ok(()),
+        Some(_) => Err("cannot register fork handlers: out of memory".into()),
+        None => Err("this C library cannot register fork handlers".into()),
+    }
 }
 
-/// Registers the handlers. Done before the program can register its own, so that ours run last before the fork and first after it,
-/// and the program's may allocate.
-pub(crate) fn set_up() -> Result<(), String> {
-    // SAFETY: the handlers live as long as the process (this library is never unloaded).
-    let result = unsafe { __register_atfork(Some(prepare), Some(parent), Some(child), std::ptr::null_mut()) };
-    if result == 0 { Ok(()) } else { Err("cannot register fork handlers: out of memory".into()) }
+fn the_real_one() -> Option<Register> {
+    // SAFETY: the name is a C string; dlsym returns null or the next definition of the symbol.
+    let found = unsafe { libc::dlsym(libc::RTLD_NEXT, c"__register_atfork".as_ptr()) };
+    // SAFETY: the C library's function of this name has this type.
+    (!found.is_null()).then(|| unsafe { std::mem::transmute::<*mut c_void, Register>(found) })
+}
+
+/// What pthread_atfork(3) calls. Constructors of the program's libraries may do so before ours has run.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn __register_atfork(
+    prepare: Handler,
+    parent: Handler,
+    child: Handler,
+    library: *mut c_void,
+) -> i32 {
+    let _internal = Internal::enter();
+    match (set_up(), the_real_one()) {
+        // SAFETY: the caller's contract.
+        (Ok(()), Some(register)) => unsafe { register(prepare, parent, child, library) },
+        _ => libc::ENOMEM,
+    }
 }
 
 /// The signal mask of the thread that forks, from prepare to the end. Only who holds START touches it.
@@ -36,7 +66,7 @@ unsafe impl Sync for Mask {}
 
 static MASK: Mask = Mask(UnsafeCell::new(MaybeUninit::uninit()));
 
-extern "C" fn prepare() {
+unsafe extern "C" fn prepare() {
     let _internal = Internal::enter();
     // The stack of a handler may be far memory, and nobody serves faults until the fork is over.
     let mask = block_signals();
@@ -63,7 +93,7 @@ fn let_go() -> libc::sigset_t {
     mask
 }
 
-extern "C" fn parent() {
+unsafe extern "C" fn parent() {
     let _internal = Internal::enter();
     let errno = sys::errno();
     if let Some(far) = run::started() {
@@ -73,14 +103,15 @@ extern "C" fn parent() {
     sys::set_errno(errno);
 }
 
-extern "C" fn child() {
+unsafe extern "C" fn child() {
     let _internal = Internal::enter();
     let far = run::started();
-    if let Some(far) = far {
-        far.fork_child();
-    }
+    let adopted = far.map_or(Ok(()), |far| far.fork_child());
     let mask = let_go();
-    if let Some(far) = far
+    if let Err(why) = adopted {
+        run::do_without();
+        sys::say(&format!("a child of a fork has no far memory, and can only start another program: {why}"));
+    } else if let Some(far) = far
         && let Err(errno) = SPACE.with(|space| space.after_fork(far))
     {
         let error = std::io::Error::from_raw_os_error(errno);

@@ -9,6 +9,7 @@
 #![warn(missing_docs)]
 
 mod backend;
+mod callers;
 mod fork;
 mod heap;
 mod kept;

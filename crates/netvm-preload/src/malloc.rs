@@ -1,13 +1,15 @@
 //! The C library's allocation functions. `free`, `realloc` and `malloc_usable_size` go by the address: far or not.
 
 use crate::backend::Far;
+use crate::callers;
 use crate::heap::{Fresh, HEAP};
 use crate::run::{self, FAR_THRESHOLD_BYTES, SMALL_LOCAL_BYTES};
 use crate::small;
 use crate::sys::{self, PAGE_BYTES};
 use crate::tls::{Internal, words};
 use crate::{__libc_calloc, __libc_free, __libc_malloc, __libc_memalign, __libc_realloc};
-use std::ffi::c_void;
+use std::arch::naked_asm;
+use std::ffi::{c_char, c_void};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -15,6 +17,8 @@ use std::sync::atomic::{AtomicI64, Ordering};
 static LOCAL_BYTES: AtomicI64 = AtomicI64::new(0);
 /// A thread tells when it has this much to tell.
 const TELL_BYTES: i64 = 64 << 10;
+/// The caller of functions that the C library does not call for itself.
+const PROGRAM: usize = 0;
 /// What malloc(3) aligns to.
 const ALIGNMENT: usize = 16;
 
@@ -48,11 +52,27 @@ fn counted(block: *mut c_void) -> *mut c_void {
     block
 }
 
-/// Whether a new allocation of `bytes` is to be far.
+/// Whether a new allocation of `bytes` is to be far. Small ones of the C library never are.
 #[inline]
-fn goes_far(bytes: usize) -> bool {
+fn goes_far(bytes: usize, caller: usize) -> bool {
     bytes >= FAR_THRESHOLD_BYTES.load(Ordering::Relaxed)
-        || LOCAL_BYTES.load(Ordering::Relaxed) >= SMALL_LOCAL_BYTES.load(Ordering::Relaxed) as i64
+        || (LOCAL_BYTES.load(Ordering::Relaxed) >= SMALL_LOCAL_BYTES.load(Ordering::Relaxed) as i64
+            && !callers::is_c_library(caller))
+}
+
+/// Defines a function of the C library that passes its arguments, and the address that it returns to as the one after them, on to `to`.
+macro_rules! with_caller {
+    ($(#[$doc:meta])* fn $name:ident($($argument:ident: $type:ty),*) -> $result:ty = $to:ident, $x86_64:literal, $aarch64:literal) => {
+        $(#[$doc])*
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+            #[cfg(target_arch = "x86_64")]
+            naked_asm!(concat!("mov ", $x86_64, ", qword ptr [rsp]"), "jmp {}", sym $to);
+            #[cfg(target_arch = "aarch64")]
+            naked_asm!(concat!("mov ", $aarch64, ", x30"), "b {}", sym $to);
+        }
+    };
 }
 
 fn out_of_memory() -> *mut c_void {
@@ -118,6 +138,9 @@ fn corrupt(what: &str, block: usize) -> ! {
 }
 
 fn free_far(block: usize) {
+    if run::is_orphaned() {
+        return;
+    }
     // A far address exists, so far memory has started.
     let far = run::far();
     match small::class_at(block) {
@@ -133,29 +156,41 @@ fn free_far(block: usize) {
     }
 }
 
-/// malloc(3).
-#[unsafe(no_mangle)]
-pub extern "C" fn malloc(bytes: usize) -> *mut c_void {
+with_caller! {
+    /// malloc(3).
+    ///
+    /// # Safety
+    /// As in C.
+    fn malloc(bytes: usize) -> *mut c_void = malloc_for, "rsi", "x1"
+}
+
+extern "C" fn malloc_for(bytes: usize, caller: usize) -> *mut c_void {
     if !run::is_routed() {
         // SAFETY: a plain call.
         return unsafe { __libc_malloc(bytes) };
     }
-    if goes_far(bytes) {
+    if goes_far(bytes, caller) {
         return allocate_far(run::far(), bytes, ALIGNMENT, false);
     }
     // SAFETY: a plain call.
     counted(unsafe { __libc_malloc(bytes) })
 }
 
-/// calloc(3).
-#[unsafe(no_mangle)]
-pub extern "C" fn calloc(count: usize, bytes: usize) -> *mut c_void {
+with_caller! {
+    /// calloc(3).
+    ///
+    /// # Safety
+    /// As in C.
+    fn calloc(count: usize, bytes: usize) -> *mut c_void = calloc_for, "rdx", "x2"
+}
+
+extern "C" fn calloc_for(count: usize, bytes: usize, caller: usize) -> *mut c_void {
     if !run::is_routed() {
         // SAFETY: a plain call.
         return unsafe { __libc_calloc(count, bytes) };
     }
     let Some(all) = count.checked_mul(bytes) else { return out_of_memory() };
-    if goes_far(all) {
+    if goes_far(all, caller) {
         return allocate_far(run::far(), all, ALIGNMENT, true);
     }
     // SAFETY: a plain call.
@@ -178,14 +213,19 @@ pub unsafe extern "C" fn free(block: *mut c_void) {
     unsafe { __libc_free(block) }
 }
 
-/// realloc(3).
-///
+with_caller! {
+    /// realloc(3).
+    ///
+    /// # Safety
+    /// As in C.
+    fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void = realloc_for, "rdx", "x2"
+}
+
 /// # Safety
-/// As in C.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_void {
+/// As realloc(3).
+unsafe extern "C" fn realloc_for(block: *mut c_void, bytes: usize, caller: usize) -> *mut c_void {
     if block.is_null() {
-        return malloc(bytes);
+        return malloc_for(bytes, caller);
     }
     let is_far = run::is_far(block as usize);
     if !is_far && !run::is_routed() {
@@ -204,7 +244,7 @@ pub unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_voi
         return realloc_far(block as usize, bytes);
     }
     let usable = local_usable(block);
-    if bytes <= usable || !goes_far(bytes) {
+    if bytes <= usable || !goes_far(bytes, caller) {
         // SAFETY: not far, so it came from the C library.
         let moved = unsafe { __libc_realloc(block, bytes) };
         if !moved.is_null() {
@@ -224,6 +264,9 @@ pub unsafe extern "C" fn realloc(block: *mut c_void, bytes: usize) -> *mut c_voi
 }
 
 fn realloc_far(block: usize, bytes: usize) -> *mut c_void {
+    if run::is_orphaned() {
+        return out_of_memory();
+    }
     let far = run::far();
     let usable = far_usable(block);
     let class = small::class_at(block);
@@ -249,6 +292,42 @@ fn realloc_far(block: usize, bytes: usize) -> *mut c_void {
     moved
 }
 
+/// strdup(3), whose copies are the program's.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn strdup(text: *const c_char) -> *mut c_char {
+    // SAFETY: the caller's contract.
+    unsafe { copy_of(text, libc::strlen(text)) }
+}
+
+/// strndup(3).
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn strndup(text: *const c_char, length_max: usize) -> *mut c_char {
+    // SAFETY: the caller's contract.
+    unsafe { copy_of(text, libc::strnlen(text, length_max)) }
+}
+
+/// A string of the first `length` bytes of `text`.
+///
+/// # Safety
+/// So many can be read.
+unsafe fn copy_of(text: *const c_char, length: usize) -> *mut c_char {
+    let copy = malloc_for(length + 1, PROGRAM).cast::<c_char>();
+    if !copy.is_null() {
+        // SAFETY: a new block of one byte more; the caller's contract.
+        unsafe {
+            copy.copy_from_nonoverlapping(text, length);
+            copy.add(length).write(0);
+        }
+    }
+    copy
+}
+
 /// reallocarray(3).
 ///
 /// # Safety
@@ -257,13 +336,13 @@ fn realloc_far(block: usize, bytes: usize) -> *mut c_void {
 pub unsafe extern "C" fn reallocarray(block: *mut c_void, count: usize, bytes: usize) -> *mut c_void {
     match count.checked_mul(bytes) {
         // SAFETY: the caller's contract.
-        Some(all) => unsafe { realloc(block, all) },
+        Some(all) => unsafe { realloc_for(block, all, PROGRAM) },
         None => out_of_memory(),
     }
 }
 
-fn allocate_aligned(alignment: usize, bytes: usize) -> *mut c_void {
-    if run::is_routed() && goes_far(bytes) {
+extern "C" fn allocate_aligned(alignment: usize, bytes: usize, caller: usize) -> *mut c_void {
+    if run::is_routed() && goes_far(bytes, caller) {
         // memalign(3) rounds odd alignments up.
         return match alignment.max(ALIGNMENT).checked_next_power_of_two() {
             Some(alignment) => allocate_far(run::far(), bytes, alignment, false),
@@ -275,16 +354,20 @@ fn allocate_aligned(alignment: usize, bytes: usize) -> *mut c_void {
     if run::is_routed() { counted(block) } else { block }
 }
 
-/// memalign(3).
-#[unsafe(no_mangle)]
-pub extern "C" fn memalign(alignment: usize, bytes: usize) -> *mut c_void {
-    allocate_aligned(alignment, bytes)
+with_caller! {
+    /// memalign(3).
+    ///
+    /// # Safety
+    /// As in C.
+    fn memalign(alignment: usize, bytes: usize) -> *mut c_void = allocate_aligned, "rdx", "x2"
 }
 
-/// aligned_alloc(3).
-#[unsafe(no_mangle)]
-pub extern "C" fn aligned_alloc(alignment: usize, bytes: usize) -> *mut c_void {
-    allocate_aligned(alignment, bytes)
+with_caller! {
+    /// aligned_alloc(3).
+    ///
+    /// # Safety
+    /// As in C.
+    fn aligned_alloc(alignment: usize, bytes: usize) -> *mut c_void = allocate_aligned, "rdx", "x2"
 }
 
 /// posix_memalign(3).
@@ -297,7 +380,7 @@ pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, alignment: usize,
         return libc::EINVAL;
     }
     let errno = sys::errno();
-    let block = allocate_aligned(alignment, bytes);
+    let block = allocate_aligned(alignment, bytes, PROGRAM);
     sys::set_errno(errno);
     if block.is_null() {
         return libc::ENOMEM;
@@ -310,14 +393,14 @@ pub unsafe extern "C" fn posix_memalign(out: *mut *mut c_void, alignment: usize,
 /// valloc(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn valloc(bytes: usize) -> *mut c_void {
-    allocate_aligned(PAGE_BYTES, bytes)
+    allocate_aligned(PAGE_BYTES, bytes, PROGRAM)
 }
 
 /// pvalloc(3).
 #[unsafe(no_mangle)]
 pub extern "C" fn pvalloc(bytes: usize) -> *mut c_void {
     match sys::round_up(bytes, PAGE_BYTES) {
-        Some(bytes) => allocate_aligned(PAGE_BYTES, bytes),
+        Some(bytes) => allocate_aligned(PAGE_BYTES, bytes, PROGRAM),
         None => out_of_memory(),
     }
 }

@@ -50,7 +50,12 @@ fn split(address: usize, bytes: usize) -> impl Iterator<Item = (usize, usize, bo
 
 /// Whether a mapping is of the kind that can be far.
 fn is_private_memory(protection: i32, flags: i32) -> bool {
-    let local = libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED;
+    // The far area is above 4 GiB.
+    #[cfg(target_arch = "x86_64")]
+    const LOW: i32 = libc::MAP_32BIT;
+    #[cfg(not(target_arch = "x86_64"))]
+    const LOW: i32 = 0;
+    let local = libc::MAP_STACK | libc::MAP_GROWSDOWN | libc::MAP_HUGETLB | libc::MAP_LOCKED | LOW;
     flags & (libc::MAP_ANONYMOUS | libc::MAP_TYPE) == libc::MAP_ANONYMOUS | libc::MAP_PRIVATE
         && flags & local == 0
         && protection & !(libc::PROT_READ | libc::PROT_WRITE) == 0

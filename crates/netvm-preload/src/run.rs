@@ -1,6 +1,7 @@
 //! Whether this process is part of a run, and the start of its far memory when it is first needed.
 
 use crate::backend::{Far, LocalArea, PagerFar};
+use crate::callers;
 use crate::fork;
 use crate::heap;
 use crate::refuse;
@@ -30,6 +31,8 @@ static ENABLED: AtomicBool = AtomicBool::new(false);
 pub(crate) static FAR_THRESHOLD_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 pub(crate) static SMALL_LOCAL_BYTES: AtomicUsize = AtomicUsize::new(usize::MAX);
 static AREA_BYTES: AtomicUsize = AtomicUsize::new(0);
+/// This is the child of a fork, and has no far memory.
+static ORPHANED: AtomicBool = AtomicBool::new(false);
 /// What the program maps stays local: it drops pages of it by system calls that nobody sees.
 static MAPS_LOCALLY: AtomicBool = AtomicBool::new(false);
 /// The far area; both 0 until far memory has started.
@@ -46,6 +49,18 @@ pub(crate) static START: Locked<()> = Locked::new(());
 #[inline]
 pub(crate) fn is_routed() -> bool {
     ENABLED.load(Ordering::Relaxed) && words().internal.get() == 0
+}
+
+/// In the child of a fork that has no far memory: what it allocates from now on is local, and what is the parent's it cannot touch.
+pub(crate) fn do_without() {
+    ENABLED.store(false, Ordering::Relaxed);
+    ORPHANED.store(true, Ordering::Relaxed);
+}
+
+/// Whether far addresses are the parent's, and not mapped here.
+#[inline]
+pub(crate) fn is_orphaned() -> bool {
+    ORPHANED.load(Ordering::Relaxed)
 }
 
 /// Whether mappings are local, whatever their size.
@@ -164,6 +179,7 @@ extern "C" fn begin() {
     FAR_THRESHOLD_BYTES.store(params.far_threshold_bytes.max(heap::THRESHOLD_BYTES_MIN), Ordering::Relaxed);
     MAPS_LOCALLY.store(refuse::drops_pages_unseen(), Ordering::Relaxed);
     spawn::set_up();
+    callers::set_up();
     if let Err(message) = fork::set_up().and_then(|()| small::set_up_threads()) {
         sys::give_up(&message);
     }

@@ -165,6 +165,20 @@ fn forks_with_the_pager() {
 }
 
 #[test]
+fn the_c_library_finds_its_own_in_the_middle_of_a_fork() {
+    run_with_local_area("libc");
+    run_with_pager("libc", 0, 131_072);
+    run_with_tier("libc", 0, 4096, TierPolicy::Packed);
+}
+
+#[test]
+fn a_child_that_cannot_connect_does_without_and_the_parent_goes_on() {
+    let Some(output) = run_with_pager("orphan", 0, 131_072) else { return };
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(said.matches("netvm: a child of a fork has no far memory").count(), 2, "{said}");
+}
+
+#[test]
 fn pages_that_leave_together_with_the_pager() {
     run_with_pager("together", 0, 4096);
     run_with_tier("together", 0, 4096, TierPolicy::Lender);

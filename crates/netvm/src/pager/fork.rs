@@ -14,10 +14,11 @@ use crate::error::Result;
 use crate::lender::Borrower;
 use netvm_core::residency::{FrameSet, PageState};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-/// What the forking thread holds between prepare and the end.
+/// What the forking thread holds between prepare and the end: the child's connections, or why it has none.
 pub(super) struct ForkState {
-    borrowers: Vec<Option<Borrower>>,
+    borrowers: Result<Vec<Option<Borrower>>>,
 }
 
 impl Pager {
@@ -35,9 +36,11 @@ impl Pager {
         }
     }
 
-    /// Whether a child gets far memory: only of pagers that have it all, and whose faults are not served in their threads.
+    /// Whether a child gets far memory: only of pagers that have it all, and whose faults are not served in their threads; and not the child
+    /// of a child that got none.
     fn is_inherited(&self) -> bool {
         matches!(&self.shards[..], [only] if only.in_thread.is_none())
+            && !self.orphaned.load(Ordering::Relaxed)
     }
 
     fn try_prepare(&self, stack_pointer: usize) -> Result<()> {
@@ -46,11 +49,14 @@ impl Pager {
         let Some(engine) = parked.as_mut() else {
             return Err(system("park the pager", std::io::ErrorKind::InvalidData.into()));
         };
-        // These connections are made in this thread's descriptor table, which the child inherits.
+        // These connections are made in this thread's descriptor table, which the child inherits. They may fail where the first did not: no
+        // descriptor is left, or the process has another user or root since. That is no reason to end: many a child only starts a program.
         let tickets = std::mem::take(&mut *self.doorbell(0).tickets());
-        let borrowers = engine.backing.redeem(&tickets)?;
-        engine.backing.slots.freeze();
-        engine.paged.set_fork(true).map_err(|e| system("share far memory with a child", e))?;
+        let borrowers = engine.backing.redeem(&tickets);
+        if borrowers.is_ok() {
+            engine.backing.slots.freeze();
+            engine.paged.set_fork(true).map_err(|e| system("share far memory with a child", e))?;
+        }
         *self.forking() = Some(ForkState { borrowers });
         Ok(())
     }
@@ -73,22 +79,36 @@ impl Pager {
     }
 
     /// For pthread_atfork, in the child.
-    pub fn fork_child(self: &Arc<Self>) {
+    ///
+    /// # Errors
+    /// Why it has no far memory: its addresses are not mapped, and calls fail.
+    pub fn fork_child(self: &Arc<Self>) -> Result<()> {
         if !self.is_inherited() {
-            return;
+            return Ok(());
         }
         let state = self.forking().take();
         let engine = self.doorbell(0).parked().take();
         let (Some(state), Some(mut engine)) = (state, engine) else {
             netvm_sys::thread::die("a forked child found no pager state");
         };
+        let borrowers = match state.borrowers {
+            Ok(borrowers) => borrowers,
+            Err(error) => {
+                // All of it is the parent's.
+                std::mem::forget(engine);
+                self.orphaned.store(true, Ordering::Relaxed);
+                self.doorbell(0).turn().give_back();
+                return Err(error);
+            }
+        };
         let started = join_run(&self.config)
-            .and_then(|slot| engine.adopt_after_fork(state.borrowers, slot))
+            .and_then(|slot| engine.adopt_after_fork(borrowers, slot))
             .and_then(|()| self.spawn(engine));
         if let Err(error) = started {
             netvm_sys::thread::die(&format!("a forked child cannot reach its far memory: {error}"));
         }
         self.doorbell(0).turn().give_back();
+        Ok(())
     }
 }
 

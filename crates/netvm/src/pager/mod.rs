@@ -58,6 +58,7 @@ use netvm_sys::uffd::PAGE_BYTES;
 use shards::{Division, Shard, Stripes};
 use std::ops::Range;
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -180,6 +181,8 @@ pub struct Pager {
     addresses: range::Addresses,
     /// Held by the thread that forks, from prepare to the end.
     forking: Mutex<Option<fork::ForkState>>,
+    /// This is the child of a fork that could not be given far memory.
+    orphaned: AtomicBool,
 }
 
 impl std::fmt::Debug for Pager {
@@ -255,6 +258,7 @@ impl Pager {
             hold: Hold::new(),
             addresses: range::Addresses::default(),
             forking: Mutex::new(None),
+            orphaned: AtomicBool::new(false),
         });
         engines.into_iter().try_for_each(|engine| pager.spawn(engine))?;
         pager.share()?;

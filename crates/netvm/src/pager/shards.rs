@@ -2,7 +2,7 @@
 
 use super::calls::{Call, Doorbell};
 use super::engine::Engine;
-use super::error::PagerError;
+use super::error::{PagerError, system};
 use super::inthread::InThread;
 use super::{FaultPath, Pager, PagerConfig, local_bytes_min};
 use crate::error::Result;
@@ -87,6 +87,10 @@ pub(super) struct Shard {
 
 impl Shard {
     fn call(&self, call: Call, pager: &Pager) -> Result<()> {
+        if pager.orphaned.load(Relaxed) {
+            let error = std::io::ErrorKind::Unsupported.into();
+            return Err(system("use far memory in a child of a fork, which has none", error));
+        }
         match &self.in_thread {
             Some(shared) => shared.call(call, pager),
             None => self.doorbell.call(call),
@@ -94,6 +98,9 @@ impl Shard {
     }
 
     fn stats(&self, pager: &Pager) -> PagerStats {
+        if pager.orphaned.load(Relaxed) {
+            return PagerStats::default();
+        }
         match &self.in_thread {
             Some(shared) => shared.stats(pager, &self.doorbell),
             None => self.doorbell.latest_stats(),
