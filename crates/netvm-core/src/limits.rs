@@ -114,6 +114,10 @@ pub const IMPORTS_MAX: usize = 4096;
 pub const LEASES_MAX: usize = 4096;
 /// Most slabs that one lender has.
 pub const SLABS_MAX: u64 = 1 << 20;
+/// A slab is a multiple of so many bytes,
+pub const SLAB_BYTES_MIN: u64 = 4096;
+/// and has so many at most.
+pub const SLAB_BYTES_MAX: u64 = 1 << 30;
 
 /// A connection that has not said hello by then is closed, in milliseconds.
 pub const HELLO_TIMEOUT_MS: u64 = 3000;

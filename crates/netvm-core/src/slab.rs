@@ -7,7 +7,12 @@ pub mod direct;
 
 use alloc::vec::Vec;
 
-use crate::limits::LEASES_MAX;
+use crate::limits::{LEASES_MAX, SLAB_BYTES_MAX, SLAB_BYTES_MIN};
+
+/// Whether a lender's slabs may have so many bytes.
+pub fn is_slab(bytes: u64) -> bool {
+    (SLAB_BYTES_MIN..=SLAB_BYTES_MAX).contains(&bytes) && bytes.is_multiple_of(SLAB_BYTES_MIN)
+}
 
 /// A lease in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use netvm::Error;
 use netvm::lender::LinkChoice::{self, Shm, Socket};
 use netvm::lender::{BorrowOptions, Borrower, Completion, Lender, LenderConfig, PostError, StopFlag, status};
-use netvm_core::limits::{HELLO_BYTES, OPS_MAX, VERSION};
-use netvm_core::wire::{Hello, Role};
+use netvm_core::limits::{HEADER_BYTES, HELLO_BYTES, OPS_MAX, VERSION};
+use netvm_core::wire::{Header, Hello, Kind, Role};
 use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
 
@@ -402,6 +402,39 @@ fn other_versions_and_other_protocols_are_named() {
     let hello = Hello::decode(&answer).unwrap();
     assert_eq!((hello.version, hello.refusal), (VERSION, netvm_core::wire::Refusal::Version));
     assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0, "closed");
+}
+
+/// Answers as a lender whose slabs have so many bytes, up to the second call.
+fn lending_slabs_of(slab_bytes: u64) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        let mut stream = listener.accept().unwrap().0;
+        stream.read_exact(&mut [0; HELLO_BYTES]).unwrap();
+        stream.write_all(&Hello::new(Role::Lender).encode()).unwrap();
+        let mut asked = [0; HEADER_BYTES];
+        stream.read_exact(&mut asked).unwrap();
+        let asked = Header::decode(&asked).unwrap();
+        stream.read_exact(&mut vec![0; asked.payload_bytes as usize]).unwrap();
+        let answer = Header { token: asked.token, payload_bytes: 8, ..Header::new(Kind::CallReply) };
+        stream.write_all(&answer.encode()).unwrap();
+        stream.write_all(&slab_bytes.to_le_bytes()).unwrap();
+        let _ = stream.read(&mut [0; 64]);
+    });
+    address
+}
+
+#[test]
+fn lenders_of_impossible_slabs_are_named() {
+    for bytes in [0, 1, 4095, 4097, (1 << 30) + 4096, 1 << 31, 1 << 44, 1 << 63, u64::MAX] {
+        let address = lending_slabs_of(bytes);
+        let error = Borrower::connect(&address, &BorrowOptions::default()).unwrap_err();
+        let named = matches!(&error, Error::Protocol { lender, .. } if *lender == address);
+        assert!(named && error.to_string().contains(&format!("{bytes} bytes")), "{error}");
+    }
+    let address = lending_slabs_of(1 << 30);
+    let error = Borrower::connect(&address, &BorrowOptions::default()).unwrap_err();
+    assert!(matches!(error, Error::LenderLost { .. }), "as far as the second call: {error}");
 }
 
 #[test]

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use netvm_core::endpoint::{Answer, Event, OpError, PostError};
 use netvm_core::limits::{OPS_MAX, PIECES_MAX};
+use netvm_core::slab::is_slab;
 use netvm_core::wire::{BodyReader, BodyWriter, Hello, Role, Status};
 use netvm_sys::memfd::Memfd;
 use netvm_sys::shared::SharedSlice;
@@ -627,7 +628,13 @@ pub fn status_with(address: &str, options: &BorrowOptions) -> Result<LenderStatu
 }
 
 impl Borrower {
-    fn number(&self, answer: &[u8]) -> Result<u64> {
-        BodyReader(answer).u64().filter(|&bytes| bytes > 0).ok_or_else(|| self.nonsense())
+    /// Bytes of a slab, as the lender says.
+    fn slab_size(&self, answer: &[u8]) -> Result<u64> {
+        let bytes = BodyReader(answer).u64().ok_or_else(|| self.nonsense())?;
+        if is_slab(bytes) {
+            return Ok(bytes);
+        }
+        let reason = format!("it lends slabs of {bytes} bytes, which are no multiple of 4096 up to 1 GiB");
+        Err(Error::Protocol { lender: self.lender.clone(), reason })
     }
 }

@@ -11,7 +11,7 @@ use netvm_core::key::{Access, RemoteKey, Rights};
 use netvm_core::limits::{HALF_OPEN_MAX, SLABS_MAX, TICKET_TIMEOUT_MS, VERSION};
 use netvm_core::recall::Recalls;
 use netvm_core::slab::direct::UNIT_BYTES;
-use netvm_core::slab::{LeaseId, SlabError, Slabs};
+use netvm_core::slab::{LeaseId, SlabError, Slabs, is_slab};
 use netvm_core::wire::{BodyReader, BodyWriter, Refusal, Role, Status};
 use netvm_sys::epoll::{Epoll, EventFd, Interest, Ready};
 use netvm_sys::net::{Address, Listener};
@@ -235,7 +235,7 @@ impl Lender {
     /// reserve so much.
     pub fn bind(config: LenderConfig) -> Result<Self> {
         let slab_bytes = config.slab_bytes;
-        if slab_bytes == 0 || !slab_bytes.is_multiple_of(4096) || slab_bytes > 1 << 30 {
+        if !is_slab(slab_bytes) {
             return Err(Error::Other(format!(
                 "a slab of {slab_bytes} bytes cannot be lent; choose a multiple of 4096 up to 1 GiB"
             )));
