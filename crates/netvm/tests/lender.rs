@@ -253,6 +253,25 @@ fn a_status_lists_borrowers() {
     assert_eq!((listed.name.as_str(), listed.pid, listed.bytes, listed.ops), ("sort?[2J", 42, SLAB, 1));
 }
 
+#[test]
+fn a_slab_on_disk_that_is_discarded_keeps_its_room() {
+    let (folder, link) = (Some(std::env::temp_dir()), Socket);
+    let config = LenderConfig { size_bytes: 2 * SLAB, slab_bytes: SLAB, folder, ..LenderConfig::default() };
+    let lent = Serving::start(config);
+    let mut borrower = lent.connect_by(link);
+    let slab = borrower.borrow_slab().unwrap();
+    let resident = || status(&lent.address).unwrap().resident_bytes;
+    let reserved = resident();
+    assert!(reserved >= SLAB);
+    for (offset, bytes) in [(0, SLAB / 2), (0, SLAB)] {
+        borrower.post_discard(1, slab, offset, bytes).unwrap();
+        ok(&settle(&mut borrower));
+        assert!(resident() >= reserved, "{} of {reserved}", resident());
+    }
+    borrower.return_slab(slab).unwrap();
+    assert!(resident() < SLAB);
+}
+
 /// A write that `push` has sent completes only at the next poll, when a call may have taken its place already.
 #[test]
 fn a_call_is_not_answered_by_a_write_that_was_pushed_before() {

@@ -211,22 +211,25 @@ impl Memories {
     /// Makes slabs that nobody holds any more read as zeros again and gives their memory back.
     pub(super) fn clear(&mut self, slabs: &[u32]) {
         for &slab in slabs {
-            self.discard(slab, 0, self.slabs.slab_bytes());
+            self.empty(slab, 0, self.slabs.slab_bytes(), false);
             // Who had the file may write there still. If this fails it is done before the slab is lent again.
             self.place(slab, None);
         }
     }
 
-    /// Makes a part of a slab read as zeros and gives its memory back.
+    /// Makes a part of a slab that is lent, or all of it, read as zeros and gives its memory back.
     pub(super) fn discard(&self, slab: u32, offset: u64, bytes: u64) {
+        self.empty(slab, offset, bytes, true);
+    }
+
+    fn empty(&self, slab: u32, offset: u64, bytes: u64, is_lent: bool) {
         if let Some(packing) = &self.packing {
             return packing.borrow_mut().discard(slab, offset, bytes, &self.common);
         }
         let file = self.owners.get(&slab).map_or(&self.common, |file| file);
         let start = u64::from(slab) * self.slabs.slab_bytes() + offset;
-        let is_held = bytes < self.slabs.slab_bytes();
         if file.punch_hole(start, bytes).is_ok() {
-            if self.on_disk && is_held {
+            if self.on_disk && is_lent {
                 // Room for what is written there next. If there is none any more, that write fails, and the session with it.
                 let _ = file.provide(start, bytes);
             }
