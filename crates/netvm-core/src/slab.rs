@@ -80,6 +80,15 @@ impl Slabs {
         self.lease(lease).map_or(0, |lease| lease.count * self.slab_bytes)
     }
 
+    /// Bytes that several leases hold together.
+    pub fn together_bytes(&self, leases: impl Iterator<Item = LeaseId>) -> u64 {
+        let mut all = alloc::vec![0; self.holders.len().div_ceil(64)];
+        for lease in leases.filter_map(|lease| self.lease(lease)) {
+            all.iter_mut().zip(&lease.held).for_each(|(all, held)| *all |= held);
+        }
+        all.iter().map(|word: &u64| u64::from(word.count_ones())).sum::<u64>() * self.slab_bytes
+    }
+
     fn lease(&self, lease: LeaseId) -> Option<&Lease> {
         self.leases.get(lease.0 as usize)?.as_ref()
     }
@@ -199,6 +208,8 @@ mod tests {
         assert_eq!((slabs.used_bytes(), slabs.lease_bytes(child)), (200, 200));
         assert_eq!(slabs.sole_holder(parent, 0), Ok(false));
         assert_eq!(slabs.borrow(child), Ok(2));
+        let together = |slabs: &Slabs, leases: &[LeaseId]| slabs.together_bytes(leases.iter().copied());
+        assert_eq!((together(&slabs, &[parent, child, parent]), together(&slabs, &[])), (300, 0));
         assert_eq!(slabs.borrow(parent), Err(SlabError::Full));
         assert!(!slabs.holds(parent, 2) && !slabs.holds(parent, 64) && !slabs.holds(parent, u32::MAX));
         assert_eq!(slabs.give_back(parent, 2), Err(SlabError::NotHeld));
@@ -207,6 +218,7 @@ mod tests {
         assert_eq!(slabs.give_back(child, 0), Ok(true));
         assert_eq!(slabs.close(child), [2]);
         assert_eq!(slabs.close(child), Vec::<u32>::new());
+        assert_eq!(together(&slabs, &[parent, child]), 100);
         assert_eq!(slabs.sole_holder(parent, 1), Ok(true));
         assert_eq!(slabs.close(parent), [1]);
         assert_eq!(slabs.used_bytes(), 0);

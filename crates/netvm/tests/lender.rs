@@ -238,6 +238,21 @@ fn a_fork_shares_slabs_by(link: LinkChoice) {
 }
 
 #[test]
+fn tickets_of_one_are_no_reason_to_refuse_others() {
+    let lent = Serving::new(1);
+    let (mut greedy, mut other) = (lent.connect(), lent.connect());
+    let tickets: Vec<_> = std::iter::from_fn(|| greedy.fork_ticket().ok()).take(5000).collect();
+    assert!((1..100).contains(&tickets.len()), "{}", tickets.len());
+    let error = greedy.fork_ticket().unwrap_err();
+    assert!(matches!(error, Error::Op { code: netvm_core::wire::Status::Busy, .. }), "{error:?}");
+    drop(Borrower::adopt(&other.fork_ticket().unwrap(), &BorrowOptions::default()).unwrap());
+    // With one that is claimed there is room for the next.
+    drop(Borrower::adopt(&tickets[0], &BorrowOptions::default()).unwrap());
+    greedy.fork_ticket().unwrap();
+    assert!(greedy.fork_ticket().is_err());
+}
+
+#[test]
 fn a_status_lists_borrowers() {
     let lent = Serving::new(4);
     let (name, pid) = ("sort\x1b[2J".into(), Some(42));
