@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use netvm_core::slab::{LeaseId, SlabError, Slabs};
 use netvm_sys::mapping::Mapping;
+use netvm_sys::mark::{self, MARK_BYTES};
 use netvm_sys::memfd::Memfd;
 use netvm_sys::shared::SharedSlice;
 
@@ -125,18 +126,21 @@ impl Memories {
         self.mapping.shared().sub(usize::try_from(start).ok()?, bytes as usize)
     }
 
-    /// Bytes of memory in use.
+    /// Bytes of memory in use for what is lent.
     pub(super) fn resident_bytes(&self) -> u64 {
         let mut files: Vec<&Arc<Memfd>> = self.files.values().chain(self.owners.values()).collect();
         files.sort_by_key(|file| Arc::as_ptr(file));
         files.dedup_by_key(|file| Arc::as_ptr(file));
-        let all = std::iter::once(&self.common).chain(files.into_iter().map(|file| &**file));
-        all.map(|file| file.resident_bytes().unwrap_or(0)).sum()
+        let files =
+            files.into_iter().map(|file| file.resident_bytes().unwrap_or(0).saturating_sub(MARK_BYTES));
+        self.common.resident_bytes().unwrap_or(0) + files.sum::<u64>()
     }
 
-    /// A file of its own for the lease: slabs that it borrows from now on are in there.
+    /// A file of its own for the lease: slabs that it borrows from now on are in there, and behind all slabs a mark that is there as long as the
+    /// lease is.
     pub(super) fn give_file(&mut self, lease: LeaseId) -> std::io::Result<Arc<Memfd>> {
-        let file = Arc::new(Memfd::sealed(c"netvm-lease", self.slabs.size_bytes())?);
+        let file = Arc::new(Memfd::sealed(c"netvm-lease", self.slabs.size_bytes() + MARK_BYTES)?);
+        mark::set(&file, self.slabs.size_bytes())?;
         self.files.insert(lease, Arc::clone(&file));
         Ok(file)
     }
@@ -203,7 +207,10 @@ impl Memories {
 
     /// Ends a lease.
     pub(super) fn close(&mut self, lease: LeaseId) {
-        self.files.remove(&lease);
+        if let Some(file) = self.files.remove(&lease) {
+            // First: who reads it by itself looks at the mark afterwards.
+            let _ = mark::clear(&file, self.slabs.size_bytes());
+        }
         let unused = self.slabs.close(lease);
         self.clear(&unused);
     }

@@ -703,7 +703,7 @@ impl Lender {
                 let channel = channel.ok_or(Status::Unsupported)?;
                 let file = self.memories.give_file(lease).map_err(|_| Status::Full)?;
                 channel.send(&[1], &[file.as_fd()]).map_err(|_| Status::Unsupported)?;
-                out.u64(file.len());
+                out.u64(file.len()).u64(self.memories.slabs.size_bytes());
             }
             protocol::PROVIDE => {
                 let (slab, offset, bytes) = range(slabs, lease, &mut reader)?;
