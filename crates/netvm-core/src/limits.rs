@@ -112,8 +112,14 @@ pub const EXPORTS_MAX: usize = 4096;
 pub const IMPORTS_MAX: usize = 4096;
 /// Most leases that one lender keeps at once, forks not yet claimed included.
 pub const LEASES_MAX: usize = 4096;
+/// Most forks of one lease that nobody has claimed yet.
+pub const UNCLAIMED_MAX: usize = 16;
 /// Most slabs that one lender has.
 pub const SLABS_MAX: u64 = 1 << 20;
+/// A slab is a multiple of so many bytes,
+pub const SLAB_BYTES_MIN: u64 = 4096;
+/// and has so many at most.
+pub const SLAB_BYTES_MAX: u64 = 1 << 30;
 
 /// A connection that has not said hello by then is closed, in milliseconds.
 pub const HELLO_TIMEOUT_MS: u64 = 3000;
@@ -135,4 +141,5 @@ const _: () = assert!(GROUP_BYTES_MAX + 64 <= BODY_BYTES_MAX && PARTIES_MAX < 1 
 const _: () = assert!(PUT_BYTES_MAX as usize + 64 <= BODY_BYTES_MAX);
 const _: () = assert!(CHANNEL_BYTES_MAX / 8 < 1 << 29 && CHANNEL_BYTES_MIN >= 64);
 const _: () = assert!(SENDERS_MAX <= NOTIFICATIONS_MAX && OUTLETS_MAX <= NOTIFICATIONS_MAX as usize);
+const _: () = assert!(UNCLAIMED_MAX < LEASES_MAX);
 const _: () = assert!(VERSION_MIN <= VERSION);

@@ -7,7 +7,12 @@ pub mod direct;
 
 use alloc::vec::Vec;
 
-use crate::limits::LEASES_MAX;
+use crate::limits::{LEASES_MAX, SLAB_BYTES_MAX, SLAB_BYTES_MIN};
+
+/// Whether a lender's slabs may have so many bytes.
+pub fn is_slab(bytes: u64) -> bool {
+    (SLAB_BYTES_MIN..=SLAB_BYTES_MAX).contains(&bytes) && bytes.is_multiple_of(SLAB_BYTES_MIN)
+}
 
 /// A lease in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -73,6 +78,15 @@ impl Slabs {
     /// Bytes that a lease holds, alone or with others.
     pub fn lease_bytes(&self, lease: LeaseId) -> u64 {
         self.lease(lease).map_or(0, |lease| lease.count * self.slab_bytes)
+    }
+
+    /// Bytes that several leases hold together.
+    pub fn together_bytes(&self, leases: impl Iterator<Item = LeaseId>) -> u64 {
+        let mut all = alloc::vec![0; self.holders.len().div_ceil(64)];
+        for lease in leases.filter_map(|lease| self.lease(lease)) {
+            all.iter_mut().zip(&lease.held).for_each(|(all, held)| *all |= held);
+        }
+        all.iter().map(|word: &u64| u64::from(word.count_ones())).sum::<u64>() * self.slab_bytes
     }
 
     fn lease(&self, lease: LeaseId) -> Option<&Lease> {
@@ -194,6 +208,8 @@ mod tests {
         assert_eq!((slabs.used_bytes(), slabs.lease_bytes(child)), (200, 200));
         assert_eq!(slabs.sole_holder(parent, 0), Ok(false));
         assert_eq!(slabs.borrow(child), Ok(2));
+        let together = |slabs: &Slabs, leases: &[LeaseId]| slabs.together_bytes(leases.iter().copied());
+        assert_eq!((together(&slabs, &[parent, child, parent]), together(&slabs, &[])), (300, 0));
         assert_eq!(slabs.borrow(parent), Err(SlabError::Full));
         assert!(!slabs.holds(parent, 2) && !slabs.holds(parent, 64) && !slabs.holds(parent, u32::MAX));
         assert_eq!(slabs.give_back(parent, 2), Err(SlabError::NotHeld));
@@ -202,6 +218,7 @@ mod tests {
         assert_eq!(slabs.give_back(child, 0), Ok(true));
         assert_eq!(slabs.close(child), [2]);
         assert_eq!(slabs.close(child), Vec::<u32>::new());
+        assert_eq!(together(&slabs, &[parent, child]), 100);
         assert_eq!(slabs.sole_holder(parent, 1), Ok(true));
         assert_eq!(slabs.close(parent), [1]);
         assert_eq!(slabs.used_bytes(), 0);

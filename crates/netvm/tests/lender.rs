@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use netvm::Error;
 use netvm::lender::LinkChoice::{self, Shm, Socket};
 use netvm::lender::{BorrowOptions, Borrower, Completion, Lender, LenderConfig, PostError, StopFlag, status};
-use netvm_core::limits::{HELLO_BYTES, OPS_MAX, VERSION};
-use netvm_core::wire::{Hello, Role};
+use netvm_core::limits::{HEADER_BYTES, HELLO_BYTES, OPS_MAX, VERSION};
+use netvm_core::wire::{Header, Hello, Kind, Role};
 use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
 
@@ -238,6 +238,21 @@ fn a_fork_shares_slabs_by(link: LinkChoice) {
 }
 
 #[test]
+fn tickets_of_one_are_no_reason_to_refuse_others() {
+    let lent = Serving::new(1);
+    let (mut greedy, mut other) = (lent.connect(), lent.connect());
+    let tickets: Vec<_> = std::iter::from_fn(|| greedy.fork_ticket().ok()).take(5000).collect();
+    assert!((1..100).contains(&tickets.len()), "{}", tickets.len());
+    let error = greedy.fork_ticket().unwrap_err();
+    assert!(matches!(error, Error::Op { code: netvm_core::wire::Status::Busy, .. }), "{error:?}");
+    drop(Borrower::adopt(&other.fork_ticket().unwrap(), &BorrowOptions::default()).unwrap());
+    // With one that is claimed there is room for the next.
+    drop(Borrower::adopt(&tickets[0], &BorrowOptions::default()).unwrap());
+    greedy.fork_ticket().unwrap();
+    assert!(greedy.fork_ticket().is_err());
+}
+
+#[test]
 fn a_status_lists_borrowers() {
     let lent = Serving::new(4);
     let (name, pid) = ("sort\x1b[2J".into(), Some(42));
@@ -251,6 +266,25 @@ fn a_status_lists_borrowers() {
     assert_eq!(status.resident_bytes, 4096);
     let listed = &status.borrowers[0];
     assert_eq!((listed.name.as_str(), listed.pid, listed.bytes, listed.ops), ("sort?[2J", 42, SLAB, 1));
+}
+
+#[test]
+fn a_slab_on_disk_that_is_discarded_keeps_its_room() {
+    let (folder, link) = (Some(std::env::temp_dir()), Socket);
+    let config = LenderConfig { size_bytes: 2 * SLAB, slab_bytes: SLAB, folder, ..LenderConfig::default() };
+    let lent = Serving::start(config);
+    let mut borrower = lent.connect_by(link);
+    let slab = borrower.borrow_slab().unwrap();
+    let resident = || status(&lent.address).unwrap().resident_bytes;
+    let reserved = resident();
+    assert!(reserved >= SLAB);
+    for (offset, bytes) in [(0, SLAB / 2), (0, SLAB)] {
+        borrower.post_discard(1, slab, offset, bytes).unwrap();
+        ok(&settle(&mut borrower));
+        assert!(resident() >= reserved, "{} of {reserved}", resident());
+    }
+    borrower.return_slab(slab).unwrap();
+    assert!(resident() < SLAB);
 }
 
 /// A write that `push` has sent completes only at the next poll, when a call may have taken its place already.
@@ -402,6 +436,39 @@ fn other_versions_and_other_protocols_are_named() {
     let hello = Hello::decode(&answer).unwrap();
     assert_eq!((hello.version, hello.refusal), (VERSION, netvm_core::wire::Refusal::Version));
     assert_eq!(stream.read(&mut [0; 8]).unwrap(), 0, "closed");
+}
+
+/// Answers as a lender whose slabs have so many bytes, up to the second call.
+fn lending_slabs_of(slab_bytes: u64) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        let mut stream = listener.accept().unwrap().0;
+        stream.read_exact(&mut [0; HELLO_BYTES]).unwrap();
+        stream.write_all(&Hello::new(Role::Lender).encode()).unwrap();
+        let mut asked = [0; HEADER_BYTES];
+        stream.read_exact(&mut asked).unwrap();
+        let asked = Header::decode(&asked).unwrap();
+        stream.read_exact(&mut vec![0; asked.payload_bytes as usize]).unwrap();
+        let answer = Header { token: asked.token, payload_bytes: 8, ..Header::new(Kind::CallReply) };
+        stream.write_all(&answer.encode()).unwrap();
+        stream.write_all(&slab_bytes.to_le_bytes()).unwrap();
+        let _ = stream.read(&mut [0; 64]);
+    });
+    address
+}
+
+#[test]
+fn lenders_of_impossible_slabs_are_named() {
+    for bytes in [0, 1, 4095, 4097, (1 << 30) + 4096, 1 << 31, 1 << 44, 1 << 63, u64::MAX] {
+        let address = lending_slabs_of(bytes);
+        let error = Borrower::connect(&address, &BorrowOptions::default()).unwrap_err();
+        let named = matches!(&error, Error::Protocol { lender, .. } if *lender == address);
+        assert!(named && error.to_string().contains(&format!("{bytes} bytes")), "{error}");
+    }
+    let address = lending_slabs_of(1 << 30);
+    let error = Borrower::connect(&address, &BorrowOptions::default()).unwrap_err();
+    assert!(matches!(error, Error::LenderLost { .. }), "as far as the second call: {error}");
 }
 
 #[test]

@@ -4,7 +4,7 @@ mod common;
 
 use common::{Random, Serving, alone};
 use netvm::far::{FarMemory, FarVec};
-use netvm::lender::{LenderConfig, LenderStatus, LinkChoice, status};
+use netvm::lender::{BorrowOptions, Borrower, LenderConfig, LenderStatus, LinkChoice, status};
 use netvm::pager::TierPolicy;
 use netvm::volume::{BLOCK_BYTES, Event, Volume, VolumeOptions};
 use netvm::{Error, LenderLimit};
@@ -217,6 +217,33 @@ fn a_borrower_gets_no_more_than_its_quota() {
         borrower.borrow_slab().unwrap();
     }
     assert_eq!(status(&lender.address).unwrap().quota_bytes, 2 * MIB + 5);
+}
+
+#[test]
+fn slabs_of_forks_that_nobody_has_claimed_count() {
+    let lender = lend(LenderConfig { quota_bytes: 2 * MIB, ..config(8) });
+    let mut borrower = lender.connect();
+    let slabs = [(); 2].map(|()| borrower.borrow_slab().unwrap());
+    let ticket = borrower.fork_ticket().unwrap();
+    for slab in slabs {
+        borrower.return_slab(slab).unwrap();
+    }
+    let error = borrower.borrow_slab().unwrap_err();
+    assert!(matches!(error, Error::LenderFull { limit: LenderLimit::Quota, .. }), "{error:?}");
+    // Who has claimed them has a share of its own.
+    let mut child = Borrower::adopt(&ticket, &BorrowOptions::default()).unwrap();
+    assert!(child.borrow_slab().is_err());
+    borrower.borrow_slab().unwrap();
+    // What both have counts once.
+    borrower.fork_ticket().unwrap();
+    borrower.borrow_slab().unwrap();
+    assert!(borrower.borrow_slab().is_err());
+    // Another one with the number of a lease that has ended has nothing of it.
+    drop((borrower, child));
+    until("they are gone", || status(&lender.address).unwrap().borrowers.is_empty());
+    let mut next = lender.connect();
+    next.borrow_slab().unwrap();
+    next.borrow_slab().unwrap();
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use netvm::lender::{BorrowOptions, Borrower, Completion, LinkChoice, status};
+use netvm::lender::{BorrowOptions, Borrower, Completion, LenderConfig, LinkChoice, PostError, status};
 use netvm_sys::mapping::Mapping;
 
 mod common;
@@ -213,6 +213,40 @@ fn a_lender_that_is_gone_is_told_of() {
     assert!(error.to_string().contains("lost the connection"), "{error}");
     assert!(borrower.post_read(0, slab, 0, memory.shared()).is_err());
     assert!(borrower.post_write(0, slab, 0, memory.shared()).is_err());
+}
+
+/// As if this process had been stopped for longer than the lender waits: its memory reads as zeros, and is nobody's.
+#[test]
+fn memory_that_was_taken_away_is_neither_read_nor_written() {
+    let (size_bytes, lease_timeout) = (4 * SLAB, Some(Duration::from_millis(400)));
+    let config = LenderConfig { size_bytes, slab_bytes: SLAB, lease_timeout, ..LenderConfig::default() };
+    let lender = Serving::start(config);
+    let memory = Mapping::anonymous(4096).unwrap();
+    let mut borrowers = [(); 2].map(|()| {
+        let mut borrower = lender.connect_by(LinkChoice::Shm);
+        let slab = borrower.borrow_slab().unwrap();
+        memory.shared().fill(7);
+        borrower.post_write(0, slab, 0, memory.shared()).unwrap();
+        settle(&mut borrower);
+        borrower.post_write(0, slab, 0, memory.shared()).unwrap();
+        assert!(borrower.has_ended(), "directly");
+        settle(&mut borrower);
+        (borrower, slab)
+    });
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while status(&lender.address).unwrap().used_bytes > 0 {
+        assert!(Instant::now() < deadline, "it waits for ever");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    for (index, (borrower, slab)) in borrowers.iter_mut().enumerate() {
+        let posted = match index {
+            0 => borrower.post_read(0, *slab, 0, memory.shared()),
+            _ => borrower.post_write(0, *slab, 0, memory.shared()),
+        };
+        assert_eq!(posted, Err(PostError::Closed));
+        let error = borrower.poll(&mut Vec::new()).unwrap_err();
+        assert!(error.to_string().contains(&lender.address), "{error}");
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use netvm::lender::{BorrowOptions, LinkChoice};
+use netvm::lender::{BorrowOptions, LenderConfig, LinkChoice, status};
 use netvm::volume::{Ended, Event, Volume, VolumeOptions};
 use netvm_sys::mapping::Mapping;
 use netvm_sys::thread::poll;
@@ -232,6 +232,48 @@ fn without_replicas_a_lost_lender_is_named_and_the_rest_goes_on() {
     volume.flush(2);
     assert!(wait(&mut volume, 2).is_err(), "what was written is gone");
     assert!(volume.lenders().iter().any(|lender| lender.lost.is_some() && lender.address == address));
+}
+
+/// A lender on this host has taken its memory back while nobody drove the volume.
+#[test]
+fn what_was_taken_away_is_read_elsewhere_or_told() {
+    let lease_timeout = Some(Duration::from_millis(400));
+    let config = LenderConfig { size_bytes: 4 * SLAB, slab_bytes: SLAB, ..LenderConfig::default() };
+    let (hasty, other) =
+        (Serving::start(LenderConfig { lease_timeout, ..config.clone() }), Serving::start(config));
+    let mut alone = open(&[&hasty], SLAB, 1).unwrap();
+    let mut both = open(&[&hasty, &other], SLAB, 2).unwrap();
+    let memory = Mapping::anonymous(SLAB as usize).unwrap();
+    let write = |volume: &mut Volume| {
+        memory.shared().fill(7);
+        for _ in 0..2 {
+            volume.write(1, 0, memory.shared()).unwrap();
+            wait(volume, 1).unwrap();
+            volume.flush(2);
+            wait(volume, 2).unwrap();
+        }
+    };
+    write(&mut alone);
+    write(&mut both);
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while status(&hasty.address).unwrap().used_bytes > 0 {
+        assert!(Instant::now() < deadline, "it waits for ever");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    alone.read(1, 0, memory.shared()).unwrap();
+    let error = wait(&mut alone, 1).unwrap_err();
+    assert!(error.to_string().contains(&hasty.address), "{error}");
+    for _ in 0..4 {
+        memory.shared().fill(0);
+        both.read(1, 0, memory.shared()).unwrap();
+        wait(&mut both, 1).unwrap();
+        assert!(memory.shared().to_vec() == vec![7; SLAB as usize]);
+    }
+    let lost = std::iter::from_fn(|| both.event()).find_map(|event| match event {
+        Event::LenderLost { lender, .. } => Some(lender),
+        _ => None,
+    });
+    assert_eq!(lost.as_ref(), Some(&hasty.address));
 }
 
 #[test]

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use netvm_core::endpoint::{Answer, Event, OpError, PostError};
 use netvm_core::limits::{OPS_MAX, PIECES_MAX};
+use netvm_core::slab::is_slab;
 use netvm_core::wire::{BodyReader, BodyWriter, Hello, Role, Status};
-use netvm_sys::memfd::Memfd;
 use netvm_sys::shared::SharedSlice;
 
-use super::nearby::{self, Nearby};
+use super::nearby::{self, Nearby, Place, Tried};
 use super::options::{BorrowOptions, Completion, ForkTicket};
 use super::patience::{Debt, Delivery, HEARD};
 use super::protocol::{self, BorrowAnswer, Class, LenderStatus, Recall};
@@ -228,27 +228,25 @@ impl Borrower {
     ) -> Result<(), PostError> {
         let bytes = total(locals)?;
         let applied = self.session.endpoint.applied_writes();
-        if let Some(nearby) = self.take_turn()?
-            && nearby.read(applied, slab, offset, bytes, locals)
-        {
-            self.ready.push(Completion { token, result: Ok(()), slab: None });
-            return Ok(());
+        if let Some(nearby) = self.take_turn()? {
+            let tried = nearby.read(applied, slab, offset, bytes, locals);
+            if tried != Tried::Session {
+                return self.ended_directly(token, tried);
+            }
         }
         let slot = self.session.endpoint.post_read(token, slab, offset, bytes)?;
         self.posted(slot, locals);
         Ok(())
     }
 
-    /// The file of a lender on this host, and where in it these bytes are, if they can be read there now. After the next call of this borrower
-    /// they may be elsewhere.
-    pub(crate) fn file_of(&mut self, slab: u32, offset: u64, bytes: u64) -> Option<(&Memfd, u64)> {
+    /// Where in the file of a lender on this host these bytes are, if they can be read there now. After the next call of this borrower they may
+    /// be elsewhere.
+    pub(crate) fn file_of(&mut self, slab: u32, offset: u64, bytes: u64) -> Option<Place<'_>> {
         if self.broken.is_some() {
             return None;
         }
         let applied = self.session.endpoint.applied_writes();
-        let nearby = self.nearby.as_mut()?;
-        let at = nearby.place(applied, slab, offset, bytes)?;
-        Some((&nearby.file, at))
+        self.nearby.as_mut()?.place(applied, slab, offset, bytes)
     }
 
     /// Writes all of `locals`, in order, to neighbouring bytes from `offset` of `slab` on: at most 256 pieces and 1 MiB.
@@ -264,11 +262,11 @@ impl Borrower {
     ) -> Result<(), PostError> {
         let bytes = total(locals)?;
         let applied = self.session.endpoint.applied_writes();
-        if let Some(nearby) = self.take_turn()?
-            && nearby.write(applied, slab, offset, bytes, locals)
-        {
-            self.ready.push(Completion { token, result: Ok(()), slab: None });
-            return Ok(());
+        if let Some(nearby) = self.take_turn()? {
+            let tried = nearby.write(applied, slab, offset, bytes, locals);
+            if tried != Tried::Session {
+                return self.ended_directly(token, tried);
+            }
         }
         let sequence = self.session.endpoint.posted_writes();
         let slot = self.session.endpoint.post_write(token, slab, offset, bytes)?;
@@ -295,6 +293,18 @@ impl Borrower {
             return Err(PostError::Full);
         }
         Ok(self.nearby.as_mut())
+    }
+
+    /// A transfer that needs no answer, or for which it is too late.
+    #[inline]
+    fn ended_directly(&mut self, token: u64, tried: Tried) -> Result<(), PostError> {
+        if tried == Tried::Over {
+            let reason = "what it had lent was taken back".to_owned();
+            self.break_off(Error::LenderLost { lender: self.lender.clone(), reason });
+            return Err(PostError::Closed);
+        }
+        self.ready.push(Completion { token, result: Ok(()), slab: None });
+        Ok(())
     }
 
     fn posted(&mut self, slot: u16, locals: &[SharedSlice]) {
@@ -627,7 +637,13 @@ pub fn status_with(address: &str, options: &BorrowOptions) -> Result<LenderStatu
 }
 
 impl Borrower {
-    fn number(&self, answer: &[u8]) -> Result<u64> {
-        BodyReader(answer).u64().filter(|&bytes| bytes > 0).ok_or_else(|| self.nonsense())
+    /// Bytes of a slab, as the lender says.
+    fn slab_size(&self, answer: &[u8]) -> Result<u64> {
+        let bytes = BodyReader(answer).u64().ok_or_else(|| self.nonsense())?;
+        if is_slab(bytes) {
+            return Ok(bytes);
+        }
+        let reason = format!("it lends slabs of {bytes} bytes, which are no multiple of 4096 up to 1 GiB");
+        Err(Error::Protocol { lender: self.lender.clone(), reason })
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use netvm_core::slab::{LeaseId, SlabError, Slabs};
 use netvm_sys::mapping::Mapping;
+use netvm_sys::mark::{self, MARK_BYTES};
 use netvm_sys::memfd::Memfd;
 use netvm_sys::shared::SharedSlice;
 
@@ -125,18 +126,21 @@ impl Memories {
         self.mapping.shared().sub(usize::try_from(start).ok()?, bytes as usize)
     }
 
-    /// Bytes of memory in use.
+    /// Bytes of memory in use for what is lent.
     pub(super) fn resident_bytes(&self) -> u64 {
         let mut files: Vec<&Arc<Memfd>> = self.files.values().chain(self.owners.values()).collect();
         files.sort_by_key(|file| Arc::as_ptr(file));
         files.dedup_by_key(|file| Arc::as_ptr(file));
-        let all = std::iter::once(&self.common).chain(files.into_iter().map(|file| &**file));
-        all.map(|file| file.resident_bytes().unwrap_or(0)).sum()
+        let files =
+            files.into_iter().map(|file| file.resident_bytes().unwrap_or(0).saturating_sub(MARK_BYTES));
+        self.common.resident_bytes().unwrap_or(0) + files.sum::<u64>()
     }
 
-    /// A file of its own for the lease: slabs that it borrows from now on are in there.
+    /// A file of its own for the lease: slabs that it borrows from now on are in there, and behind all slabs a mark that is there as long as the
+    /// lease is.
     pub(super) fn give_file(&mut self, lease: LeaseId) -> std::io::Result<Arc<Memfd>> {
-        let file = Arc::new(Memfd::sealed(c"netvm-lease", self.slabs.size_bytes())?);
+        let file = Arc::new(Memfd::sealed(c"netvm-lease", self.slabs.size_bytes() + MARK_BYTES)?);
+        mark::set(&file, self.slabs.size_bytes())?;
         self.files.insert(lease, Arc::clone(&file));
         Ok(file)
     }
@@ -203,7 +207,10 @@ impl Memories {
 
     /// Ends a lease.
     pub(super) fn close(&mut self, lease: LeaseId) {
-        self.files.remove(&lease);
+        if let Some(file) = self.files.remove(&lease) {
+            // First: who reads it by itself looks at the mark afterwards.
+            let _ = mark::clear(&file, self.slabs.size_bytes());
+        }
         let unused = self.slabs.close(lease);
         self.clear(&unused);
     }
@@ -211,22 +218,25 @@ impl Memories {
     /// Makes slabs that nobody holds any more read as zeros again and gives their memory back.
     pub(super) fn clear(&mut self, slabs: &[u32]) {
         for &slab in slabs {
-            self.discard(slab, 0, self.slabs.slab_bytes());
+            self.empty(slab, 0, self.slabs.slab_bytes(), false);
             // Who had the file may write there still. If this fails it is done before the slab is lent again.
             self.place(slab, None);
         }
     }
 
-    /// Makes a part of a slab read as zeros and gives its memory back.
+    /// Makes a part of a slab that is lent, or all of it, read as zeros and gives its memory back.
     pub(super) fn discard(&self, slab: u32, offset: u64, bytes: u64) {
+        self.empty(slab, offset, bytes, true);
+    }
+
+    fn empty(&self, slab: u32, offset: u64, bytes: u64, is_lent: bool) {
         if let Some(packing) = &self.packing {
             return packing.borrow_mut().discard(slab, offset, bytes, &self.common);
         }
         let file = self.owners.get(&slab).map_or(&self.common, |file| file);
         let start = u64::from(slab) * self.slabs.slab_bytes() + offset;
-        let is_held = bytes < self.slabs.slab_bytes();
         if file.punch_hole(start, bytes).is_ok() {
-            if self.on_disk && is_held {
+            if self.on_disk && is_lent {
                 // Room for what is written there next. If there is none any more, that write fails, and the session with it.
                 let _ = file.provide(start, bytes);
             }

@@ -15,6 +15,7 @@ mod server;
 pub use crate::shm::LinkChoice;
 pub use borrower::{Borrower, BorrowerParts, status, status_with};
 pub(crate) use comeback::Comeback;
+pub(crate) use nearby::Place;
 pub use netvm_core::endpoint::PostError;
 pub use options::{BorrowOptions, Completion, ForkTicket};
 pub(crate) use patience::{Debt, Ear, HEARD, Patience, SILENCE};

@@ -3,6 +3,7 @@
 use netvm_core::limits::PAYLOAD_BYTES_MAX;
 use netvm_core::slab::direct::{Direct, UNIT_BYTES, Unit, Way};
 use netvm_core::wire::{BodyReader, BodyWriter, Status};
+use netvm_sys::mark::Mark;
 use netvm_sys::memfd::Memfd;
 use netvm_sys::shared::SharedSlice;
 
@@ -16,8 +17,34 @@ use crate::shm::meeting::Inviter;
 /// The lease's file, and what goes there.
 pub(super) struct Nearby {
     pub(super) file: Memfd,
+    /// The lender takes it away before anything else, when it ends the lease.
+    mark: Mark,
     slab_bytes: u64,
     pub(super) direct: Direct,
+}
+
+/// What came of a transfer that may be possible directly.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Tried {
+    Done,
+    /// The session has to do it (again).
+    Session,
+    /// The lease is over: what was read is nothing, what was written is nowhere.
+    Over,
+}
+
+/// Bytes in the lease's file.
+pub(crate) struct Place<'a> {
+    pub(crate) file: &'a Memfd,
+    pub(crate) at: u64,
+    mark: &'a Mark,
+}
+
+impl Place<'_> {
+    /// Whether what has been read from there was still there. To be asked afterwards.
+    pub(crate) fn is_lent(&self) -> bool {
+        self.mark.is_set()
+    }
 }
 
 impl Nearby {
@@ -29,7 +56,7 @@ impl Nearby {
         }
     }
 
-    /// Reads what can be read directly; false when the session has to do it.
+    /// Reads what can be read directly.
     #[inline]
     pub(super) fn read(
         &mut self,
@@ -38,19 +65,23 @@ impl Nearby {
         offset: u64,
         bytes: u32,
         locals: &[SharedSlice],
-    ) -> bool {
-        bytes <= PAYLOAD_BYTES_MAX
-            && self.direct.read(applied, slab, offset, bytes.into()) == Way::Direct
-            && self.file.read_at(u64::from(slab) * self.slab_bytes + offset, locals).is_ok()
+    ) -> Tried {
+        let way = self.direct.read(applied, slab, offset, bytes.into());
+        if bytes > PAYLOAD_BYTES_MAX || way != Way::Direct {
+            return Tried::Session;
+        }
+        let done = self.file.read_at(u64::from(slab) * self.slab_bytes + offset, locals);
+        self.tried(done.is_ok())
     }
 
     /// Where in the file the bytes are, when nothing keeps them from being read there now.
-    pub(super) fn place(&mut self, applied: u64, slab: u32, offset: u64, bytes: u64) -> Option<u64> {
+    pub(super) fn place(&mut self, applied: u64, slab: u32, offset: u64, bytes: u64) -> Option<Place<'_>> {
         let is_direct = self.direct.read(applied, slab, offset, bytes) == Way::Direct;
-        is_direct.then(|| u64::from(slab) * self.slab_bytes + offset)
+        let at = u64::from(slab) * self.slab_bytes + offset;
+        is_direct.then_some(Place { file: &self.file, at, mark: &self.mark })
     }
 
-    /// Writes what can be written directly; false when the session has to do it (again).
+    /// Writes what can be written directly.
     #[inline]
     pub(super) fn write(
         &mut self,
@@ -59,10 +90,23 @@ impl Nearby {
         offset: u64,
         bytes: u32,
         locals: &[SharedSlice],
-    ) -> bool {
-        bytes <= PAYLOAD_BYTES_MAX
-            && self.direct.write(applied, slab, offset, bytes.into()) == Way::Direct
-            && self.file.write_at(u64::from(slab) * self.slab_bytes + offset, locals).is_ok()
+    ) -> Tried {
+        let way = self.direct.write(applied, slab, offset, bytes.into());
+        if bytes > PAYLOAD_BYTES_MAX || way != Way::Direct {
+            return Tried::Session;
+        }
+        let done = self.file.write_at(u64::from(slab) * self.slab_bytes + offset, locals);
+        self.tried(done.is_ok())
+    }
+
+    /// Only afterwards is it known that the lender had not taken the memory back before.
+    #[inline]
+    fn tried(&self, done: bool) -> Tried {
+        match done {
+            _ if !self.mark.is_set() => Tried::Over,
+            true => Tried::Done,
+            false => Tried::Session,
+        }
     }
 }
 
@@ -85,9 +129,9 @@ impl Borrower {
             return Ok(());
         }
         match self.meet(wait).await {
-            Ok(file) => {
+            Ok((file, mark)) => {
                 let (slab_bytes, direct) = (self.slab_bytes(), Direct::new(self.slab_bytes()));
-                self.nearby = Some(Nearby { file, slab_bytes, direct });
+                self.nearby = Some(Nearby { file, mark, slab_bytes, direct });
                 Ok(())
             }
             Err(_) if self.is_broken() => self.check(),
@@ -99,7 +143,7 @@ impl Borrower {
         }
     }
 
-    async fn meet(&mut self, wait: &Wait) -> Result<Memfd, String> {
+    async fn meet(&mut self, wait: &Wait) -> Result<(Memfd, Mark), String> {
         let inviter = Inviter::invite()?;
         let invitation = inviter.invitation.encode().to_vec();
         self.ask(wait, protocol::MEET, invitation, "meeting").await.map_err(|error| match error {
@@ -112,9 +156,14 @@ impl Borrower {
         let channel = inviter.meet()?;
         let answer = self.ask(wait, protocol::FILE, Vec::new(), "file").await;
         let answer = answer.map_err(|error| error.to_string())?;
-        let bytes = BodyReader(&answer).u64().ok_or("its answer makes no sense")?;
+        let mut answer = BodyReader(&answer);
+        let bytes = answer.u64().ok_or("its answer makes no sense")?;
+        let mark = answer.u64().ok_or("it does not tell when it takes its memory back")?;
         let (_, mut fds) = channel.receive(&mut [0; 1]).map_err(|error| error.to_string())?;
         let file = fds.pop().ok_or("it has passed no descriptor")?;
-        Memfd::adopt(file, bytes).map_err(|error| format!("its file is not as it should be: {error}"))
+        let bad = |error| format!("its file is not as it should be: {error}");
+        let file = Memfd::adopt(file, bytes).map_err(bad)?;
+        let mark = Mark::of_peer(&file, mark).map_err(bad)?;
+        Ok((file, mark))
     }
 }

@@ -24,7 +24,8 @@ pub(super) const DISCARD: u32 = 7;
 
 /// Body: an invitation to a meeting on this host. Answered when the lender has come, or refused.
 pub(super) const MEET: u32 = 8;
-/// Answer: bytes of the lease's file, whose descriptor is on the meeting's socket. Slabs that are borrowed from now on are in it.
+/// Answer: bytes of the lease's file, whose descriptor is on the meeting's socket, and where in it a mark is that goes with the lease. Slabs that are
+/// borrowed from now on are in it.
 pub(super) const FILE: u32 = 9;
 /// Body: slab, offset, bytes, whole pages of a slab in the lease's file: the lender allocates them.
 pub(super) const PROVIDE: u32 = 10;

@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use netvm_core::endpoint::{Event, Exports, Request};
 use netvm_core::key::{Access, RemoteKey, Rights};
-use netvm_core::limits::{HALF_OPEN_MAX, SLABS_MAX, TICKET_TIMEOUT_MS, VERSION};
+use netvm_core::limits::{HALF_OPEN_MAX, SLABS_MAX, TICKET_TIMEOUT_MS, UNCLAIMED_MAX, VERSION};
 use netvm_core::recall::Recalls;
 use netvm_core::slab::direct::UNIT_BYTES;
-use netvm_core::slab::{LeaseId, SlabError, Slabs};
+use netvm_core::slab::{LeaseId, SlabError, Slabs, is_slab};
 use netvm_core::wire::{BodyReader, BodyWriter, Refusal, Role, Status};
 use netvm_sys::epoll::{Epoll, EventFd, Interest, Ready};
 use netvm_sys::net::{Address, Listener};
@@ -187,6 +187,8 @@ pub(super) struct Served {
 struct Ticket {
     key: [u8; 16],
     lease: LeaseId,
+    /// Whose lease it is a fork of, as long as that lasts: to whom it counts.
+    of: Option<LeaseId>,
     since: Instant,
 }
 
@@ -235,7 +237,7 @@ impl Lender {
     /// reserve so much.
     pub fn bind(config: LenderConfig) -> Result<Self> {
         let slab_bytes = config.slab_bytes;
-        if slab_bytes == 0 || !slab_bytes.is_multiple_of(4096) || slab_bytes > 1 << 30 {
+        if !is_slab(slab_bytes) {
             return Err(Error::Other(format!(
                 "a slab of {slab_bytes} bytes cannot be lent; choose a multiple of 4096 up to 1 GiB"
             )));
@@ -578,6 +580,11 @@ impl Lender {
         }
         let bytes = lease.map_or(0, |lease| self.memories.slabs.lease_bytes(lease));
         if let Some(lease) = lease {
+            // Another lease may get its number.
+            self.tickets
+                .iter_mut()
+                .filter(|ticket| ticket.of == Some(lease))
+                .for_each(|ticket| ticket.of = None);
             self.memories.close(lease);
         }
         self.say(format_args!("{name} (pid {pid}) has gone, {} MiB come back: {failure}", bytes >> 20));
@@ -614,8 +621,11 @@ impl Lender {
         }
         let lease = served.lease.ok_or(Status::BadRequest)?;
         if method == protocol::BORROW {
-            let held = self.memories.slabs.lease_bytes(lease);
             let (quota, before) = (self.config.quota_bytes, self.memories.limit);
+            let held = match quota {
+                0 => 0,
+                _ => self.memories.slabs.together_bytes(self.unclaimed(lease).chain([lease])),
+            };
             let beyond = quota > 0 && held + self.memories.slabs.slab_bytes() > quota;
             let pressed = reader.u32() == Some(1);
             let slab = if beyond { None } else { self.memories.borrow(lease, pressed).ok() };
@@ -641,6 +651,7 @@ impl Lender {
             }
             return Ok(BorrowAnswer { slab, size_bytes, used_bytes, limit }.encode());
         }
+        let unclaimed = self.unclaimed(lease).count();
         let slabs = &mut self.memories.slabs;
         match method {
             protocol::RETURN => {
@@ -655,14 +666,15 @@ impl Lender {
                 session.endpoint.given_back(slab, &mut view);
                 self.take_back(served);
             }
+            protocol::FORK if unclaimed >= UNCLAIMED_MAX => return Err(Status::Busy),
             protocol::FORK => {
                 let mut key = [0; 16];
                 getrandom::fill(&mut key).map_err(|_| Status::Busy)?;
-                let lease = slabs.fork(lease).map_err(|_| Status::Busy)?;
+                let fork = slabs.fork(lease).map_err(|_| Status::Busy)?;
                 for &slab in &served.returns.waiting {
-                    let _ = slabs.give_back(lease, slab);
+                    let _ = slabs.give_back(fork, slab);
                 }
-                self.tickets.push(Ticket { key, lease, since: Instant::now() });
+                self.tickets.push(Ticket { key, lease: fork, of: Some(lease), since: Instant::now() });
                 out.bytes(&key);
             }
             protocol::SOLE => {
@@ -691,7 +703,7 @@ impl Lender {
                 let channel = channel.ok_or(Status::Unsupported)?;
                 let file = self.memories.give_file(lease).map_err(|_| Status::Full)?;
                 channel.send(&[1], &[file.as_fd()]).map_err(|_| Status::Unsupported)?;
-                out.u64(file.len());
+                out.u64(file.len()).u64(self.memories.slabs.size_bytes());
             }
             protocol::PROVIDE => {
                 let (slab, offset, bytes) = range(slabs, lease, &mut reader)?;
@@ -716,6 +728,11 @@ impl Lender {
                 self.memories.clear(&[slab]);
             }
         }
+    }
+
+    /// The forks of a lease that nobody has claimed.
+    fn unclaimed(&self, lease: LeaseId) -> impl Iterator<Item = LeaseId> + '_ {
+        self.tickets.iter().filter(move |ticket| ticket.of == Some(lease)).map(|ticket| ticket.lease)
     }
 
     /// A new lease, or the one that a ticket stands for.

@@ -9,11 +9,12 @@ use netvm_core::limits::SLABS_MAX;
 use netvm_core::volume::{self as core, CHUNK_BYTES, Done, Gone, Kind, Transfer, What, Zeros};
 use netvm_sys::epoll::{Epoll, Interest};
 use netvm_sys::mapping::Mapping;
-use netvm_sys::memfd::Memfd;
 use netvm_sys::shared::SharedSlice;
 
 use crate::error::{Error, LenderLimit, Result};
-use crate::lender::{BorrowOptions, Borrower, Comeback, Completion, Debt, Ear, HEARD, Patience, SILENCE};
+use crate::lender::{
+    BorrowOptions, Borrower, Comeback, Completion, Debt, Ear, HEARD, Patience, Place, SILENCE,
+};
 
 pub use netvm_core::volume::{BLOCK_BYTES, LENDERS_MAX, Presence, VOLUME_BYTES_MAX};
 
@@ -364,9 +365,9 @@ impl Volume {
         self.begin(token, Kind::Read, offset, local.len() as u64, Some(local))
     }
 
-    /// The file of a lender on this host, and where in it these bytes are, if all of them can be read there now. After the next call of this
-    /// volume they may be elsewhere.
-    pub(crate) fn file_of(&mut self, offset: u64, bytes: u64) -> Option<(&Memfd, u64)> {
+    /// Where in the file of a lender on this host these bytes are, if all of them can be read there now. After the next call of this volume they
+    /// may be elsewhere.
+    pub(crate) fn file_of(&mut self, offset: u64, bytes: u64) -> Option<Place<'_>> {
         let mut sources = self.core.sources(offset, bytes);
         let near =
             |lender: u32| self.sides[lender as usize].borrower.as_ref().is_some_and(Borrower::is_nearby);

@@ -61,7 +61,7 @@ impl Borrower {
         let mut body = BodyWriter::default();
         body.bytes(ticket).u32(pid).text(&options.name);
         let answer = borrower.ask(wait, protocol::ATTACH, body.0, "lease").await?;
-        borrower.slab_bytes = borrower.number(&answer)?;
+        borrower.slab_bytes = borrower.slab_size(&answer)?;
         borrower.look_around(wait, options.link).await?;
         // Who takes a fork's lease knows; and memory that is shared is memory.
         if *ticket == [0; 16] && borrower.nearby.is_none() {

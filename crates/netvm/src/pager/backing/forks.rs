@@ -2,12 +2,13 @@
 
 use super::Backing;
 use crate::detail::PagerDetail;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, Scope};
 use crate::lender::{Borrower, ForkTicket};
 use crate::stats::PagerStats;
 
 impl Backing {
-    /// Before a fork, with no operation on its way: claims to leases that share every slab, for each lender that is not lost.
+    /// Before a fork, with no operation on its way: claims to leases that share every slab, for each lender that is not lost and has
+    /// a lease left.
     pub(in crate::pager) fn fork_tickets(&mut self) -> Result<Vec<Option<ForkTicket>>> {
         // All are asked before any is waited for; and nothing else happens until all have answered, or have been silent for too long.
         let claims: Vec<_> = (0..self.sides.len())
@@ -22,6 +23,8 @@ impl Backing {
         for (lender, answer) in answers.into_iter().enumerate() {
             tickets.push(match answer {
                 Ok(ticket) => ticket,
+                // It serves this process on; whether the child can do without it, the child finds out.
+                Err(error) if error.scope() == Scope::Op => None,
                 Err(error) => self.lose(lender as u32, error).map(|()| None)?,
             });
         }
@@ -54,11 +57,47 @@ impl Backing {
         for lender in (0..self.sides.len()).filter(|&lender| missing[lender as usize]) {
             if self.slots.is_alive(lender) {
                 let address = self.sides[lender].address.clone();
-                let reason = "it was lost while the process forked".to_owned();
+                let reason =
+                    "it was lost while the process forked, or had no lease left for the child".to_owned();
                 self.lose(lender, Error::LenderLost { lender: address, reason })?;
             }
         }
         self.slots.leave_mending();
         self.seals.adopt()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lender::{BorrowOptions, Lender, LenderConfig, LinkChoice, StopFlag};
+    use crate::pager::PagerConfig;
+    use crate::pager::seals::Seals;
+
+    #[test]
+    fn a_lender_that_has_no_lease_for_the_child_is_not_lost() {
+        let config = LenderConfig { size_bytes: 4 << 20, slab_bytes: 1 << 20, ..LenderConfig::default() };
+        let mut lender = Lender::bind(config).unwrap();
+        let address = lender.addresses().remove(0);
+        let stop = StopFlag::new().unwrap();
+        let flag = stop.clone();
+        let thread = std::thread::spawn(move || lender.run(&flag).unwrap());
+        let config = PagerConfig { lenders: vec![address.clone()], ..PagerConfig::default() };
+        let options = BorrowOptions { link: LinkChoice::Socket, ..BorrowOptions::default() };
+        let seal = |slots_per_slab| Seals::new([0; 192], slots_per_slab, false);
+        let mut backing = Backing::connect(&config, options, None, seal).unwrap();
+        backing.take_slots(1).unwrap();
+        while backing.sides.live(0).unwrap().fork_ticket().is_ok() {}
+        let tickets = backing.fork_tickets().unwrap();
+        assert!(matches!(tickets[..], [None]) && backing.sides[0].lost.is_none());
+        // The parent goes on.
+        let borrowers = backing.redeem(&tickets).unwrap();
+        backing.sides.live(0).unwrap().borrow_slab().unwrap();
+        // The child has nobody else.
+        let error = backing.adopt(borrowers).unwrap_err().to_string();
+        assert!(error.contains(&address) && error.contains("no lease left"), "{error}");
+        stop.stop();
+        stop.stop();
+        thread.join().unwrap();
     }
 }

@@ -5,12 +5,13 @@ use std::io;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-use netvm_sys::memfd::Memfd;
+use netvm_sys::pipe::Pages;
 
 use super::buffers::{Buffer, Buffers};
 use super::negotiation::{Export, Negotiation, Step};
 use super::proto::{Head, PAYLOAD_MAX, REQUEST_BYTES, Request, command};
 use super::tls::{Tls, TlsFiles};
+use crate::lender::Place;
 use crate::link::{Incoming, Link, Outgoing, Stream};
 
 /// Bytes received at once besides payload.
@@ -50,6 +51,11 @@ impl From<io::Error> for Parting {
             _ => Self::Gone,
         }
     }
+}
+
+/// Takes pages of the bytes from `done` on, of `bytes`; false when there are none, or nobody knows whose they are by now.
+pub(super) fn take(pages: &mut Pages, place: &Place<'_>, done: usize, bytes: usize) -> bool {
+    matches!(pages.take(place.file, place.at + done as u64, bytes - done), Ok(1..)) && place.is_lent()
 }
 
 /// Payload under way.
@@ -296,15 +302,15 @@ impl Client {
         self.link.is_none() && self.plain.is_some() && !self.wants_write()
     }
 
-    /// Answers with bytes of a file, which the kernel sends from where they are. What the socket does not take now is read into `buffer`, and
-    /// sent like others. Only for one that [`Client::takes_files`].
+    /// Answers with bytes of a file: those of the first `pages` have been taken, and are sent as they are. What the socket does not take now is
+    /// read into `buffer`, and sent like others. Only for one that [`Client::takes_files`].
     ///
     /// # Errors
     /// The connection has ended; or the rest could not be read, and half an answer has been sent.
     pub(super) fn answer_from(
         &mut self,
         head: Head,
-        (file, at): (&Memfd, u64),
+        (place, pages): (&Place<'_>, &mut Pages),
         (buffer, bytes): (Buffer, usize),
         buffers: &mut Buffers,
     ) -> io::Result<()> {
@@ -318,17 +324,26 @@ impl Client {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
             other => other?,
         };
-        let mut from = at;
         while (length..length + bytes).contains(&sent) {
-            match rustix::fs::sendfile(stream, file, Some(&mut from), length + bytes - sent) {
-                // The socket is full, or this file cannot be sent so: reading it tells.
+            let done = sent - length;
+            if pages.held() == 0 && !take(pages, place, done, bytes) {
+                break;
+            }
+            match pages.send(stream, done + pages.held() < bytes) {
+                // The socket is full, or has ended: sending tells.
                 Ok(0) | Err(_) => break,
                 Ok(count) => sent += count,
             }
         }
-        let done = sent.saturating_sub(length);
+        let (done, held) = (sent.saturating_sub(length), pages.held());
         if let Some(rest) = all.sub(done, bytes - done).filter(|rest| !rest.is_empty()) {
-            file.read_at(at + done as u64, &[rest])?;
+            pages.copy_to(rest)?;
+            if let Some(rest) = rest.sub(held, rest.len() - held).filter(|rest| !rest.is_empty()) {
+                place.file.read_at(place.at + (done + held) as u64, &[rest])?;
+            }
+            if !place.is_lent() {
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
         }
         self.pass(sent, buffers);
         Ok(())

@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 
 use netvm_sys::epoll::{Epoll, Interest, Ready};
 use netvm_sys::net::{Address, Listener};
+use netvm_sys::pipe::Pages;
 
 use super::buffers::{Buffer, Buffers};
-use super::client::{Arrived, Client, Parting};
+use super::client::{self, Arrived, Client, Parting};
 use super::negotiation::{Export, Tls};
 use super::proto::{self, Head, PAYLOAD_MAX, Request, command, errno, flag, transmission};
 use super::tls::TlsFiles;
@@ -24,7 +25,7 @@ const USED_MAX: usize = 512 << 20;
 const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(10);
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Shorter reads are copied: that takes less than handing pages over.
-const SENDFILE_BYTES_MIN: u32 = 32 << 10;
+const SPLICE_BYTES_MIN: u32 = 32 << 10;
 /// Descriptors of one answer about allocation.
 const DESCRIPTORS_MAX: usize = 4096;
 
@@ -110,6 +111,8 @@ pub struct NbdServer {
     running: Vec<Option<Running>>,
     free: Vec<usize>,
     buffers: Buffers,
+    /// What the kernel sends is on its way through this; none when the last one could not be emptied.
+    pages: Option<Pages>,
     /// Clients that had more to say than their turn allowed.
     eager: Vec<usize>,
     accepting: bool,
@@ -164,6 +167,7 @@ impl NbdServer {
             running: Vec::new(),
             free: Vec::new(),
             buffers: Buffers::default(),
+            pages: None,
             eager: Vec::new(),
             accepting: false,
             stopping: false,
@@ -431,14 +435,22 @@ impl NbdServer {
         let place = self.clients.get_mut(running.client);
         let client = place.filter(|place| place.generation == running.generation);
         let client = client.and_then(|place| place.client.as_mut()).filter(|client| client.takes_files());
-        let (Some(client), SENDFILE_BYTES_MIN..) = (client, bytes) else { return Some(running) };
-        let Some(file) = self.volume.file_of(offset, bytes.into()) else { return Some(running) };
+        let (Some(client), SPLICE_BYTES_MIN..) = (client, bytes) else { return Some(running) };
+        let Some(place) = self.volume.file_of(offset, bytes.into()) else { return Some(running) };
+        // Before anything is said: what has been taken back is read elsewhere, or refused.
+        let pages = self.pages.take().filter(|pages| pages.held() == 0).or_else(|| Pages::new().ok());
+        let Some(mut pages) = pages.filter(|_| running.buffer.is_some()) else { return Some(running) };
+        if !client::take(&mut pages, &place, 0, bytes as usize) {
+            return Some(running);
+        }
         let Some(buffer) = running.buffer.take() else { return Some(running) };
         let head =
             if client.structured { Head::data(cookie, offset, bytes) } else { Head::simple(cookie, 0) };
-        if client.answer_from(head, file, (buffer, bytes as usize), &mut self.buffers).is_err() {
+        let buffer = (buffer, bytes as usize);
+        if client.answer_from(head, (&place, &mut pages), buffer, &mut self.buffers).is_err() {
             self.part(running.client);
         }
+        self.pages = Some(pages);
         None
     }
 
@@ -531,5 +543,86 @@ impl NbdServer {
                 let _ = self.epoll.change(client.fd(), index as u64, interest);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lender::{BorrowOptions, Lender, LenderConfig, LinkChoice, status};
+    use crate::volume::VolumeOptions;
+    use netvm_sys::mapping::Mapping;
+    use std::io::{Read, Write};
+    use std::os::unix::net::UnixStream;
+
+    const BYTES: u32 = 64 << 10;
+
+    /// One turn at its only client, before it looks whether the lender is still there.
+    fn serve(server: &mut NbdServer) {
+        server.hear(0, &mut Vec::new(), &mut |_| ());
+        let mut ended = Vec::new();
+        server.volume.advance(true, &mut ended);
+        ended.drain(..).for_each(|Ended { token, result }| server.ended(token as usize, result.is_ok()));
+        server.send();
+    }
+
+    /// A read of the first bytes: the error that it was answered with.
+    fn read(server: &mut NbdServer, client: &mut UnixStream) -> u32 {
+        let magic = 0x2560_9513_u32.to_be_bytes();
+        client.write_all(&[&magic[..], &[0; 20], &BYTES.to_be_bytes()].concat()).unwrap();
+        serve(server);
+        let mut answer = [0; 16];
+        client.read_exact(&mut answer).unwrap();
+        u32::from_be_bytes([answer[4], answer[5], answer[6], answer[7]])
+    }
+
+    /// The lender has ended the lease while nobody looked, and what it has punched out reads as zeros.
+    #[test]
+    fn pages_that_were_taken_back_are_not_sent() {
+        let lease_timeout = Some(Duration::from_millis(400));
+        let config = LenderConfig { size_bytes: 1 << 20, slab_bytes: 1 << 20, ..LenderConfig::default() };
+        let mut lender = Lender::bind(LenderConfig { lease_timeout, ..config }).unwrap();
+        let address = lender.addresses().remove(0);
+        let stop = StopFlag::new().unwrap();
+        let flag = stop.clone();
+        let thread = std::thread::spawn(move || lender.run(&flag).unwrap());
+
+        let borrow = BorrowOptions { link: LinkChoice::Shm, ..BorrowOptions::default() };
+        let options = VolumeOptions { borrow, ..VolumeOptions::default() };
+        let mut volume = Volume::open(std::slice::from_ref(&address), 1 << 20, options).unwrap();
+        let memory = Mapping::anonymous(1 << 20).unwrap();
+        memory.shared().fill(7);
+        volume.write(1, 0, memory.shared()).unwrap();
+        volume.flush(2);
+        let mut ended = Vec::new();
+        while ended.len() < 2 {
+            volume.poll(&mut ended);
+        }
+        let path = std::env::temp_dir().join(format!("netvm-nbd-{}", std::process::id()));
+        let listen = vec![format!("unix:{}", path.display())];
+        let mut server = NbdServer::bind(volume, NbdConfig { listen, ..NbdConfig::default() }).unwrap();
+        let mut client = UnixStream::connect(&path).unwrap();
+        client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        server.accept(0);
+        client.write_all(b"\0\0\0\x03IHAVEOPT\0\0\0\x07\0\0\0\x06\0\0\0\0\0\0").unwrap();
+        serve(&mut server);
+        client.read_exact(&mut [0; 18 + 20 + 12 + 20]).unwrap();
+
+        assert_eq!(read(&mut server, &mut client), 0);
+        let mut bytes = vec![0; BYTES as usize];
+        client.read_exact(&mut bytes).unwrap();
+        assert!(bytes.iter().all(|&byte| byte == 7));
+        assert!(server.pages.is_some(), "it was copied");
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while status(&address).unwrap().used_bytes > 0 {
+            assert!(Instant::now() < deadline, "it waits for ever");
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        assert_eq!(read(&mut server, &mut client), errno::EIO);
+        let why = server.volume.lenders().remove(0).lost.unwrap().to_string();
+        assert!(why.contains("taken back"), "{why}");
+        stop.stop();
+        stop.stop();
+        thread.join().unwrap();
     }
 }
