@@ -20,10 +20,13 @@ usage: cargo xtask check        format, lints
                                 script by its name, in emulated machines with Debian's kernels 6.1, 6.12 and
                                 6.12-arm64; NAME+NAME are two machines that are connected; debug is 6.12 with KASAN and lockdep,
                                 which is built when it is asked for (a quarter of an hour of CPU time)
-       cargo xtask ci           test, then fuzz, then guest
+       cargo xtask ci           test, then guest, then fuzz, 30 seconds each
        cargo xtask install [--prefix DIR] [--libdir NAME]
                                 builds and installs program, libraries, header, netvm.pc and manual pages below DIR
                                 (/usr/local); with the environment variable DESTDIR below that folder";
+
+/// For how long each target is fuzzed after the tests.
+const CI_FUZZ_SECONDS: u32 = 30;
 
 /// Programs that tests run, and the packages that have them.
 const PROGRAMS: [(&str, &str); 21] = [
@@ -56,13 +59,8 @@ fn main() -> ExitCode {
         Some("check") => check(),
         Some("test") => test(),
         Some("fuzz") => fuzz_for(env::args().skip(2)),
-        Some("guest") => guest(env::args().skip(2)),
-        // All, even if one fails.
-        Some("ci") => {
-            let tested = test() & fuzz_for(env::args().skip(2));
-            install_programs(&guest::PROGRAMS);
-            guest(std::iter::empty()) & tested
-        }
+        Some("guest") => guest(env::args().skip(2), false),
+        Some("ci") => ci(),
         Some("install") => match install_everything(env::args().skip(2)) {
             Ok(()) => true,
             Err(message) => {
@@ -84,17 +82,33 @@ fn main() -> ExitCode {
 
 fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    // Build scripts that look at what cargo tells them would take what it has told this program for a change, and run again.
+    let told = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_", "CARGO_PRIMARY_"];
+    for (name, _) in env::vars_os() {
+        if name.to_str().is_some_and(|name| told.iter().any(|told| name.starts_with(told))) {
+            command.env_remove(name);
+        }
+    }
     command.args(arguments);
     command
+}
+
+/// All, even if one fails.
+fn ci() -> bool {
+    let tested = test();
+    install_programs(&guest::PROGRAMS);
+    // What the tests have built is what guests run.
+    let guests = guest(std::iter::empty(), tested);
+    guests & fuzz_for(["--seconds".to_owned(), CI_FUZZ_SECONDS.to_string()].into_iter()) & tested
 }
 
 fn fuzz_for(arguments: impl Iterator<Item = String>) -> bool {
     fuzz::fuzz(arguments).map_err(|message| eprintln!("fuzz: {message}")).is_ok()
 }
 
-/// Tests that need a kernel of their own.
-fn guest(arguments: impl Iterator<Item = String>) -> bool {
-    let run = target_folder().and_then(|target| guest::guest(root(), &target, arguments));
+/// Tests that need a kernel of their own; `built`: the programs are there.
+fn guest(arguments: impl Iterator<Item = String>, built: bool) -> bool {
+    let run = target_folder().and_then(|target| guest::guest(root(), &target, arguments, built));
     match run {
         Ok((_, failed)) => failed == 0,
         Err(message) => {

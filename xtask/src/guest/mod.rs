@@ -74,8 +74,14 @@ impl Verdict {
     }
 }
 
-/// Runs the tests in `guest/tests`, or those, and benches of `guest/benches`, that are named. Gives whether none has failed, and how many passed and failed.
-pub fn guest(root: &Path, target: &Path, arguments: impl Iterator<Item = String>) -> Result<(u64, u64)> {
+/// Runs the tests in `guest/tests`, or those, and benches of `guest/benches`, that are named; `built`: the programs have been, with the other
+/// tests. Gives how many passed and failed.
+pub fn guest(
+    root: &Path,
+    target: &Path,
+    arguments: impl Iterator<Item = String>,
+    built: bool,
+) -> Result<(u64, u64)> {
     let wanted = parse(arguments)?;
     let mut scripts = Vec::new();
     let tests = root.join("guest/tests");
@@ -99,7 +105,7 @@ pub fn guest(root: &Path, target: &Path, arguments: impl Iterator<Item = String>
     // So that none of the long ones is left alone at the end.
     jobs.sort_by_key(|(script, _)| Reverse(script.limit));
     let build = wanted.kernels.iter().any(|kernels| kernels.split('+').any(|name| name == debug::NAME));
-    Suite::new(root, target, build)?.run(jobs)
+    Suite::new(root, target, build, built)?.run(jobs)
 }
 
 impl Wanted {
@@ -154,6 +160,8 @@ struct Suite {
     packages: Packages,
     /// Whether the debug kernel is built if it is not there; that it cannot be is an error then.
     build: bool,
+    /// The programs are there.
+    are_built: bool,
     /// Kernels that were asked for, or why they cannot be had.
     kernels: BTreeMap<&'static str, Result<Kernel>>,
     /// Modules of ours by kernel, or why they cannot be built.
@@ -162,7 +170,7 @@ struct Suite {
 }
 
 impl Suite {
-    fn new(root: &Path, target: &Path, build: bool) -> Result<Self> {
+    fn new(root: &Path, target: &Path, build: bool, are_built: bool) -> Result<Self> {
         let work = target.join("guest");
         tools::make_folder(&work)?;
         sweep(&work);
@@ -175,6 +183,7 @@ impl Suite {
             built,
             packages: Packages::open()?,
             build,
+            are_built,
             kernels: BTreeMap::new(),
             modules: BTreeMap::new(),
             busybox: BTreeMap::new(),
@@ -432,7 +441,7 @@ impl Suite {
         let role = if index == 0 { "first" } else { "second" };
         let mut about = format!("ROLE={role}\nGUESTS={count}\nKERNEL={}\nSLOWNESS={slowness}\n", kernel.name);
         if script.host {
-            self.build(&["-p", "netvm-preload"], "libnetvm_preload.so")?;
+            self.cargo_build(&["-p", "netvm-preload"])?;
             self.netvm()?;
             about += &format!("BUILT='{}'\n", self.target.join("tested").display());
         }
@@ -503,12 +512,18 @@ impl Suite {
         self.build(&["-p", "netvm-cli"], "netvm")
     }
 
+    fn cargo_build(&self, what: &[&str]) -> Result<()> {
+        if self.are_built {
+            return Ok(());
+        }
+        tools::run(crate::cargo(&["build", "--quiet", "--profile", "tested"]).args(what))
+    }
+
     /// A program as tests build it, without what a debugger needs.
     fn build(&self, what: &[&str], file: &str) -> Result<PathBuf> {
         let place = self.built.join(format!("programs-{:?}", std::thread::current().id()));
         tools::make_folder(&place)?;
-        let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-        tools::run(Command::new(cargo).args(["build", "--quiet", "--profile", "tested"]).args(what))?;
+        self.cargo_build(what)?;
         let built = self.target.join("tested").join(file);
         let program = place.join(tools::name(&built));
         tools::run(Command::new("strip").arg("-o").arg(&program).arg(built))?;
