@@ -3,6 +3,7 @@
 //! The pager holds a thread that faults all the time on its own CPU. New threads and programs must not inherit that, and the
 //! program must not see it.
 
+use crate::kept;
 use crate::run;
 use crate::tls::{Internal, words};
 use netvm_sys::cpu::Hold;
@@ -124,13 +125,27 @@ fn free_this_thread() {
     }
 }
 
+/// A stack that the program has put into far memory becomes local: when the thread ends the kernel clears its number there, for those that
+/// join it, and does not wait for a page that has left.
+fn keep_stack_local(attributes: *const libc::pthread_attr_t) {
+    if attributes.is_null() || !run::is_routed() || run::started().is_none() {
+        return;
+    }
+    let (mut start, mut bytes) = (std::ptr::null_mut(), 0);
+    // SAFETY: the program's own attributes, initialised by its contract with pthread_create; they are only read.
+    let known = unsafe { libc::pthread_attr_getstack(attributes, &mut start, &mut bytes) } == 0;
+    if known && run::touches_far(start as usize, bytes) {
+        kept::keep_local(start as usize, bytes);
+    }
+}
+
 type Start = extern "C" fn(*mut c_void) -> *mut c_void;
 type Strings = *const *const c_char;
 
 around!(
     /// pthread_create(3).
     pthread_create(thread: *mut libc::pthread_t, attributes: *const libc::pthread_attr_t, start: Start, argument: *mut c_void) -> c_int,
-    Suspended::new()
+    (keep_stack_local(attributes), Suspended::new())
 );
 around!(
     /// posix_spawn(3).

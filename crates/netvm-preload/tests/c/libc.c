@@ -22,6 +22,38 @@ static void *has_values(void *unused) {
     return NULL;
 }
 
+static void *uses_its_stack(void *seed) {
+    char local[20000];
+    fill(local, sizeof local, (uintptr_t)seed);
+    usleep(1000);
+    CHECK(holds(local, sizeof local, (uintptr_t)seed));
+    return seed;
+}
+
+#define STACK 200000
+#define THREADS 8
+
+/* When a thread ends, the kernel writes to its stack. */
+static void threads_on_blocks(char *p) {
+    pthread_t threads[THREADS];
+    char *stacks[THREADS];
+    pthread_attr_t attributes;
+    for (int round = 0; round < 4; round++) {
+        for (uintptr_t i = 0; i < THREADS; i++) {
+            stacks[i] = malloc(STACK);
+            CHECK(pthread_attr_init(&attributes) == 0);
+            CHECK(pthread_attr_setstack(&attributes, stacks[i], STACK) == 0);
+            CHECK(pthread_create(&threads[i], &attributes, uses_its_stack, (void *)i) == 0);
+        }
+        fill(p, BYTES, round);
+        for (uintptr_t i = 0; i < THREADS; i++) {
+            void *result;
+            CHECK(pthread_join(threads[i], &result) == 0 && result == (void *)i);
+            free(stacks[i]);
+        }
+    }
+}
+
 static int handled;
 
 static void before(void) { handled += *(volatile char *)malloc(3 * MIB) == 0; }
@@ -59,6 +91,7 @@ int main(void) {
     CHECK(strcmp(copy, "another") == 0 && strcmp(texts[999], "a copy") == 0);
     void *low = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
     CHECK((uintptr_t)low + MIB <= (uintptr_t)1 << 32);
+    threads_on_blocks(p);
     stop = 1;
     CHECK(pthread_join(thread, NULL) == 0);
     puts("ok");
