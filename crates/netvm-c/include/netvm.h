@@ -282,7 +282,7 @@ typedef struct netvm_pager_options {
     const char *const *lenders; /* addresses, "HOST:PORT" or "unix:/path", of programs `netvm lend`, at least one */
     size_t lender_count;
     uint64_t local_bytes;    /* of far memory that are in this machine at a time, 4 MiB or more; 0: 256 MiB */
-    uint64_t area_bytes;     /* of addresses, for all far memory of this pager; 0: 1 TiB */
+    uint64_t area_bytes;     /* of addresses, for all far memory of this pager, less than 16 TiB; 0: 1 TiB */
     const char *secret_file; /* as in netvm_node_options */
     const uint8_t *secret;
     uint32_t encryption;     /* enum netvm_encryption */

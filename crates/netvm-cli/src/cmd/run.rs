@@ -15,7 +15,9 @@ use crate::size::Size;
 use clap::{Args, ValueEnum};
 use netvm::detail::PagerDetail;
 use netvm::lender::{BorrowOptions, Class};
-use netvm::pager::{Erasure, FaultPath, LOCAL_BYTES_MIN, PAGE_BYTES_MAX, REPLICAS_MAX, TierPolicy};
+use netvm::pager::{
+    AREA_BYTES_MAX, Erasure, FaultPath, LOCAL_BYTES_MIN, PAGE_BYTES_MAX, REPLICAS_MAX, TierPolicy,
+};
 use netvm::runfile::{RunFile, RunParams};
 use netvm::stats::PagerStats;
 use netvm_sys::signal::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, Signals};
@@ -113,7 +115,7 @@ pub struct RunArgs {
     /// Small allocations stay local until a process has this much of them
     #[arg(long, value_name = "SIZE", default_value = "16M")]
     pub small_local: Size,
-    /// Address space for far memory in each process
+    /// Address space for far memory in each process, less than 16T
     #[arg(long, value_name = "SIZE", default_value = "1T")]
     pub area: Size,
     /// The program and its arguments
@@ -299,6 +301,14 @@ pub fn execute(
     let mut names = lenders.clone();
     let mut classes = Vec::new();
     let mut private = None;
+    if args.area.0 > AREA_BYTES_MAX {
+        return Err(format!(
+            "--area {} has more addresses than far memory can have; give less than {}, or leave it out for 1T",
+            args.area,
+            Size(AREA_BYTES_MAX.next_power_of_two())
+        )
+        .into());
+    }
     let security;
     if lenders.is_empty() {
         let socket = folder.socket();
