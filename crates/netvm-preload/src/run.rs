@@ -3,6 +3,7 @@
 use crate::backend::{Far, LocalArea, PagerFar};
 use crate::fork;
 use crate::heap;
+use crate::malloc;
 use crate::refuse;
 use crate::small;
 use crate::space::SPACE;
@@ -164,7 +165,9 @@ extern "C" fn begin() {
     FAR_THRESHOLD_BYTES.store(params.far_threshold_bytes.max(heap::THRESHOLD_BYTES_MIN), Ordering::Relaxed);
     MAPS_LOCALLY.store(refuse::drops_pages_unseen(), Ordering::Relaxed);
     spawn::set_up();
-    if let Err(message) = fork::set_up().and_then(|()| small::set_up_threads()) {
+    if let Err(message) =
+        fork::set_up().and_then(|()| small::set_up_threads()).and_then(|()| malloc::set_up_threads())
+    {
         sys::give_up(&message);
     }
     ENABLED.store(true, Ordering::Relaxed);
