@@ -130,6 +130,8 @@ fn bytes_from(name: &str, default: usize) -> usize {
 fn find_params() -> Result<Option<Params>, String> {
     if let Some(path) = std::env::var_os("NETVM_RUN") {
         let run = RunFile::open(Path::new(&path)).map_err(|error| error.to_string())?;
+        // Frames of the program before exec, which may never have been followed by far memory.
+        run.begin();
         let params = run.params();
         let run = RUN.get_or_init(|| run);
         debug_assert_eq!(run.params(), params);
@@ -175,8 +177,11 @@ extern "C" fn begin() {
 
 /// Runs at exit.
 extern "C" fn end() {
+    let _internal = Internal::enter();
+    if let Some(run) = RUN.get() {
+        run.end();
+    }
     if let Some(far) = started() {
-        let _internal = Internal::enter();
         far.finish();
     }
 }
