@@ -293,7 +293,7 @@ pub fn execute(
     let Some((program, rest)) = args.program.split_first() else { return Err("no program is given".into()) };
     let path = elf::find(&program.to_string_lossy())?;
     elf::check(&path)?;
-    let preload = find_preload()?;
+    let preload = preload_list(&find_preload()?)?;
     // Before any thread: the threads of this process must not take the signals.
     let signals = Signals::block(&[SIGCHLD, SIGTERM, SIGHUP, SIGINT, SIGQUIT]);
     let folder = Folder::create()?;
@@ -374,7 +374,7 @@ pub fn execute(
     let watch = watch::Watch::start(&run, &name, args.trace.as_deref(), args.report.as_deref())?;
     let mut command = Command::new(&path);
     signals.restore_in(&mut command);
-    command.args(rest).env("LD_PRELOAD", preload_list(&preload)).env("NETVM_RUN", &run_file);
+    command.args(rest).env("LD_PRELOAD", preload).env("NETVM_RUN", &run_file);
     let started = Instant::now();
     let mut child =
         prepare(&mut command).spawn().map_err(|error| format!("cannot run {}: {error}", path.display()))?;
@@ -500,11 +500,12 @@ fn free_memory() -> Size {
 pub fn find_preload() -> Result<PathBuf, String> {
     if let Some(path) = std::env::var_os("NETVM_PRELOAD") {
         let path = PathBuf::from(path);
-        return if path.is_file() {
-            Ok(path)
-        } else {
-            Err(format!("NETVM_PRELOAD names {}, which is not there", path.display()))
-        };
+        if !path.is_file() {
+            return Err(format!("NETVM_PRELOAD names {}, which is not there", path.display()));
+        }
+        // The program may change its folder before it starts others.
+        return std::path::absolute(&path)
+            .map_err(|error| format!("cannot find {}: {error}", path.display()));
     }
     let program = std::env::current_exe().map_err(|error| format!("cannot find netvm itself: {error}"))?;
     let folder = program.parent().unwrap_or(Path::new("/"));
@@ -514,6 +515,13 @@ pub fn find_preload() -> Result<PathBuf, String> {
     let modified = |path: &PathBuf| path.metadata().and_then(|meta| meta.modified()).ok();
     let newest =
         built.into_iter().filter_map(|path| Some((modified(&path)?, path))).max().map(|(_, path)| path);
+    if list.as_encoded_bytes().iter().any(|byte| b" :".contains(byte)) {
+        return Err(format!(
+            "{} cannot be preloaded: the loader takes a space or colon in a path for the end of it; install netvm elsewhere, or name a copy of \
+             {PRELOAD} in NETVM_PRELOAD",
+            preload.display()
+        ));
+    }
     let installed = folder.join("../lib/netvm").join(PRELOAD);
     newest.or_else(|| installed.is_file().then_some(installed)).ok_or_else(|| {
         format!(
@@ -536,13 +544,13 @@ fn record(file: Option<&Path>) -> Result<String, Box<dyn std::error::Error>> {
     Ok(file.map_err(|file| format!("the path of the record is no text: {}", file.display()))?)
 }
 
-fn preload_list(preload: &Path) -> OsString {
+fn preload_list(preload: &Path) -> Result<OsString, String> {
     let mut list = preload.as_os_str().to_owned();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         list.push(":");
         list.push(others);
     }
-    list
+    Ok(list)
 }
 
 fn to_line(report: &Report) -> String {
