@@ -282,7 +282,7 @@ typedef struct netvm_pager_options {
     const char *const *lenders; /* addresses, "HOST:PORT" or "unix:/path", of programs `netvm lend`, at least one */
     size_t lender_count;
     uint64_t local_bytes;    /* of far memory that are in this machine at a time, 4 MiB or more; 0: 256 MiB */
-    uint64_t area_bytes;     /* of addresses, for all far memory of this pager; 0: 1 TiB */
+    uint64_t area_bytes;     /* of addresses, for all far memory of this pager, less than 16 TiB; 0: 1 TiB */
     const char *secret_file; /* as in netvm_node_options */
     const uint8_t *secret;
     uint32_t encryption;     /* enum netvm_encryption */
@@ -301,7 +301,7 @@ typedef struct netvm_pager_options {
 #define NETVM_ERASURE(k, m) ((uint32_t)(k) << 8 | (uint32_t)(m))
 #define NETVM_PAGER_OPTIONS_INIT { sizeof(netvm_pager_options), NULL, 0, 0, 0, NULL, NULL, NETVM_ENCRYPT_IF_ASKED, 0, 0, 0, 0, NULL, NETVM_FAULTS_AUTO, 0, NETVM_TIER_AUTO, 0 }
 
-/* Starts a pager: a thread that lends memory from others, and brings pages when they are touched. It goes on until the process ends,
+/* Starts a pager: a thread that borrows memory from others, and brings pages when they are touched. It goes on until the process ends,
  * which it does with a message when a lender is lost whose pages no other has: what was there is lost with it.
  * NETVM_ERR_SYSTEM when the system does not allow userfaultfd (`netvm doctor` tells what helps), NETVM_ERR_NO_MEMORY, and as
  * netvm_connect. */

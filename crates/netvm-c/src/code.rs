@@ -181,6 +181,7 @@ fn pager(error: &PagerError) -> Code {
         | PagerError::ReplicasOfParts
         | PagerError::FaultPath { .. }
         | PagerError::PageSize { .. }
+        | PagerError::AreaTooLarge { .. }
         | PagerError::Shards { .. }
         | PagerError::BudgetRange { .. } => Code::Argument,
         PagerError::PinnedTooMuch { .. } => Code::Full,

@@ -34,21 +34,15 @@ pub fn find(program: &str) -> Result<PathBuf, String> {
 /// Why `netvm run` would have no effect on a program, as a sentence.
 ///
 /// # Errors
-/// When it is statically linked, set-user-ID, or not for glibc.
+/// When it is statically linked, has privileges that its user has not, or is not for glibc.
 pub fn check(path: &Path) -> Result<(), String> {
     check_chain(path, SCRIPTS_MAX)
 }
 
 fn check_chain(path: &Path, depth: u32) -> Result<(), String> {
     let shown = path.display();
-    let instead = "lent memory as swap will cover such programs in a later version";
+    let instead = "`netvm swap on` gives lent memory to all programs of a machine";
     let mut file = File::open(path).map_err(|error| format!("cannot read {shown}: {error}"))?;
-    if let Ok(meta) = file.metadata()
-        && meta.mode() & 0o6000 != 0
-        && meta.uid() != current_uid()
-    {
-        return Err(format!("{shown} is set-user-ID, so nothing can be preloaded into it; {instead}"));
-    }
     let mut head = Vec::new();
     file.by_ref()
         .take(4096)
@@ -72,6 +66,13 @@ fn check_chain(path: &Path, depth: u32) -> Result<(), String> {
         };
         return check_chain(&next, depth - 1);
     }
+    // Of scripts the kernel takes no privileges.
+    if let Ok(meta) = file.metadata()
+        && let Some(what) =
+            privileges((meta.mode(), meta.uid(), meta.gid()), has_capabilities(&file), current_user())
+    {
+        return Err(format!("{shown} {what}, so nothing can be preloaded into it; {instead}"));
+    }
     if !head.starts_with(b"\x7fELF") {
         // Not for us to judge: exec will say.
         return Ok(());
@@ -88,8 +89,29 @@ fn check_chain(path: &Path, depth: u32) -> Result<(), String> {
     }
 }
 
-fn current_uid() -> u32 {
-    std::fs::metadata("/proc/self").map_or(u32::MAX, |meta| meta.uid())
+/// What a program has that its user has not: then the loader takes nothing from the environment.
+fn privileges(
+    (mode, owner, group): (u32, u32, u32),
+    has_capabilities: bool,
+    (uid, gid): (u32, u32),
+) -> Option<&'static str> {
+    if mode & 0o4000 != 0 && owner != uid {
+        return Some("is set-user-ID");
+    }
+    // Without the right to execute for its group the bit means something else.
+    if mode & 0o2010 == 0o2010 && group != gid {
+        return Some("is set-group-ID");
+    }
+    (has_capabilities && uid != 0).then_some("has capabilities")
+}
+
+fn has_capabilities(file: &File) -> bool {
+    rustix::fs::fgetxattr(file, "security.capability", &mut [0_u8; 64]).is_ok()
+}
+
+/// User and group.
+fn current_user() -> (u32, u32) {
+    std::fs::metadata("/proc/self").map_or((u32::MAX, u32::MAX), |meta| (meta.uid(), meta.gid()))
 }
 
 /// The PT_INTERP of a little-endian 64-bit ELF file.
@@ -126,6 +148,24 @@ fn interpreter(file: &mut File, head: &[u8]) -> io::Result<Option<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_gains_privileges_is_refused() {
+        for (mode, has_capabilities, user, refused) in [
+            (0o755, false, (1, 1), None),
+            (0o4755, false, (1, 1), Some("is set-user-ID")),
+            (0o4755, false, (5, 6), None),
+            (0o2755, false, (5, 1), Some("is set-group-ID")),
+            (0o2755, false, (1, 6), None),
+            // Mandatory locking, once.
+            (0o2745, false, (1, 1), None),
+            (0o755, true, (1, 1), Some("has capabilities")),
+            (0o755, true, (0, 0), None),
+        ] {
+            assert_eq!(privileges((mode, 5, 6), has_capabilities, user), refused, "{mode:o} {user:?}");
+        }
+        assert!(!has_capabilities(&File::open(find("sh").unwrap()).unwrap()));
+    }
 
     #[test]
     fn dynamic_programs_and_scripts_pass() {

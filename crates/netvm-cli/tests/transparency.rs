@@ -2,9 +2,13 @@
 
 mod common;
 
-use common::{Done, Folder, Guard, TIERS, can_run, finish, has, netvm, run_on, run_on_tier, until};
+use common::{
+    Done, Folder, Guard, TIERS, can_run, finish, has, netvm, run_on, run_on_tier, signal, until, wait,
+};
+use std::io::BufRead as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 fn source(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(name)
@@ -189,6 +193,141 @@ fn a_library_of_another_build_says_so() {
         "{}",
         done.err
     );
+}
+
+/// More than is local, all of it touched; then what stands behind it.
+const FILL: &str = "import os, sys; block = os.urandom(4096); memory = bytearray(block * 4096); sum(memory[::4096]); exec(sys.argv[1])";
+const PYTHON: &str = "/usr/bin/python3";
+
+#[test]
+fn what_a_process_held_before_exec_is_for_others() {
+    if !can_run("what_a_process_held_before_exec_is_for_others", &[PYTHON]) {
+        return;
+    }
+    let folder = Folder::new("exec");
+    // Into a program that is not of the run, and into one that needs no far memory.
+    for environment in ["{}", "os.environ"] {
+        let fifo = folder.path("fifo");
+        finish(Command::new("mkfifo").arg(&fifo)).must_succeed();
+        let becomes = format!("os.execve('/bin/sh', ['sh', '-c', 'echo; exec sleep 60'], {environment})");
+        let script = "\"$0\" -c \"$1\" \"$2\" > \"$3\" & read line < \"$3\"; timeout 30 \"$0\" -c \"$1\" 'print(memory == block * 4096)'; kill -9 $!";
+        let mut far = run_on("8M", "sh");
+        let done = finish(far.args(["-c", script, PYTHON, FILL, &becomes]).arg(&fifo)).must_succeed();
+        assert_eq!(done.out(), "True\n", "{}", done.err);
+        // Not by what a process gets beyond the budget.
+        assert!(!done.err.contains("gives nothing back"), "{}", done.err);
+        must_have_used_far_memory(&done);
+        std::fs::remove_file(&fifo).unwrap();
+    }
+}
+
+#[test]
+fn who_gives_nothing_back_is_named_and_others_go_on() {
+    if !can_run("who_gives_nothing_back_is_named_and_others_go_on", &[PYTHON]) {
+        return;
+    }
+    let folder = Folder::new("stopped");
+    let fifo = folder.path("fifo");
+    finish(Command::new("mkfifo").arg(&fifo)).must_succeed();
+    let script =
+        "\"$0\" -c \"$1\" 'print(flush=True); import time; time.sleep(60)' > \"$2\" & read line < \"$2\"
+        kill -STOP $!; timeout 60 \"$0\" -c \"$1\" 'print(memory == block * 4096)'; echo $!; kill -9 $!";
+    let mut far = run_on("8M", "sh");
+    let done = finish(far.args(["-c", script, PYTHON, FILL]).arg(&fifo)).must_succeed();
+    let out = done.out();
+    let (result, holder) = out.split_once('\n').unwrap();
+    assert_eq!(result, "True", "{}", done.err);
+    let line = format!("netvm: process {}", holder.trim());
+    let said = done.err.lines().filter(|said| said.starts_with(&line)).collect::<Vec<_>>();
+    assert!(said.len() == 1 && said[0].contains("gives nothing back"), "{}", done.err);
+    // A little beyond.
+    assert!(done.summary()["local_bytes_peak"].as_u64().unwrap() <= 9 << 20, "{}", done.err);
+}
+
+#[test]
+fn processes_in_the_background_keep_the_run() {
+    if !can_run("processes_in_the_background_keep_the_run", &[PYTHON]) {
+        return;
+    }
+    // One that is nobody's child any more and begins with far memory when the program has ended.
+    let script = "(setsid \"$0\" -c 'import time; time.sleep(1); '\"$1\" 'print(memory == block * 4096)' &); echo started";
+    let done = finish(run_on("8M", "sh").args(["-c", script, PYTHON, FILL])).must_succeed();
+    assert_eq!(done.out(), "started\nTrue\n", "{}", done.err);
+    assert!(done.err.contains("waiting for 1 background process"), "{}", done.err);
+    must_have_used_far_memory(&done);
+}
+
+#[test]
+fn a_run_that_waits_for_the_background_ends_when_told_to() {
+    if !can_run("a_run_that_waits_for_the_background_ends_when_told_to", &[]) {
+        return;
+    }
+    let mut far = netvm();
+    far.args(["run", "--lend-size", "1G", "--", "sh", "-c", "sleep 60 > /dev/null 2>&1 & echo $!"]);
+    let mut run = Guard(far.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+    let mut job = String::new();
+    std::io::BufReader::new(run.0.stdout.take().unwrap()).read_line(&mut job).unwrap();
+    let mut said = std::io::BufReader::new(run.0.stderr.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    assert!(line.contains("waiting for 1 background process"), "{line}");
+    signal(run.0.id(), "TERM");
+    let status = wait(&mut run.0, Duration::from_secs(30)).expect("it does not end");
+    assert!(status.success(), "{status:?}");
+    signal(job.trim().parse().unwrap(), "KILL");
+}
+
+#[test]
+fn a_program_that_is_local_is_told_of() {
+    if !can_run("a_program_that_is_local_is_told_of", &["/usr/bin/env", PYTHON]) {
+        return;
+    }
+    let local = |arguments: &[&str]| {
+        let done = finish(run_on("8M", arguments[0]).args(&arguments[1..]));
+        let said = done.err.lines().filter(|line| line.contains("without the preloaded library")).count();
+        let preloaded = done.summary()["preloaded"].as_bool().unwrap();
+        assert_eq!(said, usize::from(!preloaded), "{}", done.err);
+        (!preloaded, done.status.code())
+    };
+    assert_eq!(local(&["env", "-i", "/bin/sort", "/dev/null"]), (true, Some(0)));
+    assert_eq!(local(&["sh", "-c", "exec env -u LD_PRELOAD cat /dev/null"]), (true, Some(0)));
+    for fine in [
+        &["env", "sort", "/dev/null"][..],
+        // Ends without a word; by a signal; with another name.
+        &["sh", "-c", "exit 3"],
+        &["sh", "-c", "kill $$"],
+        &[PYTHON, "-c", "open('/proc/self/comm', 'w').write('another')"],
+    ] {
+        assert!(!local(fine).0, "{fine:?}");
+    }
+}
+
+#[test]
+fn a_library_that_the_loader_cannot_find_is_refused() {
+    let folder = Folder::new("library");
+    for name in ["a b", "a:b"] {
+        let copy = folder.path(name);
+        std::fs::write(&copy, "").unwrap();
+        let done = finish(netvm().args(["run", "--", "true"]).env("NETVM_PRELOAD", &copy));
+        assert!(done.err.contains("space or colon") && done.err.lines().count() == 1, "{}", done.err);
+        assert!(!done.status.success());
+    }
+    if !can_run("a_library_that_the_loader_cannot_find_is_refused", &[]) {
+        return;
+    }
+    // A relative path holds for programs that are started elsewhere.
+    let beside = Path::new(env!("CARGO_BIN_EXE_netvm")).parent().unwrap();
+    let library = [beside.join("libnetvm_preload.so"), beside.join("deps/libnetvm_preload.so")];
+    let library = library
+        .iter()
+        .filter(|path| path.exists())
+        .max_by_key(|path| path.metadata().unwrap().modified().unwrap());
+    let library = library.unwrap();
+    let mut far = run_on("8M", "sh");
+    far.args(["-c", "cd /; exec sort /dev/null"]).current_dir(library.parent().unwrap());
+    let done = finish(far.env("NETVM_PRELOAD", library.file_name().unwrap())).must_succeed();
+    assert_eq!(done.summary()["preloaded"], true, "{}", done.err);
+    assert!(!done.err.contains("ld.so"), "{}", done.err);
 }
 
 /// A PostgreSQL server of its own; its clients are other processes, without netvm.

@@ -41,7 +41,8 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
 /// The pages of a range that is in use stay local from now on, as far as there is memory.
 pub(crate) fn keep_local(start: usize, bytes: usize) {
     let first = start / PAGE_BYTES * PAGE_BYTES;
-    let _ = sys::round_up(start.saturating_add(bytes) - first, PAGE_BYTES).map(|bytes| make_local(first, bytes));
+    let _ =
+        sys::round_up(start.saturating_add(bytes) - first, PAGE_BYTES).map(|bytes| make_local(first, bytes));
 }
 
 /// The far parts of a range. What is no proper range is left to the kernel to refuse.

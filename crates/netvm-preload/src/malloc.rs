@@ -6,12 +6,12 @@ use crate::heap::{Fresh, HEAP};
 use crate::run::{self, FAR_THRESHOLD_BYTES, SMALL_LOCAL_BYTES};
 use crate::small;
 use crate::sys::{self, PAGE_BYTES};
-use crate::tls::{Internal, words};
+use crate::tls::{Internal, Words, words};
 use crate::{__libc_calloc, __libc_free, __libc_malloc, __libc_memalign, __libc_realloc};
 use std::arch::naked_asm;
 use std::ffi::{c_char, c_void};
 use std::ptr::null_mut;
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 
 /// Live bytes of the C library's heap, as far as threads have told.
 static LOCAL_BYTES: AtomicI64 = AtomicI64::new(0);
@@ -24,7 +24,11 @@ const ALIGNMENT: usize = 16;
 
 #[inline]
 fn count_local(bytes: i64) {
-    let local = &words().local_bytes;
+    let words = words();
+    if !words.counts.get() {
+        count_until_end(words);
+    }
+    let local = &words.local_bytes;
     let bytes = local.get() + bytes;
     if bytes.abs() < TELL_BYTES {
         local.set(bytes);
@@ -32,6 +36,30 @@ fn count_local(bytes: i64) {
         local.set(0);
         LOCAL_BYTES.fetch_add(bytes, Ordering::Relaxed);
     }
+}
+
+/// Key whose destructor tells what a thread has not told when it ends.
+static COUNT_KEY: AtomicU32 = AtomicU32::new(0);
+
+/// Before the program starts.
+pub(crate) fn set_up_threads() -> Result<(), String> {
+    small::set_up_key(&COUNT_KEY, count_ends)
+}
+
+#[cold]
+fn count_until_end(words: &Words) {
+    // First of all: the next call may allocate.
+    words.counts.set(true);
+    // SAFETY: the key exists (set up before the program started); any value but null has the destructor called. If there is no memory
+    // for it, what this thread does not tell is lost.
+    unsafe { libc::pthread_setspecific(COUNT_KEY.load(Ordering::Relaxed), std::ptr::dangling()) };
+}
+
+extern "C" fn count_ends(_: *mut c_void) {
+    let words = words();
+    // Destructors that run later may count again.
+    words.counts.set(false);
+    LOCAL_BYTES.fetch_add(words.local_bytes.replace(0), Ordering::Relaxed);
 }
 
 /// Usable bytes of a block of the C library's heap. The name malloc_usable_size is ours, and its own is not exported; the word in front

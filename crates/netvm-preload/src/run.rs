@@ -4,6 +4,7 @@ use crate::backend::{Far, LocalArea, PagerFar};
 use crate::callers;
 use crate::fork;
 use crate::heap;
+use crate::malloc;
 use crate::refuse;
 use crate::small;
 use crate::space::SPACE;
@@ -144,6 +145,8 @@ fn bytes_from(name: &str, default: usize) -> usize {
 fn find_params() -> Result<Option<Params>, String> {
     if let Some(path) = std::env::var_os("NETVM_RUN") {
         let run = RunFile::open(Path::new(&path)).map_err(|error| error.to_string())?;
+        // Frames of the program before exec, which may never have been followed by far memory.
+        run.begin();
         let params = run.params();
         let run = RUN.get_or_init(|| run);
         debug_assert_eq!(run.params(), params);
@@ -180,7 +183,9 @@ extern "C" fn begin() {
     MAPS_LOCALLY.store(refuse::drops_pages_unseen(), Ordering::Relaxed);
     spawn::set_up();
     callers::set_up();
-    if let Err(message) = fork::set_up().and_then(|()| small::set_up_threads()) {
+    if let Err(message) =
+        fork::set_up().and_then(|()| small::set_up_threads()).and_then(|()| malloc::set_up_threads())
+    {
         sys::give_up(&message);
     }
     ENABLED.store(true, Ordering::Relaxed);
@@ -188,8 +193,11 @@ extern "C" fn begin() {
 
 /// Runs at exit.
 extern "C" fn end() {
+    let _internal = Internal::enter();
+    if let Some(run) = RUN.get() {
+        run.end();
+    }
     if let Some(far) = started() {
-        let _internal = Internal::enter();
         far.finish();
     }
 }

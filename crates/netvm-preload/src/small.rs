@@ -313,12 +313,17 @@ static KEY: AtomicU32 = AtomicU32::new(0);
 
 /// Before the program starts.
 pub(crate) fn set_up_threads() -> Result<(), String> {
+    set_up_key(&KEY, thread_ends)
+}
+
+/// Makes a key that calls `at_end` when a thread ends.
+pub(crate) fn set_up_key(place: &AtomicU32, at_end: extern "C" fn(*mut c_void)) -> Result<(), String> {
     let mut key = 0;
     // SAFETY: `key` outlives the call; the destructor lives as long as the process.
-    if unsafe { libc::pthread_key_create(&mut key, Some(thread_ends)) } != 0 {
+    if unsafe { libc::pthread_key_create(&mut key, Some(at_end)) } != 0 {
         return Err("cannot create a thread key: the program's libraries use all of them".into());
     }
-    KEY.store(key, Ordering::Relaxed);
+    place.store(key, Ordering::Relaxed);
     Ok(())
 }
 

@@ -14,6 +14,8 @@ pub(crate) struct Words {
     pub(crate) internal: Cell<u32>,
     /// Bytes of the C library's heap taken (or, below 0, given back) by this thread and not in the shared count yet.
     pub(crate) local_bytes: Cell<i64>,
+    /// What is not in it will be told when this thread ends.
+    pub(crate) counts: Cell<bool>,
     /// Free small blocks kept by this thread; null before the first and after the last.
     pub(crate) cache: Cell<*mut Cache>,
 }

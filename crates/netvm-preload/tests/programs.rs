@@ -82,6 +82,22 @@ fn forks_with_a_local_area() {
 }
 
 #[test]
+fn what_threads_that_end_had_counts() {
+    let program = compile("threads");
+    let output = preloaded(&program)
+        .env("NETVM_PRELOAD_BACKEND", "local")
+        .env("NETVM_PRELOAD_SMALL_LOCAL_BYTES", "4000000")
+        .output()
+        .unwrap();
+    must_succeed("threads that end", &output);
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let local: u64 = said.split(' ').next().unwrap().parse().unwrap();
+    // Of 20 MB; a thread may have 64 KiB that it has not told.
+    assert!((3_900_000..4_100_000).contains(&local), "{said}");
+    let _ = std::fs::remove_file(program);
+}
+
+#[test]
 fn a_small_area_is_out_of_memory_not_local() {
     let program = compile("tiny");
     let output = preloaded(&program)

@@ -6,6 +6,7 @@ mod before;
 pub mod bench_floor;
 pub mod bench_sigbus;
 pub mod cpu;
+pub mod descendants;
 pub mod device;
 pub mod direct;
 pub mod epoll;

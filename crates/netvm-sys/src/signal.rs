@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
+use std::time::Duration;
 
 pub use libc::{SIGCHLD, SIGHUP, SIGINT, SIGKILL, SIGQUIT, SIGSTOP, SIGTERM};
 
@@ -70,6 +71,20 @@ impl Signals {
             (number, info.si_code)
         };
         Taken { number, from_kernel: code > 0 }
+    }
+
+    /// The same for up to `patience`.
+    pub fn wait_from_within(&self, patience: Duration) -> Option<Taken> {
+        let time = libc::timespec {
+            tv_sec: patience.as_secs() as libc::time_t,
+            tv_nsec: patience.subsec_nanos() as libc::c_long,
+        };
+        // SAFETY: an all-zero siginfo_t is valid; it, the set and the time outlive the call, which fills it in.
+        unsafe {
+            let mut info: libc::siginfo_t = std::mem::zeroed();
+            let number = libc::sigtimedwait(&self.set, &mut info, &time);
+            (number > 0).then_some(Taken { number, from_kernel: info.si_code > 0 })
+        }
     }
 
     /// Waits for one of them.

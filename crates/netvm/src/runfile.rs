@@ -5,7 +5,8 @@
 //!
 //! ```text
 //! word  0 magic   1 build   2 frames in use   3 most of them   4.. parameters   LENDERS.. text   MESSAGE.. text
-//! COMMAND.. text   LEARN.. text   NAMES.. text   SLOTS: 1024 x { pid, start time, frames held, starving, pinned, inflow, counters, detail }
+//! COMMAND.. text   LEARN.. text   NAMES.. text   SLOTS: 1024 x { pid, start time, image, frames held, starving, pinned, inflow,
+//! counters, detail }
 //! ```
 //! All updates are single atomic operations; a process that dies between two of them leaves at worst a slot for
 //! [`RunFile::reap`].
@@ -33,6 +34,9 @@ const BUILD_OF_THIS: u64 = sum(
     include_bytes!("detail.rs"),
 );
 const PAGE_BYTES: u64 = 4096;
+/// With less a process does hardly get on, whatever others have: frames, and pages of the size that comes in together.
+const FLOOR_FRAMES: u64 = 256;
+const FLOOR_PAGES: u64 = 4;
 
 const BUILD: usize = 1;
 const USED: usize = 2;
@@ -59,7 +63,15 @@ const ERASURE: usize = 25;
 const FAULT_PATH: usize = 26;
 const PAGE_SIZE: usize = 27;
 const LEFT: usize = 28;
-const CLASSES: usize = 29;
+/// Who had nothing for long, and got a little beyond the budget; and who holds the most. Pids, the first stay.
+const STUCK: usize = 29;
+const STUCK_BY: usize = 30;
+const STUCK_BY_HELD: usize = 31;
+/// The program that the supervisor has started, if the preloaded library is in it: pid, its name when it started, whether it has come to its end.
+const PROGRAM: usize = 32;
+const PROGRAM_NAME: usize = 33;
+const PROGRAM_ENDED: usize = 35;
+const CLASSES: usize = 36;
 const CLASSES_MAX: usize = 64;
 const LENDERS: usize = CLASSES + CLASSES_MAX;
 const TEXT_WORDS: usize = 512;
@@ -76,12 +88,14 @@ const WORDS: usize = SLOTS + SLOT_COUNT * SLOT_WORDS;
 
 const SLOT_PID: usize = 0;
 const SLOT_STARTED: usize = 1;
-const SLOT_HELD: usize = 2;
-const SLOT_STARVING: usize = 3;
+/// Which program it is: see [`Identity`].
+const SLOT_IMAGE: usize = 2;
+const SLOT_HELD: usize = 3;
+const SLOT_STARVING: usize = 4;
 /// Frames of pages that may not be evicted, and how many pages came lately: of shards only.
-const SLOT_PINNED: usize = 4;
-const SLOT_INFLOW: usize = 5;
-const SLOT_STATS: usize = 6;
+const SLOT_PINNED: usize = 5;
+const SLOT_INFLOW: usize = 6;
+const SLOT_STATS: usize = 7;
 const SLOT_DETAIL: usize = SLOT_STATS + PagerStats::FIELDS;
 
 /// Between two addresses: no path has it.
@@ -250,17 +264,59 @@ impl RunFile {
         }
     }
 
+    /// A program of the run starts in this process: what the one before it held (before exec) is given back.
+    pub fn begin(&self) {
+        let pid = std::process::id();
+        self.retire_before_exec(pid);
+        if std::os::unix::process::parent_id() != self.supervisor() {
+            return;
+        }
+        // Orphans have this parent, too, but the program is there before them.
+        let program = self.word(PROGRAM).compare_exchange(0, pid.into(), AcqRel, Acquire);
+        if program.is_ok() || program == Err(pid.into()) {
+            for (index, word) in name_words(&process_name(pid).unwrap_or_default()).into_iter().enumerate() {
+                self.word(PROGRAM_NAME + index).store(word, Relaxed);
+            }
+            self.word(PROGRAM_ENDED).store(0, Release);
+        }
+    }
+
+    /// A program that has begun in this process ends.
+    pub fn end(&self) {
+        if self.word(PROGRAM).load(Relaxed) == u64::from(std::process::id()) {
+            self.word(PROGRAM_ENDED).store(1, Release);
+        }
+    }
+
+    /// Whether the preloaded library was in process `pid`, which the supervisor has started, to its end, as far as can be known. `name` is what it
+    /// was called when it ended by itself: a program that did not say that it ends may have become another, whose name is another.
+    pub fn was_preloaded(&self, pid: u32, name: Option<&str>) -> bool {
+        let word = |index| self.word(index).load(Acquire);
+        let same_name = |name: &str| name_words(name) == [word(PROGRAM_NAME), word(PROGRAM_NAME + 1)];
+        word(PROGRAM) == u64::from(pid) && (word(PROGRAM_ENDED) != 0 || name.is_none_or(same_name))
+    }
+
+    fn retire_before_exec(&self, pid: u32) {
+        self.retire_if(|slot, _| slot == u64::from(pid));
+    }
+
     /// Enters a process. What the same pid left behind (before exec) is given back first.
     ///
     /// # Errors
     /// When 1024 processes use far memory at once.
     pub fn join(self: &Arc<Self>, pid: u32) -> Result<Slot> {
-        self.retire_if(|slot_pid, _| slot_pid == u64::from(pid));
+        self.retire_before_exec(pid);
         self.reap();
+        let mut identity = Identity::of(pid).unwrap_or_default();
+        if pid != std::process::id() {
+            // It may be in the middle of exec.
+            identity.image = 0;
+        }
         for index in 0..SLOT_COUNT {
             let base = SLOTS + index * SLOT_WORDS;
             if self.word(base + SLOT_PID).compare_exchange(0, RETIRING, AcqRel, Relaxed).is_ok() {
-                self.word(base + SLOT_STARTED).store(start_time(pid).unwrap_or(0), Relaxed);
+                self.word(base + SLOT_STARTED).store(identity.started, Relaxed);
+                self.word(base + SLOT_IMAGE).store(identity.image, Relaxed);
                 self.word(base + SLOT_PID).store(pid.into(), Release);
                 self.word(PROCESSES).fetch_add(1, AcqRel);
                 return Ok(Slot { run: Arc::clone(self), base });
@@ -319,24 +375,37 @@ impl RunFile {
         self.word(BUDGET).load(Relaxed) / (4 * self.shards.max(1) as u64)
     }
 
-    /// Gives back what processes held that are gone.
+    /// Gives back what processes held that are gone, or have become other programs.
     pub fn reap(&self) {
-        self.retire_if(|pid, started| start_time(pid as u32) != Some(started));
+        self.retire_if(|pid, then| Identity::of(pid as u32).is_none_or(|now| !now.may_be(then)));
     }
 
-    fn retire_if(&self, gone: impl Fn(u64, u64) -> bool) {
+    fn retire_if(&self, gone: impl Fn(u64, Identity) -> bool) {
         for index in 0..SLOT_COUNT {
             let base = SLOTS + index * SLOT_WORDS;
             let pid = self.word(base + SLOT_PID).load(Acquire);
-            if pid == 0 || pid == RETIRING || !gone(pid, self.word(base + SLOT_STARTED).load(Relaxed)) {
+            if pid == 0 || pid == RETIRING {
                 continue;
             }
-            self.retire(base, pid);
+            let identity = self.identity(base);
+            if gone(pid, identity) {
+                self.retire(base, pid, identity);
+            }
         }
     }
 
-    fn retire(&self, base: usize, pid: u64) {
+    fn identity(&self, base: usize) -> Identity {
+        let word = |index| self.word(base + index).load(Relaxed);
+        Identity { started: word(SLOT_STARTED), image: word(SLOT_IMAGE) }
+    }
+
+    fn retire(&self, base: usize, pid: u64, identity: Identity) {
         if self.word(base + SLOT_PID).compare_exchange(pid, RETIRING, AcqRel, Relaxed).is_err() {
+            return;
+        }
+        if self.identity(base) != identity {
+            // After exec the process has left and come back meanwhile.
+            self.word(base + SLOT_PID).store(pid, Release);
             return;
         }
         for field in 0..PagerStats::FIELDS {
@@ -433,6 +502,29 @@ impl RunFile {
     /// Processes that used far memory and live.
     pub fn processes(&self) -> u64 {
         self.word(PROCESSES).load(Relaxed)
+    }
+
+    /// Notes who has the most, once.
+    fn note_stuck(&self, pid: u64) {
+        let held = |index: usize| {
+            let base = SLOTS + index * SLOT_WORDS;
+            let other = self.word(base + SLOT_PID).load(Acquire);
+            let is_other = other != 0 && other != RETIRING && other != pid;
+            is_other.then(|| (self.word(base + SLOT_HELD).load(Relaxed), other))
+        };
+        let Some((held, holder)) = (0..SLOT_COUNT).filter_map(held).max() else { return };
+        if self.word(STUCK_BY).compare_exchange(0, holder, AcqRel, Relaxed).is_ok() {
+            self.word(STUCK_BY_HELD).store(held, Relaxed);
+            self.word(STUCK).store(pid, Release);
+        }
+    }
+
+    /// The first process that had nothing for long since none gave it anything, if any, and who held the most then, and how many frames.
+    pub fn stuck(&self) -> Option<Stuck> {
+        let word = |index: usize| self.word(index).load(Relaxed);
+        let pid = self.word(STUCK).load(Acquire) as u32;
+        let stuck = Stuck { pid, holder: word(STUCK_BY) as u32, frames: word(STUCK_BY_HELD) };
+        (pid != 0).then_some(stuck)
     }
 
     /// Whether the process that made the run file lives.
@@ -592,6 +684,21 @@ impl Slot {
         }
     }
 
+    /// What it needs to get on at all, in frames.
+    pub fn floor(&self) -> u64 {
+        FLOOR_FRAMES.max(FLOOR_PAGES.saturating_mul(self.run.word(PAGE_SIZE).load(Relaxed) / PAGE_BYTES))
+    }
+
+    /// Up to `frames` that are in nobody's budget, for a process that has had nothing for long: else it would wait as long as the others
+    /// do not give anything. Leaves a note for the supervisor.
+    pub fn grow_beyond(&self, frames: u64) -> u64 {
+        let before = self.run.word(USED).fetch_add(frames, AcqRel);
+        self.word(SLOT_HELD).fetch_add(frames, AcqRel);
+        self.run.word(USED_MAX).fetch_max(before + frames, Relaxed);
+        self.run.note_stuck(self.word(SLOT_PID).load(Relaxed));
+        frames
+    }
+
     /// Gives frames back.
     pub fn release(&self, frames: u64) {
         let mut given = 0;
@@ -695,19 +802,84 @@ impl Slot {
     }
 }
 
+/// A process that cannot go on as it should, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stuck {
+    /// It has had no local memory for long.
+    pub pid: u32,
+    /// Who has the most of it, and gives nothing back.
+    pub holder: u32,
+    /// How many frames.
+    pub frames: u64,
+}
+
+/// Tells the program that a process runs from others that had its pid before, or have it after exec.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Identity {
+    /// In clock ticks since boot. exec changes nothing about it.
+    started: u64,
+    /// Of where the program's code and stack start, which are new with each exec, and stay the same until then. Not the file in /proc/PID/exe: that
+    /// may be the same, and is often unreadable. 0: not known, as of processes of other users.
+    image: u64,
+}
+
+impl Identity {
+    /// `None` when the process has ended.
+    fn of(pid: u32) -> Option<Self> {
+        let stat = Stat::of(pid)?;
+        let known = stat.start_code > 1 && stat.start_stack != 0;
+        let image = if known { stat.start_code ^ stat.start_stack.rotate_left(32) } else { 0 };
+        Some(Self { started: stat.started, image })
+    }
+
+    /// Whether both may be the same program, as far as is known.
+    fn may_be(self, other: Self) -> bool {
+        let same_image = self.image == other.image || self.image == 0 || other.image == 0;
+        self.started == other.started && same_image
+    }
+}
+
+/// What /proc tells of a process.
+struct Stat {
+    started: u64,
+    start_code: u64,
+    start_stack: u64,
+}
+
+impl Stat {
+    fn of(pid: u32) -> Option<Self> {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name may contain anything; fields are counted from the last parenthesis.
+        let rest = &stat[stat.rfind(')')? + 1..];
+        let mut fields = rest.split_ascii_whitespace();
+        let is_zombie = fields.next()? == "Z";
+        let mut number = |skipped| fields.nth(skipped)?.parse::<u64>().ok();
+        let threads = number(16)?;
+        // A process whose first thread has ended looks like a zombie; its other threads go on.
+        if is_zombie && threads <= 1 {
+            return None;
+        }
+        Some(Self { started: number(1)?, start_code: number(3)?, start_stack: number(1)? })
+    }
+}
+
+/// What a process is called, also when it has ended and nobody has waited for it.
+pub fn process_name(pid: u32) -> Option<String> {
+    let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
+    Some(String::from_utf8_lossy(name.strip_suffix(b"\n").unwrap_or(&name)).into_owned())
+}
+
+/// Its first 16 bytes; the kernel keeps 15.
+fn name_words(name: &str) -> [u64; 2] {
+    let mut bytes = [0; 16];
+    let length = name.len().min(16);
+    bytes[..length].copy_from_slice(&name.as_bytes()[..length]);
+    [0, 8].map(|at| u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index])))
+}
+
 /// When a process started, in clock ticks since boot: tells a process from a later one with the same pid. `None` when it has ended.
 pub fn start_time(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may contain anything; fields are counted from the last parenthesis.
-    let rest = &stat[stat.rfind(')')? + 1..];
-    let mut fields = rest.split_ascii_whitespace();
-    let is_zombie = fields.next()? == "Z";
-    let threads: u64 = fields.nth(16)?.parse().ok()?;
-    // A process whose first thread has ended looks like a zombie; its other threads go on.
-    if is_zombie && threads <= 1 {
-        return None;
-    }
-    fields.nth(1)?.parse().ok()
+    Stat::of(pid).map(|stat| stat.started)
 }
 
 #[cfg(test)]

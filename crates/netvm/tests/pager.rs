@@ -5,7 +5,7 @@ mod common;
 use common::mapped::{churn, mapped, set_word, word};
 use common::{Lent, alone, lend, lend_in_slabs};
 use netvm::lender::LinkChoice;
-use netvm::pager::{FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig, TierPolicy};
+use netvm::pager::{AREA_BYTES_MAX, FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig, TierPolicy};
 use std::sync::Arc;
 
 const PAGE: usize = 4096;
@@ -22,6 +22,15 @@ fn start(lent: &Lent, local_bytes: u64, change: impl FnOnce(&mut PagerConfig)) -
     };
     change(&mut config);
     Pager::start(config).unwrap()
+}
+
+#[test]
+fn more_addresses_than_there_are_page_numbers_are_refused() {
+    for bytes in [1 << 44, AREA_BYTES_MAX + 1] {
+        let config = PagerConfig { area_bytes: bytes, ..PagerConfig::default() };
+        let refused = Pager::start(config).unwrap_err();
+        assert!(refused.to_string().contains("less than 16 TiB"), "{refused}");
+    }
 }
 
 #[test]

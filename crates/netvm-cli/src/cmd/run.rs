@@ -2,6 +2,7 @@
 
 mod private;
 mod report;
+mod supervise;
 mod trace;
 mod watch;
 
@@ -15,7 +16,9 @@ use crate::size::Size;
 use clap::{Args, ValueEnum};
 use netvm::detail::PagerDetail;
 use netvm::lender::{BorrowOptions, Class};
-use netvm::pager::{Erasure, FaultPath, LOCAL_BYTES_MIN, PAGE_BYTES_MAX, REPLICAS_MAX, TierPolicy};
+use netvm::pager::{
+    AREA_BYTES_MAX, Erasure, FaultPath, LOCAL_BYTES_MIN, PAGE_BYTES_MAX, REPLICAS_MAX, TierPolicy,
+};
 use netvm::runfile::{RunFile, RunParams};
 use netvm::stats::PagerStats;
 use netvm_sys::signal::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, Signals};
@@ -24,9 +27,9 @@ use serde_json::json;
 use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, ExitStatus};
-use std::sync::Arc;
+use std::process::{Command, ExitCode, ExitStatus};
 use std::time::{Duration, Instant};
+use supervise::{Ended, Supervisor};
 
 /// Exit code when netvm itself could not go on, as of other tools that run a program (env, timeout).
 pub const EXIT_NETVM: u8 = 125;
@@ -36,9 +39,13 @@ const PRELOAD: &str = "libnetvm_preload.so";
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Large anonymous memory of the program (malloc, mmap) becomes far memory: at most --local of it is in this machine at any
-time, for all processes of the run together; the rest is on the lenders. Small programs pay nothing.
+time, for all processes of the run together; the rest is on the lenders. Small programs pay nothing. Small allocations are local besides that, up to
+--small-local in each process.
 
-Not covered: statically linked programs, programs that make system calls without libc, set-user-ID programs.
+A run lasts until all processes have ended that the program has started, also those in the background.
+
+Not covered: statically linked programs, programs that make system calls without libc, set-user-ID programs. Of the program itself, and what it
+becomes by exec, a run says so; of other processes, as those that are started with a cleared environment, it does not.
 
 Examples:
   netvm run --local 256M -- sort --buffer-size=2G big.txt          a private lender on this machine
@@ -55,7 +62,7 @@ While it runs: netvm top.
 
 Exit code: the program's; 128 + N if signal N ended it; 125 if netvm itself could not go on.")]
 pub struct RunArgs {
-    /// Local memory for the program's large data
+    /// Local memory for the program's large data, of all processes together; small allocations come on top: see --small-local
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     pub local: Size,
     /// A lender's address, HOST:PORT or unix:/path; may be given several times
@@ -113,7 +120,7 @@ pub struct RunArgs {
     /// Small allocations stay local until a process has this much of them
     #[arg(long, value_name = "SIZE", default_value = "16M")]
     pub small_local: Size,
-    /// Address space for far memory in each process
+    /// Address space for far memory in each process, less than 16T
     #[arg(long, value_name = "SIZE", default_value = "1T")]
     pub area: Size,
     /// The program and its arguments
@@ -147,6 +154,7 @@ impl Tier {
 /// What a run did.
 pub struct Report {
     pub status: ExitStatus,
+    ended: Ended,
     pub elapsed: Duration,
     pub stats: PagerStats,
     pub detail: PagerDetail,
@@ -216,6 +224,13 @@ impl Report {
         );
     }
 
+    /// Says that the program was not on far memory, if so, and nobody has said why.
+    fn show_local(&self) {
+        if self.exit_code() != EXIT_NETVM {
+            self.ended.show_local();
+        }
+    }
+
     /// The program's exit code as a shell would give it, or 125 when netvm was the reason for its end.
     fn exit_code(&self) -> u8 {
         if self.message.is_some() && !self.status.success() {
@@ -230,6 +245,7 @@ pub fn run(args: RunArgs) -> Outcome {
     report.show_message();
     report.show_losses();
     report.show_left();
+    report.show_local();
     if args.json {
         tell!("{}", to_json(&args, &report));
     } else if args.stats {
@@ -285,13 +301,21 @@ pub fn execute(
         )
         .into());
     }
+    if args.area.0 > AREA_BYTES_MAX {
+        return Err(format!(
+            "--area {} has more addresses than far memory can have; give less than {}, or leave it out for 1T",
+            args.area,
+            Size(AREA_BYTES_MAX.next_power_of_two())
+        )
+        .into());
+    }
     check_page_size(args)?;
     check_replicas(args)?;
     let fault_path = fault_path(args.fault_path)?;
     let Some((program, rest)) = args.program.split_first() else { return Err("no program is given".into()) };
     let path = elf::find(&program.to_string_lossy())?;
     elf::check(&path)?;
-    let preload = find_preload()?;
+    let preload = preload_list(&find_preload()?)?;
     // Before any thread: the threads of this process must not take the signals.
     let signals = Signals::block(&[SIGCHLD, SIGTERM, SIGHUP, SIGINT, SIGQUIT]);
     let folder = Folder::create()?;
@@ -364,15 +388,17 @@ pub fn execute(
     let watch = watch::Watch::start(&run, &name, args.trace.as_deref(), args.report.as_deref())?;
     let mut command = Command::new(&path);
     signals.restore_in(&mut command);
-    command.args(rest).env("LD_PRELOAD", preload_list(&preload)).env("NETVM_RUN", &run_file);
+    command.args(rest).env("LD_PRELOAD", preload).env("NETVM_RUN", &run_file);
+    let supervisor = Supervisor::new(&run, &signals)?;
     let started = Instant::now();
     let mut child =
         prepare(&mut command).spawn().map_err(|error| format!("cannot run {}: {error}", path.display()))?;
-    let status = supervise(&mut child, &signals)?;
-    wait_for_the_rest(&run, &signals);
+    let ended = supervisor.wait_for_program(&mut child)?;
+    supervisor.wait_for_the_rest();
     drop(watch);
     let report = Report {
-        status,
+        status: ended.status,
+        ended,
         elapsed: started.elapsed(),
         stats: run.summary(),
         detail: run.detail(),
@@ -432,51 +458,11 @@ fn check_replicas(args: &RunArgs) -> Result<(), String> {
     }
 }
 
-/// Hands signals on until the program has ended.
-fn supervise(child: &mut Child, signals: &Signals) -> Result<ExitStatus, String> {
-    loop {
-        if let Some(status) =
-            child.try_wait().map_err(|error| format!("cannot wait for the program: {error}"))?
-        {
-            return Ok(status);
-        }
-        let taken = signals.wait_from();
-        // What a terminal sends, the program has got too: it is in the same process group.
-        if taken.number != SIGCHLD && !taken.from_kernel {
-            // It may have ended in this moment.
-            let _ = netvm_sys::signal::send(child.id(), taken.number);
-        }
-    }
-}
-
 /// The last words of a program that has lost its memory know only an address.
 fn tell_of_dead_lenders(lenders: &mut [Option<&mut PrivateLender>]) {
     for lender in lenders.iter_mut().flatten() {
         if let Some(how) = lender.ended() {
             tell!("netvm: {} has ended too soon ({how})", lender.name());
-        }
-    }
-}
-
-/// Processes that the program left in the background still need the run's folder and lender.
-fn wait_for_the_rest(run: &Arc<RunFile>, signals: &Signals) {
-    run.reap();
-    if run.processes() == 0 {
-        return;
-    }
-    std::thread::sleep(Duration::from_millis(20));
-    run.reap();
-    if run.processes() > 0 {
-        tell!("netvm: waiting for {} background process(es) of this run", run.processes());
-    }
-    let until = signals.descriptor();
-    while run.processes() > 0 {
-        let mut fds: Vec<_> = until.iter().map(netvm_sys::thread::readable).collect();
-        match netvm_sys::thread::poll(&mut fds, Some(Duration::from_millis(100))) {
-            Ok(0) => run.reap(),
-            // Told to stop: their memory goes with the lender.
-            Ok(_) if signals.wait() != SIGCHLD => return,
-            _ => run.reap(),
         }
     }
 }
@@ -490,11 +476,12 @@ fn free_memory() -> Size {
 pub fn find_preload() -> Result<PathBuf, String> {
     if let Some(path) = std::env::var_os("NETVM_PRELOAD") {
         let path = PathBuf::from(path);
-        return if path.is_file() {
-            Ok(path)
-        } else {
-            Err(format!("NETVM_PRELOAD names {}, which is not there", path.display()))
-        };
+        if !path.is_file() {
+            return Err(format!("NETVM_PRELOAD names {}, which is not there", path.display()));
+        }
+        // The program may change its folder before it starts others.
+        return std::path::absolute(&path)
+            .map_err(|error| format!("cannot find {}: {error}", path.display()));
     }
     let program = std::env::current_exe().map_err(|error| format!("cannot find netvm itself: {error}"))?;
     let folder = program.parent().unwrap_or(Path::new("/"));
@@ -526,13 +513,20 @@ fn record(file: Option<&Path>) -> Result<String, Box<dyn std::error::Error>> {
     Ok(file.map_err(|file| format!("the path of the record is no text: {}", file.display()))?)
 }
 
-fn preload_list(preload: &Path) -> OsString {
+fn preload_list(preload: &Path) -> Result<OsString, String> {
     let mut list = preload.as_os_str().to_owned();
+    if list.as_encoded_bytes().iter().any(|byte| b" :".contains(byte)) {
+        return Err(format!(
+            "{} cannot be preloaded: the loader takes a space or colon in a path for the end of it; install netvm elsewhere, or name a copy of \
+             {PRELOAD} in NETVM_PRELOAD",
+            preload.display()
+        ));
+    }
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
         list.push(":");
         list.push(others);
     }
-    list
+    Ok(list)
 }
 
 fn to_line(report: &Report) -> String {
@@ -593,6 +587,7 @@ fn to_json(args: &RunArgs, report: &Report) -> serde_json::Value {
         "lost": report.lost,
         "left": report.left,
         "message": report.message,
+        "preloaded": report.ended.preloaded,
         "read_us_p50": us(0.5),
         "read_us_p99": us(0.99),
     });

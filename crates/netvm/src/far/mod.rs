@@ -334,7 +334,7 @@ impl FarBuilder {
         self
     }
 
-    /// Addresses to reserve, in bytes: the limit of all far memory together. 1 TiB if it is not given.
+    /// Addresses to reserve, in bytes: the limit of all far memory together, less than 16 TiB. 1 TiB if it is not given.
     #[must_use]
     pub fn area(mut self, bytes: u64) -> Self {
         self.config.area_bytes = bytes;

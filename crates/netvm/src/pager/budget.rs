@@ -9,6 +9,9 @@ use std::time::{Duration, Instant};
 /// While a process starves, ended ones are looked for so often.
 const REAP_EVERY: Duration = Duration::from_millis(50);
 
+/// After so long without a frame a process gets a few beyond the budget of the run: others that are stopped, or hang, give nothing.
+const STARVED_MAX: Duration = Duration::from_millis(1500);
+
 /// Of several shards, how often each says what came.
 const INFLOW_EVERY: Duration = Duration::from_millis(50);
 /// Of what it said before, this part is forgotten each time.
@@ -24,6 +27,8 @@ pub(super) struct Budget {
     held: u64,
     /// The last request was refused.
     refused: bool,
+    /// Since when nothing has been granted, though this process has less than its share.
+    starving: Option<Instant>,
     /// When ended processes were last looked for.
     looked: Option<Instant>,
     slot: Option<Slot>,
@@ -34,18 +39,35 @@ pub(super) struct Budget {
 
 impl Budget {
     pub(super) fn new(frames_max: u64, slot: Option<Slot>) -> Self {
-        Self { frames_max, held: 0, refused: false, looked: None, slot, came: 0, noted: Instant::now() }
+        Self {
+            frames_max,
+            held: 0,
+            refused: false,
+            starving: None,
+            looked: None,
+            slot,
+            came: 0,
+            noted: Instant::now(),
+        }
     }
 
     /// Asks for up to `frames` more; returns how many may be used.
     pub(super) fn grow(&mut self, frames: u64) -> u64 {
         let room = frames.min(self.frames_max - self.held.min(self.frames_max));
-        let granted = match &self.slot {
+        let mut granted = match &self.slot {
             Some(slot) if room > 0 => slot.grow(room),
             _ => room,
         };
         if let Some(slot) = &self.slot {
-            slot.set_starving(granted == 0 && self.held < slot.fair_share());
+            let starving = granted == 0 && self.held < slot.fair_share();
+            slot.set_starving(starving);
+            if !starving || room == 0 || slot.is_shard() {
+                self.starving = None;
+            } else if self.starving.get_or_insert_with(Instant::now).elapsed() >= STARVED_MAX
+                && self.held < slot.floor()
+            {
+                granted = slot.grow_beyond(room.min(slot.floor() - self.held));
+            }
         }
         self.refused = granted == 0;
         self.held += granted;
@@ -196,6 +218,7 @@ impl Budget {
     pub(super) fn replace_after_fork(&mut self, slot: Option<Slot>) {
         std::mem::forget(std::mem::replace(&mut self.slot, slot));
         self.held = 0;
+        self.starving = None;
     }
 }
 
@@ -271,6 +294,33 @@ mod tests {
         assert!(parent.excess(900) > 0, "faults wait for frames");
         child.note_inflow(7, false);
         assert_eq!(parent.excess(900), 0);
+        other.kill().unwrap();
+        other.wait().unwrap();
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn who_gets_nothing_for_long_goes_a_little_beyond() {
+        let path = std::env::temp_dir().join(format!("netvm-budget-floor-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let params = RunParams { budget_bytes: 1000 * 4096, ..RunParams::default() };
+        let run = RunFile::create(&path, &params).unwrap();
+        let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+        let holder = run.join(other.id()).unwrap();
+        let floor = holder.floor();
+        assert_eq!(holder.grow(1000), 1000);
+        let mut budget = Budget::new(1000, Some(run.join(std::process::id()).unwrap()));
+        assert_eq!((budget.grow(64), run.stuck(), run.used()), (0, None, 1000));
+        budget.starving = budget.starving.map(|since| since - STARVED_MAX);
+        assert_eq!((budget.grow(64), budget.grow(1000), budget.grow(64)), (64, floor - 64, 0));
+        let stuck = run.stuck().unwrap();
+        assert_eq!((stuck.pid, stuck.holder, stuck.frames), (std::process::id(), other.id(), 1000));
+        // Nobody gets what is beyond once more.
+        holder.release(floor);
+        assert_eq!((budget.grow(64), run.used()), (0, 1000));
+        // Something was given: the time begins again.
+        holder.release(64);
+        assert_eq!((budget.grow(64), budget.starving), (64, None));
         other.kill().unwrap();
         other.wait().unwrap();
         std::fs::remove_file(&path).unwrap();

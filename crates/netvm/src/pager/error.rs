@@ -1,5 +1,6 @@
 //! What can go wrong with far memory itself.
 
+use super::AREA_BYTES_MAX;
 use super::erasure::Erasure;
 use crate::error::Errno;
 use netvm_core::residency::COPIES_MAX;
@@ -17,6 +18,11 @@ pub enum PagerError {
         bytes: u64,
         /// Why not.
         errno: Errno,
+    },
+    /// More addresses than a pager has page numbers for.
+    AreaTooLarge {
+        /// Bytes of far memory asked for.
+        bytes: u64,
     },
     /// The local budget is too small to work with.
     LocalTooSmall {
@@ -160,6 +166,12 @@ impl fmt::Display for PagerError {
                 f,
                 "cannot reserve {} GiB of addresses for far memory ({errno}); check `ulimit -v` and vm.overcommit_memory",
                 bytes >> 30
+            ),
+            Self::AreaTooLarge { bytes } => write!(
+                f,
+                "{} GiB of addresses are too many for the far memory of one process: give less than {} TiB",
+                bytes >> 30,
+                AREA_BYTES_MAX.div_ceil(1 << 40)
             ),
             Self::LocalTooSmall { bytes, min_bytes } => write!(
                 f,

@@ -68,6 +68,9 @@ pub const LOCAL_BYTES_MIN: u64 = 4 << 20;
 /// The most that comes in together at a fault, in bytes.
 pub const PAGE_BYTES_MAX: usize = 2 << 20;
 
+/// The most addresses a pager can reserve, in bytes: just under 16 TiB, as pages have numbers of 32 bits.
+pub const AREA_BYTES_MAX: u64 = (1 << 44) - PAGE_BYTES_MAX as u64;
+
 /// Most lenders that can hold one page.
 pub const REPLICAS_MAX: usize = netvm_core::residency::COPIES_MAX;
 
@@ -98,7 +101,7 @@ pub struct PagerConfig {
     pub encrypt_pages: bool,
     /// Whether lenders on this host are read and written without them.
     pub link: LinkChoice,
-    /// Addresses to reserve, in bytes: an upper limit on all far mappings together.
+    /// Addresses to reserve, in bytes, at most [`AREA_BYTES_MAX`]: an upper limit on all far mappings together.
     pub area_bytes: u64,
     /// The run whose budget is shared, if any; then `local_bytes` is the whole run's.
     pub run: Option<Arc<RunFile>>,
@@ -201,7 +204,7 @@ impl Pager {
     ///
     /// # Errors
     /// [`PagerError::Userfaultfd`] when the kernel or its settings forbid it (the text says what helps), the lender's error when one
-    /// cannot be reached, [`PagerError::LocalTooSmall`] below [`LOCAL_BYTES_MIN`] and four pages for each shard, [`PagerError::PageSize`], [`PagerError::FaultPath`] when faults
+    /// cannot be reached, [`PagerError::LocalTooSmall`] below [`LOCAL_BYTES_MIN`] and four pages for each shard, [`PagerError::AreaTooLarge`] above [`AREA_BYTES_MAX`], [`PagerError::PageSize`], [`PagerError::FaultPath`] when faults
     /// cannot be served like that, [`PagerError::Shards`].
     pub fn start(config: PagerConfig) -> Result<Arc<Self>> {
         let fault_path = match config.fault_path {
@@ -214,6 +217,9 @@ impl Pager {
         let bytes = config.page_bytes;
         if !bytes.is_power_of_two() || !(PAGE_BYTES..=PAGE_BYTES_MAX).contains(&bytes) {
             return Err(PagerError::PageSize { bytes }.into());
+        }
+        if config.area_bytes > AREA_BYTES_MAX {
+            return Err(PagerError::AreaTooLarge { bytes: config.area_bytes }.into());
         }
         if let Some(refused) = shards::refused(&config) {
             return Err(refused.into());

@@ -51,7 +51,7 @@ fn any_number_in_the_file_is_lived_with() {
                 opened.lost_lenders(),
                 opened.classes(),
             );
-            let _ = (opened.each_process(), opened.each_detail(), opened.is_supervised());
+            let _ = (opened.each_process(), opened.each_detail(), opened.is_supervised(), opened.stuck());
             let slot = opened.join(std::process::id()).unwrap();
             let granted = slot.grow(10);
             slot.set_starving(true);
@@ -104,6 +104,9 @@ fn the_budget_is_never_exceeded() {
     let mine = run.join(std::process::id()).unwrap();
     let other = run.join(child.id()).unwrap();
     assert_eq!((mine.grow(80), other.grow(30), other.grow(5)), (80, 20, 0));
+    assert_eq!(mine.floor(), FLOOR_FRAMES);
+    run.word(PAGE_SIZE).store(2 << 20, Relaxed);
+    assert_eq!(mine.floor(), 4 * 512);
     assert_eq!((mine.fair_share(), run.summary().local_frames_peak), (50, 100));
     other.set_starving(true);
     other.set_starving(true);
@@ -138,6 +141,56 @@ fn joining_again_gives_back_what_was_held_before_exec() {
     before.grow(60);
     let after = run.join(std::process::id()).unwrap();
     assert_eq!((run.processes(), after.grow(100)), (1, 100));
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn a_program_that_begins_gives_back_what_was_held_before_exec() {
+    let (path, run) = run("begins");
+    assert_eq!(run.join(std::process::id()).unwrap().grow(60), 60);
+    RunFile::open(&path).unwrap().begin();
+    assert_eq!((run.processes(), run.used()), (0, 0));
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn what_a_process_held_comes_back_when_it_is_another_program() {
+    use std::io::{Read as _, Write as _};
+    use std::process::{Command, Stdio};
+    let (path, run) = run("becomes");
+    // The same file.
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "echo; read line; exec sh -c 'echo; read line'"]).stdin(Stdio::piped());
+    let mut other = shell.stdout(Stdio::piped()).spawn().unwrap();
+    let (mut input, mut output) = (other.stdin.take().unwrap(), other.stdout.take().unwrap());
+    output.read_exact(&mut [0]).unwrap();
+    let slot = run.join(other.id()).unwrap();
+    assert_eq!(slot.grow(60), 60);
+    run.reap();
+    assert_eq!((run.processes(), run.used()), (1, 60));
+    // As it would have done by itself.
+    slot.word(SLOT_IMAGE).store(Identity::of(other.id()).unwrap().image, Relaxed);
+    run.reap();
+    assert_eq!((run.processes(), run.used()), (1, 60));
+    input.write_all(b"\n").unwrap();
+    output.read_exact(&mut [0]).unwrap();
+    run.reap();
+    assert_eq!((run.processes(), run.used()), (0, 0));
+    drop(input);
+    other.wait().unwrap();
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn who_has_come_back_meanwhile_is_not_given_up() {
+    let (path, run) = run("back");
+    let slot = run.join(std::process::id()).unwrap();
+    slot.grow(60);
+    let (pid, then) = (std::process::id().into(), run.identity(slot.base));
+    run.retire(slot.base, pid, Identity { image: !then.image, ..then });
+    assert_eq!((run.processes(), run.used()), (1, 60));
+    run.retire(slot.base, pid, then);
+    assert_eq!((run.processes(), run.used()), (0, 0));
     std::fs::remove_file(&path).unwrap();
 }
 

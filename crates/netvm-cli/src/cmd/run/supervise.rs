@@ -1,0 +1,128 @@
+//! Waiting for the program of a run, and for what it leaves in the background.
+
+use netvm::runfile::{RunFile, process_name};
+use netvm_sys::descendants::{Descendants, has_ended};
+use netvm_sys::signal::{SIGCHLD, Signals};
+use std::cell::Cell;
+use std::process::{Child, ExitStatus};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::size::Size;
+
+/// Between two looks at what the processes of the run have to say.
+const LOOK: Duration = Duration::from_secs(1);
+/// While processes in the background are waited for: some that use far memory may be nobody's children.
+const LOOK_AT_REST: Duration = Duration::from_millis(500);
+/// Those that end with the program are no background.
+const GRACE: Duration = Duration::from_millis(20);
+
+pub struct Supervisor<'a> {
+    run: &'a Arc<RunFile>,
+    signals: &'a Signals,
+    descendants: Descendants,
+    told_stuck: Cell<bool>,
+}
+
+/// How the program has ended.
+pub struct Ended {
+    pub status: ExitStatus,
+    /// What it was called then.
+    name: Option<String>,
+    /// Whether the preloaded library was in it all the time.
+    pub preloaded: bool,
+}
+
+impl<'a> Supervisor<'a> {
+    /// Before the program is started, and after the lenders.
+    pub fn new(run: &'a Arc<RunFile>, signals: &'a Signals) -> Result<Self, String> {
+        let descendants = Descendants::follow()
+            .map_err(|error| format!("cannot follow the processes of the program: {error}"))?;
+        Ok(Self { run, signals, descendants, told_stuck: Cell::new(false) })
+    }
+
+    /// Hands signals on until the program has ended.
+    pub fn wait_for_program(&self, child: &mut Child) -> Result<Ended, String> {
+        let pid = child.id();
+        loop {
+            if has_ended(pid) {
+                let name = process_name(pid);
+                let status = child.wait().map_err(|error| format!("cannot wait for the program: {error}"))?;
+                // Whom a signal has ended cannot say that it ends.
+                let known = name.as_deref().filter(|_| status.code().is_some());
+                let preloaded = self.run.was_preloaded(pid, known);
+                return Ok(Ended { status, name, preloaded });
+            }
+            match self.signals.wait_from_within(LOOK) {
+                None => self.tell_of_stuck(),
+                Some(taken) if taken.number == SIGCHLD => self.descendants.reap(Some(pid)),
+                // What a terminal sends, the program has got too: it is in the same process group.
+                Some(taken) if !taken.from_kernel => {
+                    // It may have ended in this moment.
+                    let _ = netvm_sys::signal::send(pid, taken.number);
+                }
+                Some(_) => {}
+            }
+        }
+    }
+
+    /// Processes that the program left in the background still need the run's folder and lender, or may soon.
+    pub fn wait_for_the_rest(&self) {
+        self.tell_of_stuck();
+        if self.rest() == 0 {
+            return;
+        }
+        std::thread::sleep(GRACE);
+        match self.rest() {
+            0 => return,
+            count => tell!("netvm: waiting for {count} background process(es) of this run"),
+        }
+        let until = self.signals.descriptor();
+        while self.rest() > 0 {
+            let mut fds: Vec<_> = until.iter().map(netvm_sys::thread::readable).collect();
+            match netvm_sys::thread::poll(&mut fds, Some(LOOK_AT_REST)) {
+                Ok(0) | Err(_) => self.tell_of_stuck(),
+                // Told to stop: their memory goes with the lender.
+                Ok(_) if self.signals.wait() != SIGCHLD => return,
+                Ok(_) => {}
+            }
+        }
+    }
+
+    /// Processes of the run that are there, the program's descendants and others that use far memory.
+    fn rest(&self) -> usize {
+        self.descendants.reap(None);
+        self.run.reap();
+        let mut pids = self.descendants.pids();
+        pids.extend(self.run.each_process().into_iter().map(|(pid, _)| pid));
+        pids.sort_unstable();
+        pids.dedup();
+        pids.len()
+    }
+
+    /// Says once that a process waits for memory that another does not give.
+    fn tell_of_stuck(&self) {
+        let Some(stuck) = self.run.stuck().filter(|_| !self.told_stuck.replace(true)) else { return };
+        let named = |pid| match process_name(pid) {
+            Some(name) => format!("{pid} ({name})"),
+            None => pid.to_string(),
+        };
+        tell!(
+            "netvm: process {} has {} of the run's local memory and gives nothing back: is it stopped? Process {} gets little meanwhile",
+            named(stuck.holder),
+            Size(stuck.frames * 4096),
+            named(stuck.pid),
+        );
+    }
+}
+
+impl Ended {
+    /// Says that the program was not on far memory, if so.
+    pub fn show_local(&self) {
+        let Some(name) = self.name.as_ref().filter(|_| !self.preloaded) else { return };
+        tell!(
+            "netvm: {name} ran without the preloaded library, so its memory was local: it is statically linked, or was started without LD_PRELOAD and \
+             NETVM_RUN in its environment"
+        );
+    }
+}
