@@ -98,6 +98,7 @@ impl Budget {
         if !slot.is_shard() {
             if came == std::mem::replace(&mut self.came, came) && !waits {
                 slot.set_starving(false);
+                self.starving = None;
             }
             return;
         }
