@@ -267,7 +267,7 @@ impl RunFile {
     /// A program of the run starts in this process: what the one before it held (before exec) is given back.
     pub fn begin(&self) {
         let pid = std::process::id();
-        self.retire_before_exec(pid);
+        self.retire_before_exec(pid, Identity::of(pid).unwrap_or_default());
         if std::os::unix::process::parent_id() != self.supervisor() {
             return;
         }
@@ -296,8 +296,9 @@ impl RunFile {
         word(PROGRAM) == u64::from(pid) && (word(PROGRAM_ENDED) != 0 || name.is_none_or(same_name))
     }
 
-    fn retire_before_exec(&self, pid: u32) {
-        self.retire_if(|slot, _| slot == u64::from(pid));
+    fn retire_before_exec(&self, pid: u32, now: Identity) {
+        // The number alone may be another's, in another name space of processes.
+        self.retire_if(|slot, then| slot == u64::from(pid) && then.started == now.started);
     }
 
     /// Enters a process. What the same pid left behind (before exec) is given back first.
@@ -305,9 +306,9 @@ impl RunFile {
     /// # Errors
     /// When 1024 processes use far memory at once.
     pub fn join(self: &Arc<Self>, pid: u32) -> Result<Slot> {
-        self.retire_before_exec(pid);
-        self.reap();
         let mut identity = Identity::of(pid).unwrap_or_default();
+        self.retire_before_exec(pid, identity);
+        self.reap();
         if pid != std::process::id() {
             // It may be in the middle of exec.
             identity.image = 0;
@@ -848,7 +849,13 @@ struct Stat {
 
 impl Stat {
     fn of(pid: u32) -> Option<Self> {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // /proc may be that of another name space, with other numbers.
+        let path = if pid == std::process::id() {
+            "/proc/self/stat".to_owned()
+        } else {
+            format!("/proc/{pid}/stat")
+        };
+        let stat = std::fs::read_to_string(path).ok()?;
         // The name may contain anything; fields are counted from the last parenthesis.
         let rest = &stat[stat.rfind(')')? + 1..];
         let mut fields = rest.split_ascii_whitespace();
