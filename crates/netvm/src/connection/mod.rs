@@ -534,7 +534,7 @@ impl PeerSession {
         if endpoint.posted_writes() != *seen {
             (*seen, *counted) = (endpoint.posted_writes(), endpoint.posted_writes());
         }
-        self.beside.publish(*counted, endpoint.applied_writes());
+        self.beside.publish(*counted, endpoint.filled_writes(), endpoint.applied_writes());
     }
 
     /// Calls the peer.

@@ -65,16 +65,16 @@ impl PeerSession {
     }
 
     /// Calls the peer at once; nobody wants the answer.
-    pub(crate) fn call_unseen(&self, method: u32, body: &[u8]) -> Result<()> {
+    pub(crate) fn call_unseen(&self, how: How, method: u32, body: &[u8]) -> Result<()> {
         let mut state = self.lock();
         self.collect(&mut state);
-        let post = |state: &mut State, token| {
+        let mut post = |state: &mut State, token| {
             let slot = state.session.endpoint.post_call(token, method, body.to_vec())?;
             state.targets.set(slot, token, "call", Target::Cell(Arc::default()));
             Ok(())
         };
-        let (state, _) = self.post(state, post)?;
-        self.launch(state, true, false);
+        let state = self.post_or_fail(state, how.waits, false, &mut post)?;
+        self.launch(state, true, how.followed);
         Ok(())
     }
 
