@@ -174,12 +174,11 @@ impl<T: Outcome> Op<T> {
 
     /// As [`Op::wait`], for at most `limit`; `None` afterwards, and the operation goes on.
     pub fn wait_for(&self, limit: Duration) -> Option<Result<T>> {
-        if self.cell.get().is_none()
-            && let Err(error) = self.connection.session.wait_posted_for(limit, || self.cell.get().is_some())
-        {
-            return Some(Err(error));
+        let mut waited = Ok(());
+        if self.cell.get().is_none() {
+            waited = self.connection.session.wait_posted_for(limit, || self.cell.get().is_some());
         }
-        self.ended()
+        self.ended().or_else(|| waited.err().map(Err))
     }
 
     /// Lets it go on unseen. Its buffers must stay as long as it may be under way: until a later flush, or the session, has ended.

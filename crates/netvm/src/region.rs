@@ -102,7 +102,7 @@ impl Peer {
 
     /// What the connection is made of: `tcp`, `unix`, `sealed` (encrypted) or `loopback`.
     pub fn link(&self) -> &'static str {
-        self.connection.session.lock().session.link(0).caps().name
+        self.connection.session.link
     }
 }
 
@@ -183,7 +183,7 @@ impl Region {
         match &self.mapped {
             Some(mapped) if mapped.is_apart() => "cma",
             Some(_) => "shm",
-            None => self.connection.session.lock().session.link(0).caps().name,
+            None => self.connection.session.link,
         }
     }
 

@@ -79,6 +79,8 @@ pub(crate) struct PeerSession {
     shared: Arc<Shared>,
     me: Weak<PeerSession>,
     pub(crate) address: String,
+    /// What its connections are made of. They are closed when it ends.
+    pub(crate) link: &'static str,
     pub(crate) origin: Origin,
     id: u64,
     pub(crate) session: SessionId,
@@ -179,6 +181,7 @@ impl PeerSession {
         session: SessionId,
         origin: Origin,
     ) -> Arc<Self> {
+        let link = links.first().map_or("", |link| link.caps().name);
         let state = State {
             session: Session::new(links, limits.0, limits.1),
             imports: ImportTable::default(),
@@ -217,6 +220,7 @@ impl PeerSession {
             shared,
             me: Weak::clone(me),
             address,
+            link,
             origin,
             id,
             session,

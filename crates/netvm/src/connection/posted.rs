@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use netvm_core::endpoint::{Answer, OpError, PostError};
 
 use super::gather::{SEND_BYTES, Step};
-use super::{PATIENCE, PeerSession, State, TIMEOUT};
+use super::{FOREVER, PATIENCE, PeerSession, State, TIMEOUT};
 use crate::error::{Error, Result};
 use crate::posted::{How, Target};
 use crate::region::WriteOptions;
@@ -202,7 +202,9 @@ impl PeerSession {
         let mut state = self.lock();
         self.glance(&mut state);
         let mut ready = |_: &Self, _: &mut State| ended().then_some(Ok(()));
-        self.wait_for(state, limit, TIMEOUT, |state| &mut state.look, &mut ready).1.unwrap_or(Ok(()))
+        let limit = limit.min(FOREVER);
+        let (state, waited) = self.wait_for(state, limit, TIMEOUT, |state| &mut state.look, &mut ready);
+        waited.unwrap_or_else(|| state.broken.clone().map_or(Ok(()), Err))
     }
 
     /// What an operation's end means.

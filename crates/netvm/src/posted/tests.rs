@@ -439,6 +439,40 @@ fn scattered_pieces_end_with_their_peer() {
     }
 }
 
+/// The links of a session that has ended are closed: nobody looks at them any more.
+#[test]
+fn a_session_that_has_ended_is_no_longer_looked_at() {
+    let (server, _memory, _client, region) = over_tcp(LinkChoice::Socket);
+    let link = region.link();
+    // One waits for more than one peer's operations when the only one that was busy ends.
+    let session = Arc::clone(region.session());
+    let waiting = std::thread::spawn(move || session.wait_posted("read", || false));
+    let session = Arc::clone(region.session());
+    let following = std::thread::spawn(move || session.wait_posted_for(Duration::MAX, || false));
+    std::thread::sleep(Duration::from_millis(20));
+    drop(server);
+    for waited in [waiting.join().unwrap(), following.join().unwrap()] {
+        assert!(matches!(waited, Err(Error::LenderLost { .. })), "{waited:?}");
+    }
+    let start = Instant::now();
+    assert!(region.session().wait_posted("read", || false).is_err());
+    assert!(region.session().wait_posted_for(Duration::from_secs(20), || false).is_err());
+    assert!(start.elapsed() < Duration::from_secs(10), "waited for nothing");
+    assert_eq!((region.link(), Peer::new(Arc::clone(region.session()), false).link()), (link, link));
+    // A counter waits for others to post more, and its thread sleeps.
+    let counter = Counter::new();
+    counter.count.begin(region.session());
+    assert_eq!(counter.wait_for(1, Some(Duration::from_millis(50))), Ok(false));
+}
+
+#[test]
+fn an_operation_may_be_waited_for_without_end() {
+    let (_server, _memory, _client, region) = over_tcp(LinkChoice::Socket);
+    let local = Node::memory(4096).unwrap();
+    let read = region.post().read(0, &[local.shared()]).unwrap();
+    assert_eq!(read.wait_for(Duration::MAX), Some(Ok(())));
+}
+
 #[test]
 fn what_is_followed_ends_with_its_peer() {
     for round in 0..20 {
