@@ -50,6 +50,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_millis(1);
 /// A session that ends waits so long for its links to take what is queued.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
+/// And so long for what paging threads execute for it.
+const PAGING_TIMEOUT: Duration = Duration::from_millis(200);
 /// Who waits looks for so long before sleeping, when that pays: about what sleeping and being woken cost where it is dear.
 pub(crate) const LOOK_MAX: Duration = Duration::from_micros(100);
 /// Receives on one rail before the others have their turn.
@@ -330,6 +332,8 @@ impl PeerSession {
         self.collect(state);
         state.session.close_links();
         self.tell_followers(state);
+        // What was locked for them passes on next.
+        self.shared.pagers.forget(&self.me, PAGING_TIMEOUT);
         let mut home = lock(&self.shared.home);
         home.session_ended(self.session);
         let news = home.has_signals();
