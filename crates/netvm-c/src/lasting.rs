@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use netvm::lasting::{LastingPeer, LastingRegion};
+use netvm::lasting::{LastingPeer, LastingRegion, Writing};
 use netvm::node::{RemoteKey, Rights};
 use netvm::region::{Peer, Region};
 
@@ -58,6 +58,7 @@ impl Opaque for RegionHandle {
 pub(crate) enum Now<'a> {
     Direct(&'a Region),
     Lasting(Arc<Region>),
+    Writing(Writing<'a>),
 }
 
 impl Deref for Now<'_> {
@@ -67,6 +68,7 @@ impl Deref for Now<'_> {
         match self {
             Self::Direct(region) => region,
             Self::Lasting(region) => region,
+            Self::Writing(region) => region,
         }
     }
 }
@@ -135,7 +137,7 @@ fn writable(region: &Region, offset: u64, bytes: usize) -> Result<()> {
 #[inline(never)]
 fn writing_lasting(region: &LastingRegion, offset: u64, bytes: usize) -> Result<Now<'_>> {
     writable(&*region.current()?, offset, bytes)?;
-    Ok(Now::Lasting(region.writing()?))
+    Ok(Now::Writing(region.writing()?))
 }
 
 #[cold]

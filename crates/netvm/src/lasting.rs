@@ -152,7 +152,9 @@ impl Writes {
     }
 
     fn note(&mut self, epoch: u32) -> Noted {
-        let before = self.written.replace(epoch);
+        let before = self.written;
+        self.written = before.max(Some(epoch));
+        // Whichever of the two is the older, its connection has ended.
         self.lost |= before.is_some_and(|before| before != epoch);
         self.count += 1;
         Noted { epoch, before, count: self.count }
@@ -255,6 +257,35 @@ impl LastingPeer {
     }
 }
 
+/// A region for writes. They count as written until it is dropped, and once more then: a flush that another thread has begun meanwhile
+/// may have come before them, and answers for none.
+pub struct Writing<'a> {
+    inner: &'a Inner,
+    epoch: u32,
+    region: Arc<Region>,
+}
+
+impl std::fmt::Debug for Writing<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        self.region.fmt(f)
+    }
+}
+
+impl std::ops::Deref for Writing<'_> {
+    type Target = Region;
+
+    #[inline]
+    fn deref(&self) -> &Region {
+        &self.region
+    }
+}
+
+impl Drop for Writing<'_> {
+    fn drop(&mut self) {
+        lock(&self.inner.writes).note(self.epoch);
+    }
+}
+
 /// A segment that is opened again in each connection.
 pub struct LastingRegion {
     inner: Arc<Inner>,
@@ -320,15 +351,15 @@ impl LastingRegion {
         self.writing()?.write_with(offset, bytes, options)
     }
 
-    /// As [`LastingRegion::current`], for a write in a way that is not offered here (posted, from shared memory) and comes next: the
-    /// flushes here answer for it too.
+    /// As [`LastingRegion::current`], for writes in a way that is not offered here (posted, from shared memory): the flushes here answer
+    /// for what is written, or posted, before it is dropped.
     ///
     /// # Errors
     /// See above.
-    pub fn writing(&self) -> Result<Arc<Region>> {
+    pub fn writing(&self) -> Result<Writing<'_>> {
         let (epoch, region) = self.open()?;
         lock(&self.inner.writes).note(epoch);
-        Ok(region)
+        Ok(Writing { inner: &self.inner, epoch, region })
     }
 
     /// As [`LastingRegion::writing`], with the write: one that fails and `would_block` has written nothing, and no flush answers for it.
@@ -343,9 +374,13 @@ impl LastingRegion {
         let (epoch, region) = self.open()?;
         let noted = lock(&self.inner.writes).note(epoch);
         let posted = post(&region);
-        if posted.as_ref().is_err_and(would_block) {
-            lock(&self.inner.writes).take_back(&noted);
+        let mut writes = lock(&self.inner.writes);
+        match &posted {
+            Err(error) if would_block(error) => writes.take_back(&noted),
+            // Again: a flush that was begun meanwhile may have come before it.
+            _ => drop(writes.note(epoch)),
         }
+        drop(writes);
         posted
     }
 

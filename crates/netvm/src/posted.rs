@@ -174,12 +174,11 @@ impl<T: Outcome> Op<T> {
 
     /// As [`Op::wait`], for at most `limit`; `None` afterwards, and the operation goes on.
     pub fn wait_for(&self, limit: Duration) -> Option<Result<T>> {
-        if self.cell.get().is_none()
-            && let Err(error) = self.connection.session.wait_posted_for(limit, || self.cell.get().is_some())
-        {
-            return Some(Err(error));
+        let mut waited = Ok(());
+        if self.cell.get().is_none() {
+            waited = self.connection.session.wait_posted_for(limit, || self.cell.get().is_some());
         }
-        self.ended()
+        self.ended().or_else(|| waited.err().map(Err))
     }
 
     /// Lets it go on unseen. Its buffers must stay as long as it may be under way: until a later flush, or the session, has ended.
@@ -525,7 +524,7 @@ impl<'a> Posting<'a> {
         let bytes = self.region.check_all(offset, locals)?;
         self.region.check_notify(options)?;
         let (peer, handle) = (self.region.peer(), self.region.handle());
-        let mapped = self.region.mapped(options.fence || options.notify.is_some());
+        let mapped = self.region.mapped_for(options);
         if mapped.is_some_and(|mapped| mapped.write_shared(peer, handle, offset, locals, options)) {
             target.end(Ok(Answer::Done));
             return Ok(());
@@ -538,13 +537,16 @@ impl<'a> Posting<'a> {
                 local.read_into(0, head).ok_or_else(crate::region::lengths)?;
                 rest = tail;
             }
-            return peer.start_copied(self.how, handle, offset, &copy, options, target);
+            peer.start_copied(self.how, handle, offset, &copy, options, target)?;
+        } else {
+            peer.start(self.how, "write", target, |state, token| {
+                let slot = state.session.endpoint.post_write_with(token, handle, offset, bytes, options)?;
+                state.session.set_locals(slot, locals);
+                Ok(slot)
+            })?;
         }
-        peer.start(self.how, "write", target, |state, token| {
-            let slot = state.session.endpoint.post_write_with(token, handle, offset, bytes, options)?;
-            state.session.set_locals(slot, locals);
-            Ok(slot)
-        })
+        self.region.went_over(self.how.followed);
+        Ok(())
     }
 
     fn start_read(self, offset: u64, locals: &[SharedSlice], target: Target) -> Result<()> {

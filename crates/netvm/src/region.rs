@@ -102,7 +102,7 @@ impl Peer {
 
     /// What the connection is made of: `tcp`, `unix`, `sealed` (encrypted) or `loopback`.
     pub fn link(&self) -> &'static str {
-        self.connection.session.lock().session.link(0).caps().name
+        self.connection.session.link
     }
 }
 
@@ -183,7 +183,7 @@ impl Region {
         match &self.mapped {
             Some(mapped) if mapped.is_apart() => "cma",
             Some(_) => "shm",
-            None => self.connection.session.lock().session.link(0).caps().name,
+            None => self.connection.session.link,
         }
     }
 
@@ -198,6 +198,20 @@ impl Region {
     #[inline]
     pub(crate) fn mapped(&self, ordered: bool) -> Option<&Mapped> {
         self.mapped.as_ref().filter(|_| !ordered || self.connection.session.beside.is_applied())
+    }
+
+    /// The memory for a write with these options: an earlier one that is still under way over the links would undo it.
+    #[inline]
+    pub(crate) fn mapped_for(&self, options: WriteOptions) -> Option<&Mapped> {
+        let ordered = options.fence || options.notify.is_some();
+        self.mapped(ordered).filter(|_| ordered || self.connection.session.beside.is_filled())
+    }
+
+    /// A write of a mapped region has gone over the links: later ones shall find back to the memory.
+    pub(crate) fn went_over(&self, followed: bool) {
+        if let Some(mapped) = &self.mapped {
+            mapped.ask_what_is_applied(self.peer(), followed);
+        }
     }
 
     /// How many notification numbers it has, from 0 on.
@@ -315,7 +329,7 @@ impl Region {
         self.check(offset, bytes.len())?;
         self.check_notify(options)?;
         if self
-            .mapped(options.fence || options.notify.is_some())
+            .mapped_for(options)
             .is_some_and(|mapped| mapped.write(self.peer(), self.handle, offset, bytes, options))
         {
             return Ok(());
@@ -327,11 +341,7 @@ impl Region {
             let peer = &self.connection.session;
             let (state, _) = peer.post(peer.lock(), post)?;
             let pushed = peer.push(state, at_once);
-            if options.notify.is_some()
-                && let Some(mapped) = &self.mapped
-            {
-                mapped.ask_what_is_applied(peer);
-            }
+            self.went_over(false);
             return pushed;
         }
         let mut offset = offset;
@@ -346,6 +356,7 @@ impl Region {
             self.connection.session.lock().bounces.push(bounce);
             offset += part.len() as u64;
         }
+        self.went_over(false);
         Ok(())
     }
 
@@ -392,12 +403,14 @@ impl Region {
         let bytes = self.check_all(offset, locals)?;
         self.check_notify(options)?;
         if self
-            .mapped(options.fence || options.notify.is_some())
+            .mapped_for(options)
             .is_some_and(|mapped| mapped.write_shared(self.peer(), self.handle, offset, locals, options))
         {
             return Ok(());
         }
-        self.write_checked(offset, locals, bytes, options)
+        self.write_checked(offset, locals, bytes, options)?;
+        self.went_over(false);
+        Ok(())
     }
 
     fn write_checked(
@@ -440,20 +453,23 @@ impl Region {
     /// # Errors
     /// As [`Region::write`]; the others are written when one fails.
     pub fn write_vectored(&self, pieces: &[(u64, SharedSlice)]) -> Result<()> {
-        if let Some(mapped) = self.mapped(false) {
+        let options = WriteOptions::default();
+        if let Some(mapped) = self.mapped_for(options) {
             self.check_pieces(pieces)?;
-            let (peer, options) = (self.peer(), WriteOptions::default());
+            let peer = self.peer();
             let write =
                 |&(offset, local): &_| mapped.write_shared(peer, self.handle, offset, &[local], options);
             if pieces.iter().all(write) {
                 return Ok(());
             }
         }
-        self.run_all("write", pieces, |state, token, (offset, local)| {
+        let written = self.run_all("write", pieces, |state, token, (offset, local)| {
             let slot = state.session.endpoint.post_write(token, self.handle, *offset, local.len() as u32)?;
             state.session.set_locals(slot, &[*local]);
             Ok(slot)
-        })
+        });
+        self.went_over(false);
+        written
     }
 
     /// Returns when the peer's memory has all writes made so far through this peer's regions.

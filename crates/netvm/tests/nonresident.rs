@@ -12,6 +12,7 @@ use netvm::node::{ConnectOptions, LinkChoice, Node, Rights};
 use netvm::notify::Notify;
 use netvm::pager::{Pager, PagerConfig};
 use netvm::region::{Peer, Region, WriteOptions};
+use netvm::sync::{Kind, Lock, SyncError};
 use netvm_core::wire::Status;
 use netvm_sys::mapping::Mapping;
 use netvm_sys::residency::{page_out, resident};
@@ -425,6 +426,44 @@ fn a_session_may_end_while_a_page_is_away() {
     region.write(20 * PAGE, b"others").unwrap();
     region.flush().unwrap();
     drop((region, world));
+}
+
+/// Or the next one that locks the memory would find its own bytes replaced.
+#[test]
+fn what_a_session_left_is_not_executed_after_its_end() {
+    let Some(_alone) = common::alone() else { return };
+    let world = World::new();
+    let gated = Gated::new(64, 8);
+    let key = world.server.export("memory", gated.memory(), Rights::ReadWrite).unwrap();
+    let lock_key = world.server.export_sync("lock", Kind::LOCK).unwrap();
+    let node = Node::new().unwrap();
+    let options = ConnectOptions { rails: Some(1), link: LinkChoice::Socket };
+    let peer = node.connect_with(&world.address, &options).unwrap();
+    let lock = Lock::open(&peer, "lock", &lock_key).unwrap();
+    let guard = lock.lock(None).or_else(SyncError::recover).unwrap();
+    let region = peer.import("memory", &key).unwrap();
+    for page in 0..8 {
+        region.write(page * PAGE, &[9; 100]).unwrap();
+    }
+    let _ = region.notify(Notify::Count { number: 0 });
+    gated.gate.wait_for_fault(2);
+    drop(node);
+    let next = world.peer(1);
+    let second = Lock::open(&next, "lock", &lock_key).unwrap();
+    let held = second.lock(Some(Duration::from_secs(20)));
+    assert!(matches!(held, Err(SyncError::Abandoned(_))));
+    gated.gate.set(true);
+    let region = next.import("memory", &key).unwrap();
+    for page in 0..8 {
+        region.write(page * PAGE + 4000, &[5; 8]).unwrap();
+    }
+    region.flush().unwrap();
+    std::thread::sleep(Duration::from_millis(100));
+    for page in 0..8 {
+        let bytes = gated.shared().sub(page * 4096, 4096).unwrap().to_vec();
+        assert_eq!((bytes[99], bytes[4000]), (0, 5), "page {page}");
+    }
+    drop(guard);
 }
 
 #[test]

@@ -105,6 +105,8 @@ pub struct Endpoint {
     /// The `applied` that the peer was last told.
     told: u64,
     refused_write: Option<Status>,
+    /// Our writes up to the last one that has bytes.
+    filled: u64,
     closed: bool,
 }
 
@@ -145,6 +147,7 @@ impl Endpoint {
             serving_calls: 0,
             told: 0,
             refused_write: None,
+            filled: 0,
             closed: false,
         }
     }
@@ -162,6 +165,11 @@ impl Endpoint {
     /// Writes that we have posted, ever.
     pub fn posted_writes(&self) -> u64 {
         self.send.next()
+    }
+
+    /// Of these, how many there were with the last one that has bytes: those behind it only tell something.
+    pub fn filled_writes(&self) -> u64 {
+        self.filled
     }
 
     /// Of these, how many are known to have been applied: all below this number.

@@ -81,7 +81,7 @@ impl Endpoint {
             // Held back: it needs a place of its own.
             return self.submit(None, header, Payload::Body(bytes.to_vec()));
         };
-        let sequence = self.send.take().ok_or(PostError::Full)?;
+        let sequence = self.number(bytes.len())?;
         self.rails[rail].written = self.rails[rail].written.max(sequence + 1);
         self.queue_copied(rail, Header { sequence, payload_bytes: bytes.len() as u32, ..header }, bytes);
         Ok(())
@@ -112,9 +112,18 @@ impl Endpoint {
         }
     }
 
+    /// The number of a write of so many bytes.
+    fn number(&mut self, bytes: usize) -> Result<u64, PostError> {
+        let sequence = self.send.take().ok_or(PostError::Full)?;
+        if bytes > 0 {
+            self.filled = sequence + 1;
+        }
+        Ok(sequence)
+    }
+
     /// Numbers a write and queues it, or holds it back.
     fn submit(&mut self, rail: Option<usize>, header: Header, payload: Payload) -> Result<(), PostError> {
-        let sequence = self.send.take().ok_or(PostError::Full)?;
+        let sequence = self.number(payload.bytes())?;
         let header = Header { sequence, payload_bytes: payload.bytes() as u32, ..header };
         match rail {
             Some(rail) => self.queue_write(rail, header, payload),

@@ -50,6 +50,8 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_millis(1);
 /// A session that ends waits so long for its links to take what is queued.
 const DRAIN_TIMEOUT: Duration = Duration::from_millis(200);
+/// And so long for what paging threads execute for it.
+const PAGING_TIMEOUT: Duration = Duration::from_millis(200);
 /// Who waits looks for so long before sleeping, when that pays: about what sleeping and being woken cost where it is dear.
 pub(crate) const LOOK_MAX: Duration = Duration::from_micros(100);
 /// Receives on one rail before the others have their turn.
@@ -79,6 +81,8 @@ pub(crate) struct PeerSession {
     shared: Arc<Shared>,
     me: Weak<PeerSession>,
     pub(crate) address: String,
+    /// What its connections are made of. They are closed when it ends.
+    pub(crate) link: &'static str,
     pub(crate) origin: Origin,
     id: u64,
     pub(crate) session: SessionId,
@@ -179,6 +183,7 @@ impl PeerSession {
         session: SessionId,
         origin: Origin,
     ) -> Arc<Self> {
+        let link = links.first().map_or("", |link| link.caps().name);
         let state = State {
             session: Session::new(links, limits.0, limits.1),
             imports: ImportTable::default(),
@@ -217,6 +222,7 @@ impl PeerSession {
             shared,
             me: Weak::clone(me),
             address,
+            link,
             origin,
             id,
             session,
@@ -326,6 +332,8 @@ impl PeerSession {
         self.collect(state);
         state.session.close_links();
         self.tell_followers(state);
+        // What was locked for them passes on next.
+        self.shared.pagers.forget(&self.me, PAGING_TIMEOUT);
         let mut home = lock(&self.shared.home);
         home.session_ended(self.session);
         let news = home.has_signals();
@@ -534,7 +542,7 @@ impl PeerSession {
         if endpoint.posted_writes() != *seen {
             (*seen, *counted) = (endpoint.posted_writes(), endpoint.posted_writes());
         }
-        self.beside.publish(*counted, endpoint.applied_writes());
+        self.beside.publish(*counted, endpoint.filled_writes(), endpoint.applied_writes());
     }
 
     /// Calls the peer.

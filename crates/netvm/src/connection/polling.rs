@@ -42,7 +42,11 @@ impl PeerSession {
         let next = gathers.or(lease).filter(|_| state.broken.is_none());
         match next {
             Some(pace) => self.pace_us.store(pace.as_micros() as u32, Ordering::Relaxed),
-            None => state.ticking = false,
+            None => {
+                state.ticking = false;
+                // The link may have taken some of it only.
+                self.leave_rest(&mut state);
+            }
         }
         next
     }

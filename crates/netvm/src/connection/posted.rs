@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use netvm_core::endpoint::{Answer, OpError, PostError};
 
 use super::gather::{SEND_BYTES, Step};
-use super::{PATIENCE, PeerSession, State, TIMEOUT};
+use super::{FOREVER, PATIENCE, PeerSession, State, TIMEOUT};
 use crate::error::{Error, Result};
 use crate::posted::{How, Target};
 use crate::region::WriteOptions;
@@ -65,16 +65,16 @@ impl PeerSession {
     }
 
     /// Calls the peer at once; nobody wants the answer.
-    pub(crate) fn call_unseen(&self, method: u32, body: &[u8]) -> Result<()> {
+    pub(crate) fn call_unseen(&self, how: How, method: u32, body: &[u8]) -> Result<()> {
         let mut state = self.lock();
         self.collect(&mut state);
-        let post = |state: &mut State, token| {
+        let mut post = |state: &mut State, token| {
             let slot = state.session.endpoint.post_call(token, method, body.to_vec())?;
             state.targets.set(slot, token, "call", Target::Cell(Arc::default()));
             Ok(())
         };
-        let (state, _) = self.post(state, post)?;
-        self.launch(state, true, false);
+        let state = self.post_or_fail(state, how.waits, false, &mut post)?;
+        self.launch(state, true, how.followed);
         Ok(())
     }
 
@@ -202,7 +202,9 @@ impl PeerSession {
         let mut state = self.lock();
         self.glance(&mut state);
         let mut ready = |_: &Self, _: &mut State| ended().then_some(Ok(()));
-        self.wait_for(state, limit, TIMEOUT, |state| &mut state.look, &mut ready).1.unwrap_or(Ok(()))
+        let limit = limit.min(FOREVER);
+        let (state, waited) = self.wait_for(state, limit, TIMEOUT, |state| &mut state.look, &mut ready);
+        waited.unwrap_or_else(|| state.broken.clone().map_or(Ok(()), Err))
     }
 
     /// What an operation's end means.

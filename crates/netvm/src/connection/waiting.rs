@@ -81,6 +81,10 @@ impl PeerSession {
                 (state, Some(result)) => return (state, result),
                 (waited, None) => state = waited,
             }
+            if let Some(error) = state.broken.clone() {
+                let result = ready(self, &mut state).unwrap_or(Err(error));
+                return (state, result);
+            }
             let now = Instant::now();
             let late = before.is_some_and(|before| now.duration_since(before) > TIMEOUT + LATE);
             before = Some(now);
@@ -93,7 +97,7 @@ impl PeerSession {
         }
     }
 
-    /// As [`PeerSession::wait_until`]; nothing after `limit`, and the session goes on.
+    /// As [`PeerSession::wait_until`]; nothing after `limit`, and the session goes on. Nothing either as soon as it has ended.
     pub(super) fn wait_for<'a, R>(
         &'a self,
         mut state: MutexGuard<'a, State>,
@@ -113,6 +117,10 @@ impl PeerSession {
                     trial(&mut state).note(true);
                 }
                 break Some(result);
+            }
+            // Nothing comes any more, and the links have been closed.
+            if state.broken.is_some() {
+                break None;
             }
             let now = *last.insert(Instant::now());
             if std::mem::take(&mut came) {

@@ -187,6 +187,45 @@ fn who_flushes_meanwhile_learns_of_the_same_writes() {
     assert!(state.unconfirmed(3).0);
 }
 
+#[test]
+fn a_flush_that_came_before_a_write_does_not_answer_for_it() {
+    let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
+    let key = server.export("memory", Node::memory(4096).unwrap(), Rights::ReadWrite).unwrap();
+    let address = server.listen("127.0.0.1:0").unwrap();
+    let peer = client.connect_lasting(&address, Reconnect::default()).unwrap();
+    let region = peer.import("memory", &key).unwrap();
+    let unconfirmed = || lock(&peer.inner.writes).written.is_some();
+    let would_block = |_: &Error| false;
+    for posts in [false, true] {
+        let flush = || match posts {
+            true => region.post_flush(|region| region.post().flush()).and_then(|flush| flush.wait()),
+            false => region.flush(),
+        };
+        // The other thread's flush comes when the write has been announced, and is not posted yet.
+        let late = |current: &Region| {
+            flush().unwrap();
+            current.write(0, &[1; 8])
+        };
+        region.post_write(late, would_block).unwrap();
+        assert!(unconfirmed(), "confirmed before it was written");
+        flush().unwrap();
+        assert!(!unconfirmed());
+        let writing = region.writing().unwrap();
+        flush().unwrap();
+        writing.write(0, &[1; 8]).unwrap();
+        drop(writing);
+        assert!(unconfirmed(), "confirmed before it was written");
+        flush().unwrap();
+        assert!(!unconfirmed());
+    }
+    // The connection ended meanwhile, and there is another: its writes are not confirmed either.
+    let mut state = Writes::default();
+    state.note(1);
+    state.note(2);
+    state.note(1);
+    assert_eq!((state.lost, state.written), (true, Some(2)));
+}
+
 /// One after the other each would have all the patience for itself.
 #[test]
 fn who_waits_for_others_attempts_has_no_more_patience_than_they() {

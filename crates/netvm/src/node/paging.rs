@@ -78,8 +78,10 @@ struct Lost {
     pages: Range<usize>,
 }
 
+type Peer = Weak<PeerSession>;
+
 /// Whom to tell that a task was given up.
-type Told = (Weak<PeerSession>, JobId);
+type Told = (Peer, JobId);
 
 impl State {
     fn begin(&mut self, task: &Task) -> u64 {
@@ -111,10 +113,10 @@ impl State {
     }
 
     /// Gives up what can be: since its memory has not come in time if it `is_late`, otherwise since nobody wants it.
-    fn give_up(&mut self, is_late: bool, which: impl Fn(SegmentId, Instant) -> bool) -> Vec<Told> {
+    fn give_up(&mut self, is_late: bool, which: impl Fn(&Peer, SegmentId, Instant) -> bool) -> Vec<Told> {
         let mut told = Vec::new();
         self.running.retain(|running| {
-            let goes = !running.is_touching && which(running.segment, running.since);
+            let goes = !running.is_touching && which(&running.peer, running.segment, running.since);
             if goes {
                 told.push((Weak::clone(&running.peer), running.id));
                 let pages = if is_late { running.pages.clone() } else { 0..0 };
@@ -124,7 +126,7 @@ impl State {
         });
         self.threads -= told.len();
         self.tasks.retain(|task| {
-            let goes = which(task.segment, task.since);
+            let goes = which(&task.peer, task.segment, task.since);
             if goes {
                 told.push((Weak::clone(&task.peer), task.job.id));
             }
@@ -232,17 +234,33 @@ impl Pagers {
     /// Refuses the tasks of a segment that is not exported any more, and waits until `deadline` for those that are being executed: true
     /// when nobody touches it, for ever.
     pub(crate) fn take_back(self: &Arc<Self>, segment: SegmentId, deadline: Instant) -> bool {
-        self.refuse(Status::NoHandle, false, |other, _| other == segment);
+        self.refuse(Status::NoHandle, false, |_, other, _| other == segment);
         let touches = |state: &mut State| state.running.iter().any(|running| running.segment == segment);
         self.wait_while(touches, deadline)
     }
 
-    /// Refuses tasks that have waited for longer than `limit`.
-    pub(crate) fn expire(self: &Arc<Self>, limit: Duration) {
-        self.refuse(Status::Away, true, |_, since| since.elapsed() >= limit);
+    /// Executes nothing more for a session that has ended, with that session locked. Waits for what is being executed, since that memory is
+    /// somebody else's next; not for longer than `limit`: a page may have left again.
+    pub(crate) fn forget(self: &Arc<Self>, peer: &Peer, limit: Duration) {
+        let mut state = lock(&self.state);
+        drop(state.give_up(false, |other, _, _| other.ptr_eq(peer)));
+        self.grow(&mut state);
+        drop(state);
+        let touches = |state: &mut State| state.running.iter().any(|running| running.peer.ptr_eq(peer));
+        self.wait_while(touches, Instant::now() + limit);
     }
 
-    fn refuse(self: &Arc<Self>, status: Status, is_late: bool, which: impl Fn(SegmentId, Instant) -> bool) {
+    /// Refuses tasks that have waited for longer than `limit`.
+    pub(crate) fn expire(self: &Arc<Self>, limit: Duration) {
+        self.refuse(Status::Away, true, |_, _, since| since.elapsed() >= limit);
+    }
+
+    fn refuse(
+        self: &Arc<Self>,
+        status: Status,
+        is_late: bool,
+        which: impl Fn(&Peer, SegmentId, Instant) -> bool,
+    ) {
         let mut state = lock(&self.state);
         let told = state.give_up(is_late, which);
         self.grow(&mut state);
@@ -263,7 +281,7 @@ impl Pagers {
     pub(crate) fn stop(&self, deadline: Instant) {
         let mut state = lock(&self.state);
         state.stopped = true;
-        let _ = state.give_up(false, |_, _| true);
+        let _ = state.give_up(false, |_, _, _| true);
         drop(state);
         self.work.notify_all();
         if !self.wait_while(|state| state.threads > 0, deadline) {

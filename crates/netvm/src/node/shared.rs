@@ -139,6 +139,11 @@ impl Shared {
         self.kick.signal();
     }
 
+    #[cfg(test)]
+    pub(crate) fn sessions(&self) -> Vec<Arc<PeerSession>> {
+        lock(&self.peers).iter().flatten().cloned().collect()
+    }
+
     /// Sends and receives in this thread, for all peers when they are few; otherwise the node's thread is as quick.
     pub(crate) fn poll(&self) {
         if let Ok(peers) = self.peers.try_lock()

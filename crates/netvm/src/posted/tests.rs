@@ -439,6 +439,102 @@ fn scattered_pieces_end_with_their_peer() {
     }
 }
 
+/// The links of a session that has ended are closed: nobody looks at them any more.
+#[test]
+fn a_session_that_has_ended_is_no_longer_looked_at() {
+    let (server, _memory, _client, region) = over_tcp(LinkChoice::Socket);
+    let link = region.link();
+    // One waits for more than one peer's operations when the only one that was busy ends.
+    let session = Arc::clone(region.session());
+    let waiting = std::thread::spawn(move || session.wait_posted("read", || false));
+    let session = Arc::clone(region.session());
+    let following = std::thread::spawn(move || session.wait_posted_for(Duration::MAX, || false));
+    std::thread::sleep(Duration::from_millis(20));
+    drop(server);
+    for waited in [waiting.join().unwrap(), following.join().unwrap()] {
+        assert!(matches!(waited, Err(Error::LenderLost { .. })), "{waited:?}");
+    }
+    let start = Instant::now();
+    assert!(region.session().wait_posted("read", || false).is_err());
+    assert!(region.session().wait_posted_for(Duration::from_secs(20), || false).is_err());
+    assert!(start.elapsed() < Duration::from_secs(10), "waited for nothing");
+    assert_eq!((region.link(), Peer::new(Arc::clone(region.session()), false).link()), (link, link));
+    // A counter waits for others to post more, and its thread sleeps.
+    let counter = Counter::new();
+    counter.count.begin(region.session());
+    assert_eq!(counter.wait_for(1, Some(Duration::from_millis(50))), Ok(false));
+}
+
+#[test]
+fn an_operation_may_be_waited_for_without_end() {
+    let (_server, _memory, _client, region) = over_tcp(LinkChoice::Socket);
+    let local = Node::memory(4096).unwrap();
+    let read = region.post().read(0, &[local.shared()]).unwrap();
+    assert_eq!(read.wait_for(Duration::MAX), Some(Ok(())));
+}
+
+/// Takes so many bytes, and no more until it is open.
+struct Narrow<L>(L, Arc<(AtomicBool, std::sync::atomic::AtomicUsize)>);
+
+impl<L: Link> Link for Narrow<L> {
+    fn caps(&self) -> Caps {
+        self.0.caps()
+    }
+    fn post(&mut self, pieces: &Outgoing<'_>) -> io::Result<usize> {
+        let (is_open, left) = &*self.1;
+        if is_open.load(Ordering::SeqCst) {
+            return self.0.post(pieces);
+        }
+        let bytes = left.load(Ordering::SeqCst).min(pieces.total_bytes());
+        if bytes == 0 {
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let mut some = vec![0; bytes];
+        let count = pieces.gather(0, &mut some)?;
+        let mut short = Outgoing::new();
+        short.bytes(&some[..count]);
+        let sent = self.0.post(&short)?;
+        left.fetch_sub(sent, Ordering::SeqCst);
+        Ok(sent)
+    }
+    fn poll(&mut self, pieces: &mut Incoming<'_>) -> io::Result<usize> {
+        self.0.poll(pieces)
+    }
+    fn wait_fd(&self) -> BorrowedFd<'_> {
+        self.0.wait_fd()
+    }
+}
+
+#[test]
+fn what_the_link_does_not_take_at_the_tick_is_sent_when_it_does() {
+    let width = Arc::new((AtomicBool::new(true), std::sync::atomic::AtomicUsize::new(1000)));
+    let (here, there) = Loopback::pair().unwrap();
+    let (server, client, peer) = nodes(Narrow(here, Arc::clone(&width)), there);
+    for node in [&server, &client] {
+        // Nobody else looks.
+        node.keep_alive(crate::node::KeepAlive::new(60_000, 60_000));
+    }
+    let memory = Node::memory(1 << 16).unwrap();
+    let key = server.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap();
+    let region = peer.import("memory", &key).unwrap();
+    let local = Node::memory(8192).unwrap();
+    local.shared().fill(7);
+    std::thread::sleep(Duration::from_millis(20));
+    width.0.store(false, Ordering::SeqCst);
+    region.post().followed().write(0, &[local.shared()], WriteOptions::default()).unwrap().detach();
+    let start = Instant::now();
+    let wait = |what: &str, so: &dyn Fn() -> bool| {
+        while !so() {
+            assert!(start.elapsed() < Duration::from_secs(10), "{what}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    wait("the node's thread does not come by", &|| width.1.load(Ordering::SeqCst) == 0);
+    std::thread::sleep(Duration::from_millis(20));
+    width.0.store(true, Ordering::SeqCst);
+    wait("the rest is not sent", &|| memory.shared().sub(8191, 1).unwrap().to_vec() == [7]);
+}
+
 #[test]
 fn what_is_followed_ends_with_its_peer() {
     for round in 0..20 {

@@ -19,6 +19,7 @@ use netvm_sys::thread::futex_wake_shared;
 use super::{PeerWords, Request, SHM_METHOD};
 use crate::connection::PeerSession;
 use crate::node::lock;
+use crate::posted::How;
 
 /// Bytes that are copied in one visit to the gate: whoever unexports waits for no more.
 const VISIT_BYTES: usize = 1 << 20;
@@ -77,15 +78,18 @@ pub(crate) struct Beside {
     posted: AtomicU64,
     applied: AtomicU64,
     flushed: AtomicU64,
+    /// Writes up to the last one that has bytes.
+    filled: AtomicU64,
     /// For how many the peer has been asked whether it has applied them.
     asked: AtomicU64,
     ended: AtomicBool,
 }
 
 impl Beside {
-    /// With the session locked, so that both only grow.
-    pub(crate) fn publish(&self, posted: u64, applied: u64) {
+    /// With the session locked, so that all only grow.
+    pub(crate) fn publish(&self, posted: u64, filled: u64, applied: u64) {
         self.applied.store(applied, Ordering::Release);
+        self.filled.store(filled, Ordering::Release);
         self.posted.store(posted, Ordering::Release);
     }
 
@@ -97,6 +101,12 @@ impl Beside {
     #[inline]
     pub(crate) fn is_applied(&self) -> bool {
         self.applied.load(Ordering::Acquire) >= self.posted.load(Ordering::Acquire)
+    }
+
+    /// Whether no bytes are under way over the links that would replace what is written now.
+    #[inline]
+    pub(crate) fn is_filled(&self) -> bool {
+        self.applied.load(Ordering::Acquire) >= self.filled.load(Ordering::Acquire)
     }
 
     /// Whether besides nobody has to be told that some of it was refused.
@@ -317,7 +327,8 @@ impl Mapped {
         }
         if wake.descriptor {
             // Only its owner may touch a descriptor that could block. When the session ends, so does the waiter's hope.
-            let _ = peer.call_unseen(SHM_METHOD, &Request::Ring { handle }.encode());
+            let how = How { waits: true, followed: false };
+            let _ = peer.call_unseen(how, SHM_METHOD, &Request::Ring { handle }.encode());
         }
         true
     }
@@ -377,22 +388,19 @@ impl Mapped {
         self.visit(peer, full, || crate::atomic::execute(&memory, offset as usize, atomic)).flatten()
     }
 
-    /// A notification has gone over the links, behind writes that may not have been applied there. A peer that answers through our memory would
+    /// A write has gone over the links, perhaps behind others that have not been applied there. A peer that answers through our memory would
     /// never tell that they have, and all that come later had to go there too.
-    pub(crate) fn ask_what_is_applied(&self, peer: &PeerSession) {
+    /// `followed`: something else follows at once.
+    pub(crate) fn ask_what_is_applied(&self, peer: &PeerSession, followed: bool) {
         let Beside { posted, applied, asked, .. } = &peer.beside;
-        let before = asked.load(Ordering::Relaxed);
-        if applied.load(Ordering::Acquire) >= before
-            && asked
-                .compare_exchange(
-                    before,
-                    posted.load(Ordering::Acquire),
-                    Ordering::Relaxed,
-                    Ordering::Relaxed,
-                )
-                .is_ok()
-        {
-            let _ = peer.call_unseen(SHM_METHOD, &Request::Applied.encode());
+        let change = |from, to| asked.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed);
+        let (before, now) = (asked.load(Ordering::Relaxed), posted.load(Ordering::Acquire));
+        if applied.load(Ordering::Acquire) >= before && now > before && change(before, now).is_ok() {
+            // Not where that would wait for room: the next write asks.
+            let how = How { waits: false, followed };
+            if peer.call_unseen(how, SHM_METHOD, &Request::Applied.encode()).is_err() {
+                let _ = change(now, before);
+            }
         }
     }
 

@@ -374,6 +374,64 @@ fn notifications_find_back_from_the_links() {
 }
 
 #[test]
+fn a_write_in_memory_is_not_undone_by_an_earlier_one() {
+    use netvm_sys::shared::SharedSlice;
+
+    use crate::notify::Notify;
+    use crate::region::WriteOptions;
+    let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
+    let memory = Node::memory(1 << 20).unwrap();
+    let (key, queue) = server.export_notified("memory", Arc::clone(&memory), Rights::ReadWrite, 1).unwrap();
+    queue.open_queue(1000).unwrap();
+    let peer = client.connect_local(&server).unwrap();
+    let region = peer.import("memory", &key).unwrap();
+    assert_eq!(region.link(), "shm");
+    let (old, new) = (Node::memory(100_000).unwrap(), Node::memory(100_000).unwrap());
+    old.shared().fill(1);
+    new.shared().fill(2);
+    let none = WriteOptions::default();
+    let notify = Notify::Queue { number: 0, value: 7.try_into().unwrap() };
+    let ways: [&(dyn Fn(SharedSlice) + Sync); 4] = [
+        &|new| region.write(0, &new.to_vec()).unwrap(),
+        &|new| region.write_shared(0, &[new]).unwrap(),
+        &|new| region.write_vectored(&[(0, new)]).unwrap(),
+        &|new| region.post().write(0, &[new], none).unwrap().wait().unwrap(),
+    ];
+    for round in 0..40 {
+        let bytes = [100, 100_000][round / 4 % 2];
+        let options = WriteOptions { notify: Some(notify), ..none };
+        // What has no bytes keeps nothing out of the memory.
+        region.notify(notify).unwrap();
+        assert!(region.mapped_for(none).is_some());
+        region.flush().unwrap();
+        assert!(queue.remove().is_some());
+        // Nothing is served meanwhile.
+        let server = server.shared().sessions().pop().unwrap();
+        let held = server.lock();
+        region.post().write(0, &[old.shared().sub(0, bytes).unwrap()], options).unwrap().detach();
+        std::thread::scope(|scope| {
+            let writing = scope.spawn(|| ways[round % 4](new.shared().sub(0, bytes).unwrap()));
+            let start = Instant::now();
+            while !writing.is_finished() && start.elapsed() < Duration::from_millis(10) {
+                std::thread::yield_now();
+            }
+            drop(held);
+            writing.join().unwrap();
+        });
+        region.flush().unwrap();
+        assert!(queue.remove().is_some());
+        let seen = memory.shared().sub(0, bytes).unwrap().to_vec();
+        assert!(seen.iter().all(|&byte| byte == 2), "round {round}: the earlier write came last");
+        // The way through memory is found again.
+        let start = Instant::now();
+        while !region.session().beside.is_applied() {
+            assert!(start.elapsed().as_secs() < 10, "nobody asks");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
 fn this_host_can_share_memory() {
     assert_eq!(probe_shm(), Ok(()));
     assert!(netvm_sys::membarrier::is_available() && netvm_sys::membarrier::register());

@@ -115,7 +115,7 @@ impl Object {
             && let Some(mapped) = self.region.mapped(false)
         {
             // Or all later ones would have to go to the home, too.
-            mapped.ask_what_is_applied(self.region.peer());
+            mapped.ask_what_is_applied(self.region.peer(), false);
         }
         mapped
     }
