@@ -359,3 +359,28 @@ fn ranges_are_checked() {
     let (_, transfer) = volume.next(0).unwrap();
     assert_eq!((transfer.offset, transfer.bytes), (8192, 4096), "the last block is whole at the lender");
 }
+
+/// Tells what a lender's next transfer is, which is posted.
+fn post(volume: &mut Volume, lender: u32) -> (TransferId, What) {
+    let (id, transfer) = volume.next(lender).expect("nothing is to be posted");
+    volume.posted(lender);
+    (id, transfer.what)
+}
+
+/// As when its last words are read together with the end of its connection.
+#[test]
+fn a_slab_of_a_lender_that_is_lost_is_not_returned() {
+    let mut volume = Volume::new(EXTENT_BYTES, EXTENT_BYTES, 2, 3);
+    (0..2).for_each(|lender| volume.place(0, lender, 0));
+    volume.lender_lost(1);
+    let (id, what) = post(&mut volume, 2);
+    assert_eq!(what, What::Borrow);
+    volume.lender_lost(2);
+    volume.done(id, Ok(Done::Slab(5)));
+    assert_eq!(volume.next(2), None, "nobody can be told");
+    volume.lender_back(2);
+    let (id, what) = post(&mut volume, 2);
+    assert_eq!(what, What::Borrow, "it is used again");
+    volume.done(id, Ok(Done::Slab(1)));
+    assert_eq!(volume.degraded(), (0, 0));
+}
