@@ -415,3 +415,15 @@ fn a_late_refusal_leaves_the_next_repair_alone() {
     assert!(!volume.is_mending());
     assert_eq!(volume.degraded(), (0, 1), "the second one has both copies");
 }
+
+#[test]
+fn a_lender_that_is_lost_asks_for_nothing() {
+    let mut volume = Volume::new(EXTENT_BYTES, EXTENT_BYTES, 1, 2);
+    volume.place(0, 0, 0);
+    volume.set_full(1);
+    volume.recall(0, ALL);
+    assert!(volume.is_recalled());
+    volume.lender_lost(0);
+    assert!(!volume.is_recalled());
+    assert_eq!((volume.take_stuck(), volume.left()), (None, None));
+}
