@@ -499,6 +499,8 @@ impl Volume {
             return;
         }
         (place.lost, place.copies) = (true, 0);
+        // Whoever is gone waits for nothing.
+        (place.recalled, place.stuck) = (0, Stuck::No);
         let queued = core::mem::take(&mut place.queue);
         for extent in &mut self.extents {
             let had = extent.copies.len();

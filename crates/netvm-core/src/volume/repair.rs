@@ -89,10 +89,15 @@ impl Volume {
                 self.lenders[lender as usize].copies += 1;
                 self.read_chunk();
             }
+            // A lost lender has it back already, and nothing that is queued for it would ever end.
+            (Ok(Done::Slab(_)), None) if self.lenders[lender as usize].lost => {}
             (Ok(Done::Slab(slab)), None) => self.return_slab(lender, slab),
-            (Ok(_), _) => {
+            (Ok(_), job) => {
                 self.lenders[lender as usize].full = true;
-                self.end_job();
+                // Not the job that has begun since the one that it was for was dropped.
+                if job.is_some() {
+                    self.end_job();
+                }
             }
             // Its loss has ended the job.
             (Err(Gone), _) => {}
@@ -171,16 +176,9 @@ impl Volume {
     /// A lender was lost: perhaps the job is pointless now.
     pub(super) fn check_repair(&mut self) {
         let Some(job) = self.repair.job else { return };
-        let extent = &mut self.extents[job.extent as usize];
-        let is_lost = extent.full().next().is_none();
-        if is_lost && let Some(index) = extent.copies.iter().position(|copy| copy.lender == job.target) {
-            let Copy { lender, slab, .. } = extent.copies.swap_remove(index);
-            self.lenders[lender as usize].copies -= 1;
-            self.return_slab(lender, slab);
-        }
+        let is_lost = self.extents[job.extent as usize].full().next().is_none();
         if is_lost || self.lenders[job.target as usize].lost {
-            self.repair.job = None;
-            self.release();
+            self.drop_job();
         }
     }
 
@@ -189,9 +187,21 @@ impl Volume {
         self.queue(Moving { transfer, op: None, extent: 0 });
     }
 
-    fn end_job(&mut self) {
-        self.repair.job = None;
+    /// What it has copied goes back, unless that is all of it.
+    fn drop_job(&mut self) {
+        let Some(job) = self.repair.job.take() else { return };
+        let copies = &mut self.extents[job.extent as usize].copies;
+        let partial = copies.iter().position(|copy| copy.lender == job.target && !copy.full);
+        if let Some(index) = partial {
+            let Copy { lender, slab, .. } = copies.swap_remove(index);
+            self.lenders[lender as usize].copies -= 1;
+            self.return_slab(lender, slab);
+        }
         self.release();
+    }
+
+    fn end_job(&mut self) {
+        self.drop_job();
         self.mend();
     }
 }

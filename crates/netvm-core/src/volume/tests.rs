@@ -359,3 +359,71 @@ fn ranges_are_checked() {
     let (_, transfer) = volume.next(0).unwrap();
     assert_eq!((transfer.offset, transfer.bytes), (8192, 4096), "the last block is whole at the lender");
 }
+
+/// Tells what a lender's next transfer is, which is posted.
+fn post(volume: &mut Volume, lender: u32) -> (TransferId, What) {
+    let (id, transfer) = volume.next(lender).expect("nothing is to be posted");
+    volume.posted(lender);
+    (id, transfer.what)
+}
+
+/// Posts a lender's next transfer, which ends as it was asked for.
+fn end(volume: &mut Volume, lender: u32) -> What {
+    let (id, what) = post(volume, lender);
+    volume.done(id, Ok(Done::Ok));
+    what
+}
+
+/// As when its last words are read together with the end of its connection.
+#[test]
+fn a_slab_of_a_lender_that_is_lost_is_not_returned() {
+    let mut volume = Volume::new(EXTENT_BYTES, EXTENT_BYTES, 2, 3);
+    (0..2).for_each(|lender| volume.place(0, lender, 0));
+    volume.lender_lost(1);
+    let (id, what) = post(&mut volume, 2);
+    assert_eq!(what, What::Borrow);
+    volume.lender_lost(2);
+    volume.done(id, Ok(Done::Slab(5)));
+    assert_eq!(volume.next(2), None, "nobody can be told");
+    volume.lender_back(2);
+    let (id, what) = post(&mut volume, 2);
+    assert_eq!(what, What::Borrow, "it is used again");
+    volume.done(id, Ok(Done::Slab(1)));
+    assert_eq!(volume.degraded(), (0, 0));
+}
+
+/// It was borrowed for an extent that has been lost since, and the next one is being copied to the same lender.
+#[test]
+fn a_late_refusal_leaves_the_next_repair_alone() {
+    let mut volume = Volume::new(2 * EXTENT_BYTES, EXTENT_BYTES, 2, 4);
+    for (extent, lender) in [(0, 0), (0, 1), (1, 0), (1, 2)] {
+        volume.place(extent, lender, extent as u32);
+    }
+    volume.submit(1, Kind::Write, EXTENT_BYTES, BLOCK_BYTES).unwrap();
+    for lender in [0, 2] {
+        assert!(matches!(end(&mut volume, lender), What::Write { .. }));
+    }
+    volume.lender_lost(1);
+    let (first, _) = post(&mut volume, 3);
+    volume.lender_lost(0);
+    let (second, what) = post(&mut volume, 3);
+    assert_eq!(what, What::Borrow);
+    volume.done(first, Ok(Done::Slab(7)));
+    volume.done(second, Ok(Done::Full));
+    assert_eq!(end(&mut volume, 2), What::ChunkRead);
+    assert_eq!(end(&mut volume, 3), What::ChunkWrite);
+    assert!(!volume.is_mending());
+    assert_eq!(volume.degraded(), (0, 1), "the second one has both copies");
+}
+
+#[test]
+fn a_lender_that_is_lost_asks_for_nothing() {
+    let mut volume = Volume::new(EXTENT_BYTES, EXTENT_BYTES, 1, 2);
+    volume.place(0, 0, 0);
+    volume.set_full(1);
+    volume.recall(0, ALL);
+    assert!(volume.is_recalled());
+    volume.lender_lost(0);
+    assert!(!volume.is_recalled());
+    assert_eq!((volume.take_stuck(), volume.left()), (None, None));
+}
