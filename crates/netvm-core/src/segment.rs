@@ -120,10 +120,22 @@ impl ExportTable {
     }
 }
 
+/// Bits of a handle that are its place. Above them is which use of the place it is: a request that comes late, over another rail, does not
+/// reach the next one.
+const PLACE_BITS: u32 = IMPORTS_MAX.ilog2();
+/// Uses after which they are counted anew. The last one is left out: the highest handles are not of segments.
+const USES: u32 = (1 << (u32::BITS - PLACE_BITS)) - 1;
+const _: () = assert!(IMPORTS_MAX.is_power_of_two());
+
+fn handle(place: usize, usage: u32) -> u32 {
+    usage << PLACE_BITS | place as u32
+}
+
 /// What one session has imported. A handle is checked before each use, so unexporting takes effect at once.
 #[derive(Debug, Default)]
 pub struct ImportTable {
-    handles: Vec<Option<SegmentId>>,
+    /// With the number of the use.
+    handles: Vec<(u32, Option<SegmentId>)>,
 }
 
 impl ImportTable {
@@ -139,22 +151,29 @@ impl ImportTable {
     ) -> Result<(u32, u64, Rights), Status> {
         let id = exports.find(name, key).ok_or(Status::NoSegment)?;
         let entry = exports.get(id).ok_or(Status::NoSegment)?;
-        let handle = match self.handles.iter().position(Option::is_none) {
+        let place = match self.handles.iter().position(|(_, id)| id.is_none()) {
             Some(free) => free,
             None if self.handles.len() < IMPORTS_MAX => {
-                self.handles.push(None);
+                self.handles.push((0, None));
                 self.handles.len() - 1
             }
             None => return Err(Status::Full),
         };
-        self.handles[handle] = Some(id);
-        Ok((handle as u32, entry.len, entry.rights))
+        let (usage, opened) = &mut self.handles[place];
+        *opened = Some(id);
+        Ok((handle(place, *usage), entry.len, entry.rights))
+    }
+
+    fn get(&self, handle: u32) -> Option<SegmentId> {
+        let (usage, id) = self.handles.get(handle as usize % IMPORTS_MAX)?;
+        id.filter(|_| handle >> PLACE_BITS == *usage)
     }
 
     /// Closes a handle.
     pub fn unimport(&mut self, handle: u32) {
-        if let Some(entry) = self.handles.get_mut(handle as usize) {
-            *entry = None;
+        if self.get(handle).is_some() {
+            let (usage, id) = &mut self.handles[handle as usize % IMPORTS_MAX];
+            (*usage, *id) = ((*usage + 1) % USES, None);
         }
     }
 
@@ -170,7 +189,7 @@ impl ImportTable {
         bytes: u32,
         access: Access,
     ) -> Result<SegmentId, Status> {
-        let id = self.handles.get(handle as usize).copied().flatten().ok_or(Status::NoHandle)?;
+        let id = self.get(handle).ok_or(Status::NoHandle)?;
         let entry = exports.get(id).ok_or(Status::NoHandle)?;
         if !entry.rights.allow(access) {
             return Err(Status::NoRights);
@@ -198,13 +217,15 @@ impl ImportTable {
 
     /// The segment behind a handle and how many notification numbers it has; none when it was taken away.
     pub fn notifications(&self, exports: &ExportTable, handle: u32) -> Option<(SegmentId, u32)> {
-        let id = self.handles.get(handle as usize).copied().flatten()?;
+        let id = self.get(handle)?;
         Some((id, exports.get(id)?.notifications))
     }
 
     /// All handles and what they stand for, exported still or not.
     pub fn handles(&self) -> impl Iterator<Item = (u32, SegmentId)> + '_ {
-        self.handles.iter().enumerate().filter_map(|(handle, id)| Some((handle as u32, (*id)?)))
+        let open =
+            |(place, (usage, id)): (usize, &(u32, Option<SegmentId>))| Some((handle(place, *usage), (*id)?));
+        self.handles.iter().enumerate().filter_map(open)
     }
 
     /// The handles that stand for `id`.
@@ -260,5 +281,35 @@ mod tests {
         let gone = check(&imports, &exports, ro, 0, 1, Access::Read);
         assert_eq!(imports.notifications(&exports, ro), None);
         assert_eq!(gone, Err(Status::NoHandle), "an old handle does not reach a new segment");
+    }
+
+    #[test]
+    fn a_handle_that_was_given_back_reaches_nothing_else() {
+        let key = RemoteKey::from_bytes([1; 16]);
+        let mut exports = ExportTable::default();
+        let mut imports = ImportTable::default();
+        exports.export("one", key, Rights::ReadWrite, 8, 0).unwrap();
+        let two = exports.export("two", key, Rights::ReadWrite, 8, 1).unwrap();
+        let mut late = Vec::new();
+        for _ in 0..3 {
+            let (one, ..) = imports.import(&exports, "one", &key).unwrap();
+            late.push(one);
+            imports.unimport(one);
+        }
+        let (handle, ..) = imports.import(&exports, "two", &key).unwrap();
+        for late in late {
+            assert_eq!(imports.check(&exports, late, 0, 1, Access::Write), Err(Status::NoHandle));
+            assert_eq!(imports.notifications(&exports, late), None);
+            imports.unimport(late);
+        }
+        assert_eq!(imports.check(&exports, handle, 0, 1, Access::Write), Ok(two));
+        assert_eq!(imports.handles().collect::<Vec<_>>(), [(handle, two)]);
+        // The numbers of uses end before the handles that are of no segments.
+        imports.handles[0].0 = USES - 1;
+        let last = super::handle(0, USES - 1);
+        assert_eq!(imports.check(&exports, last, 0, 1, Access::Write), Ok(two));
+        imports.unimport(last);
+        assert_eq!(imports.import(&exports, "one", &key).unwrap().0, 0);
+        assert!(super::handle(IMPORTS_MAX - 1, USES - 1) < u32::MAX - IMPORTS_MAX as u32 + 1);
     }
 }
