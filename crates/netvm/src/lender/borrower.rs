@@ -511,13 +511,18 @@ impl Borrower {
                     let mut slab = None;
                     let result = match result {
                         Ok(Answer::Reply(body)) if token & BORROW_BIT != 0 => {
-                            let answer = BorrowAnswer::decode(&body).ok_or_else(|| self.nonsense());
-                            let got = answer.as_ref().ok().and_then(|answer| answer.slab);
-                            if let (Some(nearby), Some(slab)) = (&mut self.nearby, got) {
+                            let Some(answer) = BorrowAnswer::decode(&body) else {
+                                let error = self.nonsense();
+                                let token = token & !BORROW_BIT;
+                                self.ready.push(Completion { token, result: Err(error.clone()), slab });
+                                self.break_off(error.clone());
+                                return Err(error);
+                            };
+                            slab = answer.slab;
+                            if let (Some(nearby), Some(slab)) = (&mut self.nearby, slab) {
                                 nearby.borrowed(slab);
                             }
-                            slab = got;
-                            answer.map(drop)
+                            Ok(())
                         }
                         Ok(_) => Ok(()),
                         Err(OpError::Refused(code)) => {

@@ -18,6 +18,9 @@ use crate::lender::{
 
 pub use netvm_core::volume::{BLOCK_BYTES, LENDERS_MAX, Presence, VOLUME_BYTES_MAX};
 
+#[cfg(test)]
+mod tests;
+
 /// How a volume is made.
 #[derive(Clone, Debug)]
 pub struct VolumeOptions {
