@@ -80,7 +80,10 @@ pub fn sentence(event: &Event) -> String {
             format!("lost lender {lender}, {why}: {what}")
         }
         Event::LenderBack { lender } => format!("{lender} is back, empty, and used again"),
-        Event::Recalled { .. } | Event::Stuck { .. } | Event::LenderLeft { .. } => event.to_string(),
+        Event::LenderUnfit { .. }
+        | Event::Recalled { .. }
+        | Event::Stuck { .. }
+        | Event::LenderLeft { .. } => event.to_string(),
         Event::Mended { after } => {
             format!("all copies are complete again, after {:.1} s", after.as_secs_f64())
         }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::{BorrowOptions, Borrower, BorrowerParts};
 
-const RETRY: Duration = Duration::from_secs(2);
+const RETRY: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
 const STACK_BYTES: usize = 256 << 10;
 
 /// A thread that tries; it ends when it has succeeded, or soon after this is dropped.

@@ -73,6 +73,13 @@ pub enum Event {
         /// Its address.
         lender: String,
     },
+    /// A lost lender is there again, but as one that cannot be used; told once. It is looked for on.
+    LenderUnfit {
+        /// Its address.
+        lender: String,
+        /// Why not.
+        reason: String,
+    },
     /// A lender has asked for its memory; what it holds moves to others, as far as they can take it.
     Recalled {
         /// Its address.
@@ -104,6 +111,9 @@ impl std::fmt::Display for Event {
         match self {
             Self::LenderLost { error, .. } => write!(f, "{error}"),
             Self::LenderBack { lender } => write!(f, "{lender} is back, empty, and used again"),
+            Self::LenderUnfit { lender, reason } => {
+                write!(f, "{lender} is back, and cannot be used: {reason}")
+            }
             Self::Recalled { lender, leaving: true, .. } => {
                 write!(f, "lender {lender} is going to end: what it holds moves to the others")
             }
@@ -142,6 +152,8 @@ struct Side {
     /// Waits for room.
     writable: bool,
     comeback: Option<Comeback>,
+    /// It has come back as one that cannot be used, which has been told.
+    unfit: bool,
     ear: Ear,
     probed: Instant,
 }
@@ -227,6 +239,7 @@ impl Volume {
                 lost: None,
                 writable: false,
                 comeback: None,
+                unfit: false,
                 ear: Ear::default(),
                 probed: Instant::now(),
             });
@@ -693,15 +706,29 @@ impl Volume {
             // All that was under way has been reported.
             side.borrower = None;
         }
-        if side.borrower.is_none()
-            && let Some(borrower) = side.comeback.as_mut().and_then(Comeback::take)
-            && borrower.slab_bytes() >= self.core.extent_bytes()
-            && watch(&self.epoll, &borrower).is_ok()
-        {
-            (side.borrower, side.lost, side.comeback) = (Some(borrower), None, None);
-            self.events.push_back(Event::LenderBack { lender: side.address.clone() });
-            self.core.lender_back(lender as u32);
+        if side.borrower.is_some() {
+            return;
         }
+        let Some(borrower) = side.comeback.as_mut().and_then(Comeback::take) else { return };
+        let (slab_bytes, extent_bytes) = (borrower.slab_bytes(), self.core.extent_bytes());
+        let fits = if slab_bytes < extent_bytes {
+            let (slab, extent) = (slab_bytes >> 10, extent_bytes >> 10);
+            Err(format!("it lends slabs of {slab} KiB now, and this volume needs {extent} KiB"))
+        } else {
+            watch(&self.epoll, &borrower).map_err(|error| error.to_string())
+        };
+        let address = side.address.clone();
+        if let Err(reason) = fits {
+            // Somebody may start it once more, as it was.
+            side.comeback = Comeback::start(&address, &self.options.borrow, None);
+            if !std::mem::replace(&mut side.unfit, true) {
+                self.events.push_back(Event::LenderUnfit { lender: address, reason });
+            }
+            return;
+        }
+        (side.borrower, side.lost, side.comeback, side.unfit) = (Some(borrower), None, None, false);
+        self.events.push_back(Event::LenderBack { lender: address });
+        self.core.lender_back(lender as u32);
     }
 
     fn note_repair(&mut self) {

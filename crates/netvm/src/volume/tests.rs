@@ -1,4 +1,4 @@
-//! Lenders that answer nonsense.
+//! Lenders that come back as others, or answer nonsense.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -57,6 +57,27 @@ fn until(volume: &mut Volume, is_it: impl Fn(&Event) -> bool) -> Vec<Event> {
         std::thread::sleep(Duration::from_millis(1));
     }
     events
+}
+
+#[test]
+fn a_lender_that_is_back_with_smaller_slabs_is_told_and_looked_for_on() {
+    let (one, two) = (Serving::at("127.0.0.1:0", SLAB), Serving::at("127.0.0.1:0", SLAB));
+    let mut volume = open(&[&one.address, &two.address], 2);
+    let address = two.address.clone();
+    drop(two);
+    until(&mut volume, |event| matches!(event, Event::LenderLost { .. }));
+    let other = Serving::at(&address, SLAB / 2);
+    let events = until(&mut volume, |event| matches!(event, Event::LenderUnfit { .. }));
+    let said = events.last().unwrap().to_string();
+    assert!(said.contains(&address) && said.contains("slabs of 512 KiB now"), "{said}");
+    // Time for a few more tries.
+    std::thread::sleep(Duration::from_millis(200));
+    drop(other);
+    let _two = Serving::at(&address, SLAB);
+    let events = until(&mut volume, |event| matches!(event, Event::Mended { .. }));
+    let is_told = |event: &Event| matches!(event, Event::LenderUnfit { .. });
+    assert!(!events.iter().any(is_told), "once is enough: {events:?}");
+    assert_eq!(volume.degraded(), (0, 0));
 }
 
 /// As a lender, until it is asked for a slab.
