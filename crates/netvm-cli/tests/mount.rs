@@ -526,6 +526,12 @@ fn lost_lenders() {
         }
     }
     assert!(there >= 1 && lost >= 1, "{there} {lost}");
+    // Names are not on the lenders.
+    fs::create_dir(mount.path("folder")).unwrap();
+    for path in [mount.path("."), mount.path("folder")] {
+        File::open(path).unwrap().sync_all().unwrap();
+    }
+    fs::remove_dir(mount.path("folder")).unwrap();
     until("it names the lender", || mount.log().contains(&one.address) && mount.log().contains("EIO"));
     // There is less room, and what there is can be used.
     for index in 0..6 {

@@ -254,7 +254,7 @@ impl<'a> Ask<'a> {
                 Ask::Write { offset, bytes, append, cached }
             }
             17 => Ask::Statistics,
-            20 | 30 => Ask::Sync,
+            20 => Ask::Sync,
             26 => {
                 let (major, minor) = (body.u32()?, body.u32()?);
                 let (readahead, flags) = (body.u32()?, body.u32()?);
@@ -272,8 +272,8 @@ impl<'a> Ask<'a> {
                 let (flags, mode, _) = (body.u32()?, body.u32()?, body.u64()?);
                 Ask::Create { name: body.text()?, mode, exclusive: flags & libc::O_EXCL as u32 != 0 }
             }
-            // RELEASE, FLUSH, RELEASEDIR, DESTROY.
-            18 | 25 | 29 | 38 => Ask::Nothing,
+            // RELEASE, FLUSH, RELEASEDIR, DESTROY; FSYNCDIR, as names are in the server's memory and nowhere else.
+            18 | 25 | 29 | 30 | 38 => Ask::Nothing,
             36 => Ask::Silent,
             FORGET_MANY_OPCODE => {
                 let (count, _) = (body.u32()? as usize, body.u32()?);
@@ -545,6 +545,11 @@ mod tests {
         );
         assert_eq!(ask(42, &words(&[u64::from(u32::MAX), 1, 1])), "None");
         assert_eq!(ask(4242, &[]), "Some(Unknown)");
+        // Of a file, and of a folder, which has nothing on the volume.
+        assert_eq!(
+            (&ask(20, &words(&[0, 0]))[..], &ask(30, &words(&[0, 0]))[..]),
+            ("Some(Sync)", "Some(Nothing)")
+        );
         let two = words(&[1, 2, 3, 4]);
         assert_eq!(forgotten(&two).collect::<Vec<_>>(), [(1, 2), (3, 4)]);
     }
