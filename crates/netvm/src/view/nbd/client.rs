@@ -90,6 +90,8 @@ pub(super) struct Client {
     pub(super) used: usize,
     /// Nothing more is received; it is closed when all has been answered.
     closing: bool,
+    /// What it has sent may be here, where no event tells of it: it was not looked at because of a limit.
+    pub(super) put_off: bool,
     pub(super) interest: (bool, bool),
     pub(super) served: u64,
 }
@@ -115,6 +117,7 @@ impl Client {
             requests: 0,
             used: 0,
             closing: false,
+            put_off: false,
             interest: (true, false),
             served: 0,
         }
@@ -170,8 +173,10 @@ impl Client {
         buffers: &mut Buffers,
         arrived: &mut Vec<Arrived>,
     ) -> Result<bool, Parting> {
+        self.put_off = false;
         for _ in 0..ROUNDS_MAX {
             if !self.sort(export, tls, buffers, arrived)? || !self.wants_read() {
+                self.put_off = true;
                 return Ok(false);
             }
             self.stage.copy_within(self.from..self.to, 0);

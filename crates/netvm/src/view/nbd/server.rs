@@ -333,6 +333,8 @@ impl NbdServer {
                     self.part(index);
                 }
             }
+        } else {
+            client.put_off = true;
         }
         for Arrived { request, buffer } in arrived.drain(..) {
             self.begin(Running { client: index, generation, request, buffer, flushing: false });
@@ -532,12 +534,12 @@ impl NbdServer {
                 continue;
             }
             let reads = client.wants_read() && has_room(&self.buffers, client);
+            if reads && std::mem::take(&mut client.put_off) {
+                // It may have sent all that it wants, and wait for us.
+                self.eager.push(index);
+            }
             let interest = (reads, client.wants_write());
             if interest != client.interest {
-                if reads && !client.interest.0 {
-                    // It may have sent all that it wants, and wait for us.
-                    self.eager.push(index);
-                }
                 client.interest = interest;
                 let interest = Interest { readable: interest.0, writable: interest.1 };
                 let _ = self.epoll.change(client.fd(), index as u64, interest);
@@ -554,6 +556,8 @@ mod tests {
     use netvm_sys::mapping::Mapping;
     use std::io::{Read, Write};
     use std::os::unix::net::UnixStream;
+    use std::path::PathBuf;
+    use std::thread::JoinHandle;
 
     const BYTES: u32 = 64 << 10;
 
@@ -624,5 +628,79 @@ mod tests {
         stop.stop();
         stop.stop();
         thread.join().unwrap();
+    }
+
+    /// A server on a thread, with a volume that nothing is written to, and its lender.
+    struct Serving {
+        path: PathBuf,
+        stops: [StopFlag; 2],
+        threads: Vec<JoinHandle<()>>,
+    }
+
+    impl Serving {
+        fn start(name: &str) -> Self {
+            let stops = [StopFlag::new().unwrap(), StopFlag::new().unwrap()];
+            let config =
+                LenderConfig { size_bytes: 64 << 20, slab_bytes: 64 << 20, ..LenderConfig::default() };
+            let mut lender = Lender::bind(config).unwrap();
+            let address = lender.addresses().remove(0);
+            let stop = stops[1].clone();
+            let mut threads = vec![std::thread::spawn(move || lender.run(&stop).unwrap())];
+            let volume = Volume::open(&[address], 64 << 20, VolumeOptions::default()).unwrap();
+            let path = std::env::temp_dir().join(format!("netvm-nbd-{name}-{}", std::process::id()));
+            let listen = vec![format!("unix:{}", path.display())];
+            let mut server = NbdServer::bind(volume, NbdConfig { listen, ..NbdConfig::default() }).unwrap();
+            let stop = stops[0].clone();
+            threads.insert(0, std::thread::spawn(move || server.run(&stop, |_| ()).unwrap()));
+            Self { path, stops, threads }
+        }
+
+        /// A client that has been greeted.
+        fn connect(&self) -> UnixStream {
+            let mut client = UnixStream::connect(&self.path).unwrap();
+            client.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+            client.read_exact(&mut [0; 18]).expect("it is not greeted");
+            client.write_all(&3_u32.to_be_bytes()).unwrap();
+            client
+        }
+
+        /// One that has agreed on structured replies, and may send requests.
+        fn begin(&self) -> UnixStream {
+            let mut client = self.connect();
+            let (structured, go) = (8_u32.to_be_bytes(), 7_u32.to_be_bytes());
+            let parts = [&b"IHAVEOPT"[..], &structured, &[0; 4], b"IHAVEOPT", &go, &[0, 0, 0, 6], &[0; 6]];
+            client.write_all(&parts.concat()).unwrap();
+            client.read_exact(&mut [0; 20 + 20 + 12 + 20]).unwrap();
+            client
+        }
+    }
+
+    impl Drop for Serving {
+        fn drop(&mut self) {
+            for (stop, thread) in self.stops.iter().zip(self.threads.drain(..)) {
+                stop.stop();
+                stop.stop();
+                let _ = thread.join();
+            }
+            let _ = std::fs::remove_file(&self.path);
+        }
+    }
+
+    fn request(command: u16, bytes: u32) -> Vec<u8> {
+        let head = [&[0x25, 0x60, 0x95, 0x13, 0, 0][..], &command.to_be_bytes(), &[0; 16]];
+        [&head.concat()[..], &bytes.to_be_bytes()].concat()
+    }
+
+    /// They have arrived with the others, and nothing more comes that would wake the server.
+    #[test]
+    fn requests_beyond_the_limit_are_answered_when_the_others_have_been() {
+        let serving = Serving::start("limit");
+        let mut client = serving.begin();
+        client.write_all(&request(command::READ, PAYLOAD_MAX).repeat(5)).unwrap();
+        for number in 0..5 {
+            let mut answer = [0; 20 + 12];
+            client.read_exact(&mut answer).unwrap_or_else(|error| panic!("answer {number}: {error}"));
+            assert_eq!(answer[28..], PAYLOAD_MAX.to_be_bytes(), "a hole");
+        }
     }
 }
