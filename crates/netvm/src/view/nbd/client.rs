@@ -8,7 +8,7 @@ use std::time::Instant;
 use netvm_sys::pipe::Pages;
 
 use super::buffers::{Buffer, Buffers};
-use super::negotiation::{Export, Negotiation, Step};
+use super::negotiation::{Export, Negotiation, Step, TEXT_BYTES_MAX};
 use super::proto::{Head, PAYLOAD_MAX, REQUEST_BYTES, Request, command};
 use super::tls::{Tls, TlsFiles};
 use crate::lender::Place;
@@ -18,7 +18,7 @@ use crate::link::{Incoming, Link, Outgoing, Stream};
 const STAGE_BYTES: usize = 80 << 10;
 /// Buffers that one client's requests may use.
 const USED_MAX: usize = 64 << 20;
-/// Requests of one client at once.
+/// Requests of one client at once, and answers that it has not taken.
 const REQUESTS_MAX: usize = 1024;
 /// Receives before others have their turn.
 const ROUNDS_MAX: usize = 16;
@@ -141,7 +141,11 @@ impl Client {
 
     /// Whether it may send more now, beside the payload that is on its way.
     pub(super) fn wants_read(&self) -> bool {
-        !self.closing && (self.has_payload() || (self.used < USED_MAX && self.requests < REQUESTS_MAX))
+        let has_room = self.used < USED_MAX
+            && self.requests < REQUESTS_MAX
+            && self.answers.len() < REQUESTS_MAX
+            && self.text.len() < TEXT_BYTES_MAX;
+        !self.closing && (self.has_payload() || has_room)
     }
 
     /// A payload has begun, and has its buffer.
@@ -228,11 +232,15 @@ impl Client {
             }
             let staged = &self.stage[self.from..self.to];
             if let Some(negotiation) = &mut self.negotiation {
+                if self.text.len() >= TEXT_BYTES_MAX {
+                    return Ok(false);
+                }
                 let received = negotiation.receive(staged, export, &mut self.text);
                 let (used, step) = received.map_err(|what| Parting::Violation(what.0.to_owned()))?;
                 self.from += used;
                 match step {
-                    Step::More => return Ok(true),
+                    Step::More if used == 0 => return Ok(true),
+                    Step::More => {}
                     Step::Close => self.closing = true,
                     Step::Transmission => {
                         (self.structured, self.allocation) = (negotiation.structured, negotiation.allocation);

@@ -4,6 +4,8 @@ use super::proto::{self, ALLOCATION, ALLOCATION_CONTEXT, answer, handshake, info
 
 const OPTION_BYTES_MAX: u32 = 64 << 10;
 const NAME_BYTES_MAX: usize = 4096;
+/// Answers that a client may leave unread before the next option is looked at.
+pub(super) const TEXT_BYTES_MAX: usize = 256 << 10;
 
 /// What is exported.
 #[derive(Clone, Debug)]
@@ -59,7 +61,8 @@ impl Negotiation {
         Self { flags_known: false, no_zeroes: false, tls, structured: false, allocation: false }
     }
 
-    /// Takes bytes of the client; returns how many of them are done with. Answers are appended to `out`.
+    /// Takes bytes of the client; returns how many of them are done with. Answers are appended to `out`; when it is long after one of them the
+    /// others wait.
     pub(super) fn receive(
         &mut self,
         bytes: &[u8],
@@ -73,7 +76,8 @@ impl Negotiation {
                 false => self.flags(&mut rest)?,
                 true => self.option(&mut rest, export, out)?,
             };
-            if rest.len() == before.len() || !matches!(step, Step::More) {
+            let is_over = rest.len() == before.len() || !matches!(step, Step::More);
+            if is_over || out.len() >= TEXT_BYTES_MAX {
                 return Ok((bytes.len() - rest.len(), step));
             }
         }
@@ -165,16 +169,19 @@ impl Negotiation {
                     told.extend(export.size_bytes.to_be_bytes());
                     told.extend(export.flags.to_be_bytes());
                     reply(answer::INFO, &told);
-                    for kind in kinds {
+                    // Each once, however often it is asked for.
+                    for kind in [info::NAME, info::DESCRIPTION, info::BLOCK_SIZE] {
+                        if !kinds.clone().any(|asked| asked == kind) {
+                            continue;
+                        }
                         let mut told = kind.to_be_bytes().to_vec();
                         match kind {
                             info::NAME => told.extend(export.name.as_bytes()),
                             info::DESCRIPTION => told.extend(export.description.as_bytes()),
-                            info::BLOCK_SIZE => {
+                            _ => {
                                 let sizes = [proto::BLOCK_MIN, proto::BLOCK_PREFERRED, proto::PAYLOAD_MAX];
                                 sizes.iter().for_each(|size| told.extend(size.to_be_bytes()));
                             }
-                            _ => continue,
                         }
                         reply(answer::INFO, &told);
                     }
@@ -216,7 +223,7 @@ fn is(export: &Export, name: &[u8]) -> bool {
 }
 
 /// Of an INFO or GO: the export's name and what to tell about it.
-fn wanted(body: &[u8]) -> Option<(&[u8], impl Iterator<Item = u16>)> {
+fn wanted(body: &[u8]) -> Option<(&[u8], impl Iterator<Item = u16> + Clone)> {
     let mut reader = Reader(body);
     let name = reader.text()?;
     let count = usize::from(reader.u16()?);
@@ -285,6 +292,9 @@ pub(super) fn fuzz(bytes: &[u8]) {
             match negotiation.receive(&bytes[start..end], &export, &mut out) {
                 Ok((used, Step::More)) => {
                     start += used;
+                    if used > 0 {
+                        continue;
+                    }
                     if end == bytes.len() {
                         return (out, Ok(Step::More));
                     }
@@ -344,6 +354,25 @@ mod tests {
         assert_eq!(step, (asked.len() - 4, Step::Transmission));
         assert_eq!(kinds(&out), [answer::ACK, answer::INFO, answer::INFO, answer::ACK]);
         assert!(negotiation.structured && !negotiation.allocation);
+    }
+
+    #[test]
+    fn answers_are_no_longer_than_somebody_reads() {
+        let mut negotiation = fresh(Tls::Off);
+        let asked = ask(option::LIST, &[]).repeat(40_000);
+        let (mut from, mut answers) = (0, 0);
+        while from < asked.len() {
+            let mut out = Vec::new();
+            let (used, step) = negotiation.receive(&asked[from..], &export(), &mut out).unwrap();
+            assert!(used > 0 && step == Step::More && out.len() < TEXT_BYTES_MAX + 1024, "{}", out.len());
+            from += used;
+            answers += kinds(&out).len();
+        }
+        assert_eq!(answers, 2 * 40_000);
+        let wanted = [&[0; 4][..], &30_000_u16.to_be_bytes(), &[0, 3].repeat(30_000)].concat();
+        let mut out = Vec::new();
+        negotiation.receive(&ask(option::INFO, &wanted), &export(), &mut out).unwrap();
+        assert_eq!(kinds(&out), [answer::INFO, answer::INFO, answer::ACK]);
     }
 
     #[test]

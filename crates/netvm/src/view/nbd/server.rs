@@ -691,6 +691,50 @@ mod tests {
         [&head.concat()[..], &bytes.to_be_bytes()].concat()
     }
 
+    /// Sends the same again and again until the server does not listen any more; how often it was sent.
+    fn flood(client: &mut UnixStream, one: &[u8]) -> usize {
+        let many = one.repeat(8192);
+        // Sockets may have room for some MiB.
+        let most = 64 * many.len();
+        client.set_write_timeout(Some(Duration::from_millis(300))).unwrap();
+        let mut sent = 0;
+        while let Ok(count) = client.write(&many[sent % many.len()..]) {
+            sent += count;
+            assert!(sent < most, "{sent} bytes, and it still listens");
+        }
+        // The last one may be there in part.
+        let rest = &one[sent % one.len()..];
+        if rest.len() < one.len() {
+            let mut sending = client.try_clone().unwrap();
+            let rest = rest.to_vec();
+            client.set_write_timeout(None).unwrap();
+            std::thread::spawn(move || sending.write_all(&rest));
+        }
+        sent.div_ceil(one.len())
+    }
+
+    #[test]
+    fn a_client_that_reads_nothing_is_not_heard_for_ever() {
+        let serving = Serving::start("flood");
+        // An option that is not known, and its answer.
+        let mut client = serving.connect();
+        let count = flood(&mut client, b"IHAVEOPT\0\0\0\x4d\0\0\0\0");
+        let mut answer = [0; 20 + 36];
+        for number in 0..count {
+            client.read_exact(&mut answer).unwrap_or_else(|error| panic!("{number} of {count}: {error}"));
+            assert!(answer.ends_with(b"not know the option"), "{number} of {count}");
+        }
+        // Requests that are answered at once: about the cache, and reads of what is not there.
+        for (command, answer_bytes) in [(command::CACHE, 16), (command::READ, 20 + 12)] {
+            let mut client = serving.begin();
+            let count = flood(&mut client, &request(command, 4096));
+            let mut answer = vec![0; answer_bytes];
+            for number in 0..count {
+                client.read_exact(&mut answer).unwrap_or_else(|error| panic!("{number} of {count}: {error}"));
+            }
+        }
+    }
+
     /// They have arrived with the others, and nothing more comes that would wake the server.
     #[test]
     fn requests_beyond_the_limit_are_answered_when_the_others_have_been() {
