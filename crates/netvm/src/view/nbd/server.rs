@@ -22,7 +22,7 @@ use crate::volume::{BLOCK_BYTES, Ended, Event, Volume};
 const CLIENTS_MAX: usize = 64;
 /// Buffers of all clients.
 const USED_MAX: usize = 512 << 20;
-const NEGOTIATION_TIMEOUT: Duration = Duration::from_secs(10);
+const NEGOTIATION_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 10_000 });
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Shorter reads are copied: that takes less than handing pages over.
 const SPLICE_BYTES_MIN: u32 = 32 << 10;
@@ -227,6 +227,10 @@ impl NbdServer {
             for index in turns {
                 self.hear(index, &mut arrived, &mut notice);
             }
+            if !self.accepting && !self.stopping && self.late().is_some() {
+                // Whoever waits may have its place.
+                self.accept_more(true);
+            }
             // What was begun may have ended, with nothing to be read.
             self.volume.advance(heard, &mut ended);
             for Ended { token, result } in ended.drain(..) {
@@ -267,8 +271,13 @@ impl NbdServer {
     }
 
     fn accept(&mut self, listener: usize) {
-        while self.make_room() {
+        while self.clients() < CLIENTS_MAX || self.late().is_some() {
             let Some(Ok(Some(stream))) = self.listeners.get(listener).map(Listener::accept) else { return };
+            if self.clients() == CLIENTS_MAX
+                && let Some(index) = self.late()
+            {
+                self.part(index);
+            }
             let index = match self.clients.iter().position(|place| place.client.is_none()) {
                 Some(index) => index,
                 None => {
@@ -288,18 +297,11 @@ impl NbdServer {
         self.accept_more(false);
     }
 
-    /// Whether one more client can come, if need be instead of one that has not said what it wants for too long.
-    fn make_room(&mut self) -> bool {
-        if self.clients() < CLIENTS_MAX {
-            return true;
-        }
+    /// A client that has not said what it wants for too long, if others wait.
+    fn late(&self) -> Option<usize> {
         let is_late =
             |client: &Client| client.negotiation.is_some() && client.since.elapsed() > NEGOTIATION_TIMEOUT;
-        let late = self.clients.iter().position(|place| place.client.as_ref().is_some_and(is_late));
-        late.is_some_and(|index| {
-            self.part(index);
-            true
-        })
+        self.clients.iter().position(|place| place.client.as_ref().is_some_and(is_late))
     }
 
     fn part(&mut self, index: usize) {
@@ -746,5 +748,17 @@ mod tests {
             client.read_exact(&mut answer).unwrap_or_else(|error| panic!("answer {number}: {error}"));
             assert_eq!(answer[28..], PAYLOAD_MAX.to_be_bytes(), "a hole");
         }
+    }
+
+    #[test]
+    fn clients_that_say_nothing_make_room_for_one_that_waits() {
+        let serving = Serving::start("room");
+        let mut idle: Vec<UnixStream> = (0..CLIENTS_MAX).map(|_| serving.connect()).collect();
+        serving.connect();
+        let is_closed = |client: &mut UnixStream| {
+            client.set_nonblocking(true).unwrap();
+            matches!(client.read(&mut [0]), Ok(0))
+        };
+        assert_eq!(idle.iter_mut().filter_map(|client| is_closed(client).then_some(())).count(), 1);
     }
 }
