@@ -11,10 +11,6 @@ const AGAIN_MAX: usize = 4;
 /// Nor are more programs that crash.
 const CRASHES_MAX: usize = 2;
 
-/// How many tests of a program run at a time.
-const THREADS: &str = "RUST_TEST_THREADS";
-const THREADS_OF_CPU: usize = 2;
-
 /// What came of a run.
 #[derive(Default)]
 pub struct Tally {
@@ -42,9 +38,7 @@ impl Tally {
 /// Runs all tests with these arguments of cargo, then once more what failed.
 pub fn run(arguments: &[&str]) -> Tally {
     let mut said = Said::default();
-    // Most of them wait for something most of the time.
-    let cpus = std::thread::available_parallelism().map_or(1, Into::into);
-    let ended_well = cargo_test(arguments, Some(THREADS_OF_CPU * cpus), &mut said);
+    let ended_well = cargo_test(arguments, &mut said);
     let mut tally = Tally { passed: said.passed, failed: said.failed, alone: Vec::new() };
     if ended_well {
         return tally;
@@ -58,7 +52,7 @@ pub fn run(arguments: &[&str]) -> Tally {
         let exact = name.iter().flat_map(|name| ["--", "--exact", name]);
         let again: Vec<&str> = profile.iter().copied().chain(target.split(' ')).chain(exact).collect();
         let mut said = Said::default();
-        let passed = cargo_test(&again, None, &mut said) && said.failed == 0;
+        let passed = cargo_test(&again, &mut said) && said.failed == 0;
         match name {
             Some(name) if passed && said.passed == 1 => {
                 (tally.passed, tally.failed) = (tally.passed + 1, tally.failed - 1);
@@ -75,16 +69,12 @@ pub fn run(arguments: &[&str]) -> Tally {
 }
 
 /// Shows the output of a run of cargo and takes down what it says. True when cargo ended well.
-fn cargo_test(arguments: &[&str], threads: Option<usize>, said: &mut Said) -> bool {
+fn cargo_test(arguments: &[&str], said: &mut Said) -> bool {
     println!("== cargo {}", arguments.join(" "));
     // One pipe for both: the lines must keep their order.
     let Ok((output, input)) = std::io::pipe() else { return false };
     let Ok(errors) = input.try_clone() else { return false };
-    let mut cargo = super::cargo(arguments);
-    if let (Some(threads), None) = (threads, std::env::var_os(THREADS)) {
-        cargo.env(THREADS, threads.to_string());
-    }
-    let child = cargo.stdin(Stdio::null()).stdout(input).stderr(errors).spawn();
+    let child = super::cargo(arguments).stdin(Stdio::null()).stdout(input).stderr(errors).spawn();
     let Ok(mut child) = child else {
         eprintln!("cannot run cargo");
         return false;

@@ -121,22 +121,32 @@ fn processes() -> impl Iterator<Item = u32> {
 /// How often an environment that is empty or torn is looked at again, a millisecond apart. On a busy machine exec(2) may stand still in the
 /// middle for as long as others run.
 const LOOKS: usize = 1000;
+/// As often an empty environment must have been at the same place: each exec(2) has another.
+const LOOKS_EMPTY: usize = 100;
 
-/// Whether a process was started without any environment, and is not in the middle of exec(2).
-fn has_no_environment(pid: u32) -> bool {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+/// Where the empty environment of a process is. In the middle of exec(2) it has one for a moment.
+fn empty_environment(pid: u32) -> Option<u64> {
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The name may contain anything; where the environment starts and ends are the 48th and 49th field behind it.
-    let mut fields = stat.rsplit(')').next().unwrap_or_default().split_ascii_whitespace().skip(47);
-    matches!((fields.next(), fields.next()), (Some(start), Some(end)) if start == end && end != "0")
+    let mut fields = stat.rsplit(')').next()?.split_ascii_whitespace().skip(47);
+    let (start, end): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    (start == end && start != 0).then_some(start)
 }
 
 /// Whether a process was started with this entry. Others' processes cannot be in a run of ours.
 fn has_in_environment(pid: u32, entry: &[u8]) -> bool {
+    let mut empty = (None, 0);
     for _ in 0..LOOKS {
         match fs::read(format!("/proc/{pid}/environ")) {
             Ok(environment) if environment.split(|&byte| byte == 0).any(|word| word == entry) => return true,
             Ok(environment) if environment.ends_with(&[0]) => return false,
-            Ok(environment) if environment.is_empty() && has_no_environment(pid) => return false,
+            Ok(environment) if environment.is_empty() => {
+                let at = empty_environment(pid);
+                empty = if at.is_some() && at == empty.0 { (at, empty.1 + 1) } else { (at, 0) };
+                if empty.1 >= LOOKS_EMPTY {
+                    return false;
+                }
+            }
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied) => {
                 return false;
             }
