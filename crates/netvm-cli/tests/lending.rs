@@ -70,12 +70,12 @@ fn a_run_tells_which_lenders_have_left() {
         until("all lend something", || lenders[..count].iter().all(|lender| lender.used_bytes() > 0));
         let [mut one, ..] = lenders;
         one.signal("TERM");
-        let ended = wait(&mut one.process.0, Duration::from_secs(30)).expect("the lender does not end");
+        let ended = wait(&mut one.process.0, Duration::from_secs(120)).expect("the lender does not end");
         assert!(ended.success(), "{ended:?}");
         let status = || finish(netvm().arg("status")).must_succeed().out();
         until("it is told", || status().contains(&format!("  left     {}, as they", one.address)));
         drop(run.0.stdin.take());
-        let status = wait(&mut run.0, Duration::from_secs(30)).expect("the program hangs");
+        let status = wait(&mut run.0, Duration::from_secs(120)).expect("the program hangs");
         let mut said = String::new();
         run.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
         assert!(status.success(), "{status:?} {said}");
@@ -122,10 +122,10 @@ fn who_comes_while_a_lender_leaves_does_without() {
     run.0.stdin.as_mut().unwrap().write_all(b"\n").unwrap();
     assert_eq!(lines.next().unwrap(), "True");
     signal(first, "CONT");
-    let ended = wait(&mut one.process.0, Duration::from_secs(30)).expect("the lender does not end");
+    let ended = wait(&mut one.process.0, Duration::from_secs(120)).expect("the lender does not end");
     assert!(ended.success() && two.used_bytes() > 0, "{ended:?}");
     input.write_all(b"\n").unwrap();
-    let status = wait(&mut run.0, Duration::from_secs(30)).expect("the program hangs");
+    let status = wait(&mut run.0, Duration::from_secs(120)).expect("the program hangs");
     let mut said = String::new();
     run.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     assert!(status.success(), "{status:?} {said}");
@@ -156,7 +156,7 @@ fn leaves(more: &[&str]) {
     until("both lend something", || lenders.iter().all(|lender| lender.used_bytes() > 0));
     let [mut one, two] = lenders;
     one.signal("TERM");
-    let ended = wait(&mut one.process.0, Duration::from_secs(30)).expect("the lender does not end");
+    let ended = wait(&mut one.process.0, Duration::from_secs(120)).expect("the lender does not end");
     assert!(ended.success(), "{ended:?}");
     assert!(two.used_bytes() >= 24 << 20);
     // The only one left cannot: it says so and serves on, forks included.
@@ -169,7 +169,7 @@ fn leaves(more: &[&str]) {
     until("it says so", || said().contains("MiB lent to 1 borrower: serving on"));
     assert!(said().contains("asked to stop: waiting for 1 borrower\n"), "{}", said());
     drop(run.0.stdin.take());
-    let status = wait(&mut run.0, Duration::from_secs(30)).expect("the program hangs");
+    let status = wait(&mut run.0, Duration::from_secs(120)).expect("the program hangs");
     assert!(status.success(), "{status:?}");
     assert_eq!(said().matches("serving on").count(), 1, "{}", said());
 }
