@@ -176,7 +176,12 @@ impl Budget {
 
     /// How many of `frames` held must be given up now.
     pub(super) fn excess(&self, frames: u64) -> u64 {
-        let over = frames.saturating_sub(self.held.min(self.frames_max));
+        let mut kept = self.held.min(self.frames_max);
+        // What a child has of its parent it keeps up to its share: others give as much, and it would have next to nothing until then.
+        if let Some(slot) = self.slot.as_ref().filter(|slot| !slot.is_shard()) {
+            kept = kept.max(slot.fair_share());
+        }
+        let over = frames.saturating_sub(kept);
         match &self.slot {
             Some(slot) if slot.others_starve() => {
                 let more = frames.saturating_sub(slot.fair_share());
@@ -282,10 +287,11 @@ mod tests {
         assert_eq!(parent.grow(900), 900);
         let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let mut child = Budget::new(1000, Some(run.join(other.id()).unwrap()));
-        child.adopt(300);
-        assert_eq!((child.owed(300), child.excess(300)), (200, 200));
+        child.adopt(800);
+        // Its share it keeps.
+        assert_eq!((child.owed(800), child.excess(800), child.excess(500)), (700, 300, 0));
         // What it lets go of was never granted.
-        child.release_excess(150, 150);
+        child.release_excess(650, 150);
         assert_eq!((child.owed(150), run.used()), (50, 1000));
         assert_eq!(child.grow(50), 0);
         // The parent gives in steps, as long as the child wants something.

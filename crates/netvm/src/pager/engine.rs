@@ -581,8 +581,18 @@ impl Engine {
     /// Now and then: give frames to other processes of the run, take frozen slabs back into use.
     pub(super) fn tick(&mut self) -> Result<()> {
         self.ticked = Instant::now();
-        self.budget.note_inflow(self.stats.remote_reads + self.stats.zero_fills, !self.deferred.is_empty());
+        // Of shards what comes counts; a process of a run is idle when it has no faults either.
+        let came = match self.budget.is_shard() {
+            true => self.stats.remote_reads + self.stats.zero_fills,
+            false => self.stats.faults,
+        };
+        self.budget.note_inflow(came, !self.deferred.is_empty());
         self.budget.look_again();
+        let owed = self.budget.owed(self.local_frames as u64);
+        if owed > 0 {
+            // Also of one that idles: others give its share.
+            self.budget.grow(owed);
+        }
         self.shrink()?;
         if self.backing.thaw_due(Instant::now()) {
             self.backing.thaw_all()?;
