@@ -11,6 +11,7 @@ mod pressure;
 mod protocol;
 mod recall;
 mod server;
+mod tickets;
 
 pub use crate::shm::LinkChoice;
 pub use borrower::{Borrower, BorrowerParts, status, status_with};

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use netvm_core::endpoint::{Event, Exports, Request};
 use netvm_core::key::{Access, RemoteKey, Rights};
-use netvm_core::limits::{HALF_OPEN_MAX, SLABS_MAX, TICKET_TIMEOUT_MS, UNCLAIMED_MAX, VERSION};
+use netvm_core::limits::{HALF_OPEN_MAX, SLABS_MAX, VERSION};
 use netvm_core::recall::Recalls;
 use netvm_core::slab::direct::UNIT_BYTES;
 use netvm_core::slab::{LeaseId, SlabError, Slabs, is_slab};
@@ -20,6 +20,7 @@ use netvm_sys::shared::SharedSlice;
 use super::memories::Memories;
 use super::protocol::{self, BorrowAnswer, BorrowerStatus, LenderStatus};
 use super::recall::counted;
+use super::tickets::Tickets;
 use crate::error::{Error, LenderLimit, Result};
 use crate::link::Link;
 use crate::link::greeting::{self, Greeted, Greeting, Transport};
@@ -184,14 +185,6 @@ pub(super) struct Served {
     met: Option<Invited>,
 }
 
-struct Ticket {
-    key: [u8; 16],
-    lease: LeaseId,
-    /// Whose lease it is a fork of, as long as that lasts: to whom it counts.
-    of: Option<LeaseId>,
-    since: Instant,
-}
-
 impl Served {
     fn parts<'a>(&'a mut self, memories: &'a Memories) -> (&'a mut Session<Transport>, View<'a>) {
         let Self { session, lease, returns, ops, .. } = self;
@@ -209,7 +202,7 @@ pub struct Lender {
     pub(super) recalls: Recalls,
     /// When it ends, whoever has not left by then.
     leave_by: Option<Instant>,
-    tickets: Vec<Ticket>,
+    tickets: Tickets,
     pub(super) started: Instant,
     pub(super) ticked: Instant,
     /// Reads and writes of those who have gone.
@@ -279,7 +272,7 @@ impl Lender {
             peers: Vec::new(),
             recalls: Recalls::new(),
             leave_by: None,
-            tickets: Vec::new(),
+            tickets: Tickets::default(),
             started: now,
             ticked: now,
             past_ops: 0,
@@ -378,7 +371,7 @@ impl Lender {
     fn borrowers(&self) -> usize {
         let borrows =
             |peer: &&Option<Peer>| matches!(peer, Some(Peer::Served(served)) if served.lease.is_some());
-        self.peers.iter().filter(borrows).count() + self.tickets.len()
+        self.peers.iter().filter(borrows).count() + self.tickets.count()
     }
 
     fn tick(&mut self) {
@@ -391,10 +384,8 @@ impl Lender {
                 self.peers[index] = None;
             }
         }
-        let fresh = |ticket: &Ticket| now - ticket.since <= Duration::from_millis(TICKET_TIMEOUT_MS);
-        let stale: Vec<Ticket> = self.tickets.extract_if(.., |ticket| !fresh(ticket)).collect();
-        for ticket in stale {
-            self.memories.close(ticket.lease);
+        for lease in self.tickets.take_stale(now) {
+            self.memories.close(lease);
         }
         self.forgive(now);
         self.memories.tick();
@@ -496,7 +487,7 @@ impl Lender {
             _ if theirs.rails != 1 => Refusal::Role,
             Role::Observer => Refusal::None,
             // A fork of one that is there comes with a ticket.
-            Role::Borrower if self.draining && self.tickets.is_empty() => Refusal::Stopping,
+            Role::Borrower if self.draining && self.tickets.count() == 0 => Refusal::Stopping,
             Role::Borrower => Refusal::None,
             Role::Node | Role::Lender | Role::Transfer | Role::Mount => Refusal::Role,
         };
@@ -580,11 +571,7 @@ impl Lender {
         }
         let bytes = lease.map_or(0, |lease| self.memories.slabs.lease_bytes(lease));
         if let Some(lease) = lease {
-            // Another lease may get its number.
-            self.tickets
-                .iter_mut()
-                .filter(|ticket| ticket.of == Some(lease))
-                .for_each(|ticket| ticket.of = None);
+            self.tickets.forget_parent(lease);
             self.memories.close(lease);
         }
         self.say(format_args!("{name} (pid {pid}) has gone, {} MiB come back: {failure}", bytes >> 20));
@@ -624,7 +611,7 @@ impl Lender {
             let (quota, before) = (self.config.quota_bytes, self.memories.limit);
             let held = match quota {
                 0 => 0,
-                _ => self.memories.slabs.together_bytes(self.unclaimed(lease).chain([lease])),
+                _ => self.memories.slabs.together_bytes(self.tickets.forks_of(lease).chain([lease])),
             };
             let beyond = quota > 0 && held + self.memories.slabs.slab_bytes() > quota;
             let pressed = reader.u32() == Some(1);
@@ -651,7 +638,6 @@ impl Lender {
             }
             return Ok(BorrowAnswer { slab, size_bytes, used_bytes, limit }.encode());
         }
-        let unclaimed = self.unclaimed(lease).count();
         let slabs = &mut self.memories.slabs;
         match method {
             protocol::RETURN => {
@@ -666,7 +652,7 @@ impl Lender {
                 session.endpoint.given_back(slab, &mut view);
                 self.take_back(served);
             }
-            protocol::FORK if unclaimed >= UNCLAIMED_MAX => return Err(Status::Busy),
+            protocol::FORK if !self.tickets.has_room(lease) => return Err(Status::Busy),
             protocol::FORK => {
                 let mut key = [0; 16];
                 getrandom::fill(&mut key).map_err(|_| Status::Busy)?;
@@ -674,7 +660,7 @@ impl Lender {
                 for &slab in &served.returns.waiting {
                     let _ = slabs.give_back(fork, slab);
                 }
-                self.tickets.push(Ticket { key, lease: fork, of: Some(lease), since: Instant::now() });
+                self.tickets.add(key, fork, lease);
                 out.bytes(&key);
             }
             protocol::SOLE => {
@@ -730,11 +716,6 @@ impl Lender {
         }
     }
 
-    /// The forks of a lease that nobody has claimed.
-    fn unclaimed(&self, lease: LeaseId) -> impl Iterator<Item = LeaseId> + '_ {
-        self.tickets.iter().filter(move |ticket| ticket.of == Some(lease)).map(|ticket| ticket.lease)
-    }
-
     /// A new lease, or the one that a ticket stands for.
     fn lease(&mut self, key: &[u8; 16]) -> Result<LeaseId, Status> {
         if *key == [0; 16] {
@@ -745,10 +726,7 @@ impl Lender {
                 SlabError::TooManyLeases | SlabError::Full | SlabError::NotHeld => Status::Busy,
             });
         }
-        let key = RemoteKey::from_bytes(*key);
-        let same = |ticket: &Ticket| RemoteKey::from_bytes(ticket.key).matches(&key);
-        let index = self.tickets.iter().position(same).ok_or(Status::NoSegment)?;
-        Ok(self.tickets.swap_remove(index).lease)
+        self.tickets.claim(key).ok_or(Status::NoSegment)
     }
 
     /// How it is doing.
