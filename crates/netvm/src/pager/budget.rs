@@ -169,9 +169,18 @@ impl Budget {
         self.release(frames.min(self.held.saturating_sub(left)));
     }
 
-    /// How many of `frames` in use were never granted: a child has them of its parent.
-    pub(super) fn owed(&self, frames: u64) -> u64 {
-        frames.saturating_sub(self.held)
+    /// Whether some of `frames` in use were never granted: a child has them of its parent.
+    pub(super) fn owes(&self, frames: u64) -> bool {
+        frames > self.held
+    }
+
+    /// Asks for what was never granted of `frames` in use, which comes before anything else. True when there was something.
+    pub(super) fn pay(&mut self, frames: u64) -> bool {
+        let owes = self.owes(frames);
+        if owes {
+            self.grow(frames - self.held);
+        }
+        owes
     }
 
     /// How many of `frames` held must be given up now.
@@ -289,11 +298,11 @@ mod tests {
         let mut child = Budget::new(1000, Some(run.join(other.id()).unwrap()));
         child.adopt(800);
         // Its share it keeps.
-        assert_eq!((child.owed(800), child.excess(800), child.excess(500)), (700, 300, 0));
+        assert_eq!((child.held, child.excess(800), child.excess(500)), (100, 300, 0));
         // What it lets go of was never granted.
         child.release_excess(650, 150);
-        assert_eq!((child.owed(150), run.used()), (50, 1000));
-        assert_eq!(child.grow(50), 0);
+        assert_eq!((child.held, run.used()), (100, 1000));
+        assert!(child.pay(150) && child.held == 100);
         // The parent gives in steps, as long as the child wants something.
         assert_eq!(parent.excess(900), 900 / GIVEN_PART + GIVEN_MIN);
         child.note_inflow(7, false);
@@ -301,6 +310,14 @@ mod tests {
         assert!(parent.excess(900) > 0, "faults wait for frames");
         child.note_inflow(7, false);
         assert_eq!(parent.excess(900), 0);
+        // It owes something as long as it is there, busy or not.
+        let mut given = 0;
+        while child.pay(500) {
+            let excess = parent.excess(900 - given);
+            parent.release_excess(excess, 900 - given - excess);
+            given += excess;
+        }
+        assert_eq!((child.held, child.excess(500), run.used()), (500, 0, 900 - given + 500));
         other.kill().unwrap();
         other.wait().unwrap();
         std::fs::remove_file(&path).unwrap();

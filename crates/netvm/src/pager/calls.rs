@@ -1,8 +1,11 @@
-//! How the program's threads call the pager's thread.
+//! How the program's threads call the pager's thread, and what it does then.
 
+use super::Pager;
 use super::engine::Engine;
+use super::error::{PagerError, system};
 use super::hints::Access;
-use crate::error::Result;
+use super::learn::Learn;
+use crate::error::{Error, Result};
 use crate::lender::ForkTicket;
 use crate::stats::PagerStats;
 use netvm_sys::paged::Bell;
@@ -177,5 +180,90 @@ impl Doorbell {
 
     pub(super) fn resume(&self) -> &Gate {
         &self.resume
+    }
+}
+
+impl Engine {
+    /// The result of a call is the inner one: what was refused has changed nothing.
+    ///
+    /// # Errors
+    /// Pages cannot be had any more.
+    pub(super) fn carry_out(&mut self, call: Call, pager: &Pager) -> Result<Result<()>> {
+        match self.try_to(call, pager) {
+            Err(error) if !is_refusal(&error, call) => Err(error),
+            result => Ok(result),
+        }
+    }
+
+    fn try_to(&mut self, call: Call, pager: &Pager) -> Result<()> {
+        match call {
+            Call::Map { address, bytes, protection } => {
+                let pages = self.pages(address, bytes)?;
+                self.forget_marks(pages.clone());
+                self.forget(pages)?;
+                self.remove_range(address, bytes);
+                self.paged.map_range(address, bytes, protection).map_err(|e| system("map far memory", e))?;
+                self.ranges.insert(address, bytes);
+                self.wake(address, bytes)
+            }
+            Call::Unmap { address, bytes } => {
+                let pages = self.pages(address, bytes)?;
+                self.forget_marks(pages.clone());
+                self.forget(pages)?;
+                self.remove_range(address, bytes);
+                self.paged.unmap_range(address, bytes).map_err(|e| system("unmap far memory", e))?;
+                self.wake(address, bytes)
+            }
+            Call::Discard { address, bytes } => {
+                let pages = self.pages(address, bytes)?;
+                self.forget(pages)?;
+                self.paged.drop_pages(address, bytes).map_err(|e| system("discard far memory", e))?;
+                self.wake(address, bytes)
+            }
+            Call::Relocate { old, new, bytes } => {
+                self.relocate(self.pages(old, bytes)?, self.pages(new, bytes)?)
+            }
+            Call::Protect { address, bytes, protection } => {
+                self.pages(address, bytes)?;
+                self.paged.protect_range(address, bytes, protection).map_err(|e| system("mprotect", e))
+            }
+            Call::MakeLocal { address, bytes, protection } => self.make_local(address, bytes, protection),
+            Call::WillNeed { address, bytes } => self.will_need(self.pages(address, bytes)?),
+            Call::PageOut { address, bytes } => self.page_out(self.pages(address, bytes)?),
+            Call::Advise { address, bytes, access } => {
+                self.advice.change(self.pages(address, bytes)?, |_| access as u32);
+                Ok(())
+            }
+            Call::Pin { address, bytes } => self.pin(self.pages(address, bytes)?),
+            Call::Unpin { address, bytes } => {
+                self.unpin(self.pages(address, bytes)?);
+                Ok(())
+            }
+            Call::Budget { bytes } => self.set_budget(bytes),
+            Call::Keep { frames, frames_max } => self.keep(frames, frames_max),
+            Call::Publish => {
+                self.publish(pager);
+                Ok(())
+            }
+            Call::KeepRecord => self.learn.as_ref().map_or(Ok(()), Learn::keep),
+            Call::Park { .. } => Ok(()),
+        }
+    }
+}
+
+/// Whether an error is the answer to a call. All others leave pages behind that nobody gets any more.
+fn is_refusal(error: &Error, call: Call) -> bool {
+    match error {
+        Error::Pager(
+            PagerError::OutsideFarMemory { .. }
+            | PagerError::PagePinned { .. }
+            | PagerError::PinnedTooMuch { .. }
+            | PagerError::BudgetRange { .. },
+        ) => true,
+        Error::Pager(PagerError::LocalExhausted { .. }) => matches!(call, Call::Pin { .. }),
+        Error::Pager(PagerError::NoLocalMemory(_)) => matches!(call, Call::MakeLocal { .. }),
+        // The kernel had no room for a mapping.
+        Error::System { .. } => matches!(call, Call::Map { .. } | Call::Unmap { .. } | Call::Protect { .. }),
+        _ => matches!(call, Call::KeepRecord),
     }
 }

@@ -421,7 +421,7 @@ impl Engine {
             // Others need what this process has too much, also if it is never idle; and shards show what comes to each.
             let others_need = self.budget.is_shard()
                 || self.budget.others_starve()
-                || self.budget.owed(self.local_frames as u64) > 0;
+                || self.budget.owes(self.local_frames as u64);
             if others_need && self.ticked.elapsed() >= TICK {
                 self.tick()?;
             }
@@ -588,11 +588,8 @@ impl Engine {
         };
         self.budget.note_inflow(came, !self.deferred.is_empty());
         self.budget.look_again();
-        let owed = self.budget.owed(self.local_frames as u64);
-        if owed > 0 {
-            // Also of one that idles: others give its share.
-            self.budget.grow(owed);
-        }
+        // Also of one that idles: others give its share.
+        self.budget.pay(self.local_frames as u64);
         self.shrink()?;
         if self.backing.thaw_due(Instant::now()) {
             self.backing.thaw_all()?;
@@ -620,74 +617,8 @@ impl Engine {
         *pager.doorbell(self.number).stats() = self.stats;
     }
 
-    /// The result of a call is the inner one: what was refused has changed nothing.
-    ///
-    /// # Errors
-    /// Pages cannot be had any more.
-    pub(super) fn carry_out(&mut self, call: Call, pager: &Pager) -> Result<Result<()>> {
-        match self.try_to(call, pager) {
-            Err(error) if !is_refusal(&error, call) => Err(error),
-            result => Ok(result),
-        }
-    }
-
-    fn try_to(&mut self, call: Call, pager: &Pager) -> Result<()> {
-        match call {
-            Call::Map { address, bytes, protection } => {
-                let pages = self.pages(address, bytes)?;
-                self.forget_marks(pages.clone());
-                self.forget(pages)?;
-                self.remove_range(address, bytes);
-                self.paged.map_range(address, bytes, protection).map_err(|e| system("map far memory", e))?;
-                self.ranges.insert(address, bytes);
-                self.wake(address, bytes)
-            }
-            Call::Unmap { address, bytes } => {
-                let pages = self.pages(address, bytes)?;
-                self.forget_marks(pages.clone());
-                self.forget(pages)?;
-                self.remove_range(address, bytes);
-                self.paged.unmap_range(address, bytes).map_err(|e| system("unmap far memory", e))?;
-                self.wake(address, bytes)
-            }
-            Call::Discard { address, bytes } => {
-                let pages = self.pages(address, bytes)?;
-                self.forget(pages)?;
-                self.paged.drop_pages(address, bytes).map_err(|e| system("discard far memory", e))?;
-                self.wake(address, bytes)
-            }
-            Call::Relocate { old, new, bytes } => {
-                self.relocate(self.pages(old, bytes)?, self.pages(new, bytes)?)
-            }
-            Call::Protect { address, bytes, protection } => {
-                self.pages(address, bytes)?;
-                self.paged.protect_range(address, bytes, protection).map_err(|e| system("mprotect", e))
-            }
-            Call::MakeLocal { address, bytes, protection } => self.make_local(address, bytes, protection),
-            Call::WillNeed { address, bytes } => self.will_need(self.pages(address, bytes)?),
-            Call::PageOut { address, bytes } => self.page_out(self.pages(address, bytes)?),
-            Call::Advise { address, bytes, access } => {
-                self.advice.change(self.pages(address, bytes)?, |_| access as u32);
-                Ok(())
-            }
-            Call::Pin { address, bytes } => self.pin(self.pages(address, bytes)?),
-            Call::Unpin { address, bytes } => {
-                self.unpin(self.pages(address, bytes)?);
-                Ok(())
-            }
-            Call::Budget { bytes } => self.set_budget(bytes),
-            Call::Keep { frames, frames_max } => self.keep(frames, frames_max),
-            Call::Publish => {
-                self.publish(pager);
-                Ok(())
-            }
-            Call::KeepRecord => self.learn.as_ref().map_or(Ok(()), Learn::keep),
-            Call::Park { .. } => Ok(()),
-        }
-    }
-
     /// Whoever waits for a page that is no longer on its way looks again.
-    fn wake(&self, address: usize, bytes: usize) -> Result<()> {
+    pub(super) fn wake(&self, address: usize, bytes: usize) -> Result<()> {
         self.paged.wake(address, bytes).map_err(|e| system("wake who waits for dropped pages", e))
     }
 
@@ -798,10 +729,7 @@ impl Engine {
 
     /// Gives the budget's frames memory. Returns how many frames became free.
     pub(super) fn grow(&mut self) -> Result<usize> {
-        let owed = self.budget.owed(self.local_frames as u64);
-        if owed > 0 {
-            // What a child has of its parent comes first.
-            self.budget.grow(owed.min(GROW_FRAMES));
+        if self.budget.pay(self.local_frames as u64) {
             return Ok(0);
         }
         let granted = self.budget.grow(GROW_FRAMES.min(self.empty.len() as u64)) as usize;
@@ -830,22 +758,5 @@ impl Engine {
             self.mapped.push(page, arrival);
         }
         self.table.set(page, entry.with_state(PageState::Mapped).with_protected(protected).with_queued(true));
-    }
-}
-
-/// Whether an error is the answer to a call. All others leave pages behind that nobody gets any more.
-fn is_refusal(error: &Error, call: Call) -> bool {
-    match error {
-        Error::Pager(
-            PagerError::OutsideFarMemory { .. }
-            | PagerError::PagePinned { .. }
-            | PagerError::PinnedTooMuch { .. }
-            | PagerError::BudgetRange { .. },
-        ) => true,
-        Error::Pager(PagerError::LocalExhausted { .. }) => matches!(call, Call::Pin { .. }),
-        Error::Pager(PagerError::NoLocalMemory(_)) => matches!(call, Call::MakeLocal { .. }),
-        // The kernel had no room for a mapping.
-        Error::System { .. } => matches!(call, Call::Map { .. } | Call::Unmap { .. } | Call::Protect { .. }),
-        _ => matches!(call, Call::KeepRecord),
     }
 }
