@@ -17,14 +17,16 @@ type Register = unsafe extern "C" fn(Handler, Handler, Handler, *mut c_void) -> 
 /// Registers the handlers, once. Done before anybody else can register any, so that ours run last before the fork and first after it, and
 /// others may allocate.
 pub(crate) fn set_up() -> Result<(), String> {
+    // Constructors run one after the other, and ours before there are other threads.
     static DONE: AtomicBool = AtomicBool::new(false);
-    if DONE.swap(true, Ordering::Relaxed) {
+    if DONE.load(Ordering::Relaxed) {
         return Ok(());
     }
     let registered = the_real_one().map(|register| {
         // SAFETY: the handlers live as long as the process (this library is never unloaded).
         unsafe { register(Some(prepare), Some(parent), Some(child), std::ptr::null_mut()) }
     });
+    DONE.store(registered == Some(0), Ordering::Relaxed);
     match registered {
         Some(0) => Ok(()),
         Some(_) => Err("cannot register fork handlers: out of memory".into()),

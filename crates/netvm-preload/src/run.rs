@@ -182,10 +182,11 @@ extern "C" fn begin() {
     FAR_THRESHOLD_BYTES.store(params.far_threshold_bytes.max(heap::THRESHOLD_BYTES_MIN), Ordering::Relaxed);
     MAPS_LOCALLY.store(refuse::drops_pages_unseen(), Ordering::Relaxed);
     spawn::set_up();
-    callers::set_up();
-    if let Err(message) =
-        fork::set_up().and_then(|()| small::set_up_threads()).and_then(|()| malloc::set_up_threads())
-    {
+    let set_up = callers::set_up()
+        .and_then(|()| fork::set_up())
+        .and_then(|()| small::set_up_threads())
+        .and_then(|()| malloc::set_up_threads());
+    if let Err(message) = set_up {
         sys::give_up(&message);
     }
     ENABLED.store(true, Ordering::Relaxed);
