@@ -1,6 +1,7 @@
 //! The folder that one run keeps its run file and its private lender's socket in.
 
 use netvm::runfile::RunFile;
+use netvm_sys::stat::{self, Stat};
 use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::ffi::OsStrExt;
@@ -110,12 +111,7 @@ fn is_over(folder: &Folder) -> bool {
     }
     let mut entry = b"NETVM_RUN=".to_vec();
     entry.extend_from_slice(folder.run_file().as_os_str().as_bytes());
-    !processes().any(|pid| has_in_environment(pid, &entry))
-}
-
-fn processes() -> impl Iterator<Item = u32> {
-    let number = |entry: fs::DirEntry| entry.file_name().to_str()?.parse().ok();
-    fs::read_dir("/proc").into_iter().flatten().flatten().filter_map(number)
+    !stat::pids().any(|pid| has_in_environment(pid, &entry))
 }
 
 /// How often an environment that is empty or torn is looked at again, a millisecond apart. On a busy machine exec(2) may stand still in the
@@ -126,10 +122,7 @@ const LOOKS_EMPTY: usize = 100;
 
 /// Where the empty environment of a process is. In the middle of exec(2) it has one for a moment.
 fn empty_environment(pid: u32) -> Option<u64> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The name may contain anything; where the environment starts and ends are the 48th and 49th field behind it.
-    let mut fields = stat.rsplit(')').next()?.split_ascii_whitespace().skip(47);
-    let (start, end): (u64, u64) = (fields.next()?.parse().ok()?, fields.next()?.parse().ok()?);
+    let (start, end) = Stat::of(pid)?.environment;
     (start == end && start != 0).then_some(start)
 }
 

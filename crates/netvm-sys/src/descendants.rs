@@ -2,6 +2,8 @@
 
 use std::io;
 
+use crate::stat::{self, Stat};
+
 /// See the module's text. Ends on drop.
 #[derive(Debug)]
 pub struct Descendants {
@@ -78,12 +80,5 @@ pub fn has_ended(child: u32) -> bool {
 
 /// Each process and its parent.
 fn processes() -> Vec<(u32, u32)> {
-    let parent = |pid: u32| {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-        // The name may contain anything.
-        stat[stat.rfind(')')? + 1..].split_ascii_whitespace().nth(1)?.parse().ok()
-    };
-    let entries = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(|pid| Some((pid, parent(pid)?))).collect()
+    stat::pids().filter_map(|pid| Some((pid, Stat::of(pid)?.parent))).collect()
 }

@@ -31,6 +31,7 @@ pub mod shared;
 pub mod sigbus;
 pub mod signal;
 pub mod slow;
+pub mod stat;
 pub mod swap;
 pub mod table;
 pub mod thread;

@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! word  0 magic   1 build   2 frames in use   3 most of them   4.. parameters   LENDERS.. text   MESSAGE.. text
-//! COMMAND.. text   LEARN.. text   NAMES.. text   SLOTS: 1024 x { pid, start time, image, frames held, starving, pinned, inflow,
+//! COMMAND.. text   LEARN.. text   NAMES.. text   SLOTS: 1024 x { pid, its name space, start time, image, frames held, starving, pinned, inflow,
 //! counters, detail }
 //! ```
 //! All updates are single atomic operations; a process that dies between two of them leaves at worst a slot for
@@ -27,12 +27,16 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release};
 
+mod life;
+pub use life::Stuck;
+
 const MAGIC: u64 = u64::from_le_bytes(*b"netvmrn2");
 /// Tells builds apart whose run files mean different things: a sum of the sources that say what is in one.
-const BUILD_OF_THIS: u64 = sum(
-    sum(sum(0xCBF2_9CE4_8422_2325, include_bytes!("runfile.rs")), include_bytes!("stats.rs")),
-    include_bytes!("detail.rs"),
-);
+const BUILD_OF_THIS: u64 = {
+    let layout = sum(0xCBF2_9CE4_8422_2325, include_bytes!("runfile.rs"));
+    let processes = sum(layout, include_bytes!("runfile/life.rs"));
+    sum(sum(processes, include_bytes!("stats.rs")), include_bytes!("detail.rs"))
+};
 const PAGE_BYTES: u64 = 4096;
 /// With less a process does hardly get on, whatever others have: frames, and pages of the size that comes in together.
 const FLOOR_FRAMES: u64 = 256;
@@ -87,15 +91,16 @@ const SLOT_WORDS: usize = SLOT_DETAIL + PagerDetail::WORDS;
 const WORDS: usize = SLOTS + SLOT_COUNT * SLOT_WORDS;
 
 const SLOT_PID: usize = 0;
-const SLOT_STARTED: usize = 1;
-/// Which program it is: see [`Identity`].
-const SLOT_IMAGE: usize = 2;
-const SLOT_HELD: usize = 3;
-const SLOT_STARVING: usize = 4;
+/// Which program of which process it is: see [`life`].
+const SLOT_SPACE: usize = 1;
+const SLOT_STARTED: usize = 2;
+const SLOT_IMAGE: usize = 3;
+const SLOT_HELD: usize = 4;
+const SLOT_STARVING: usize = 5;
 /// Frames of pages that may not be evicted, and how many pages came lately: of shards only.
-const SLOT_PINNED: usize = 5;
-const SLOT_INFLOW: usize = 6;
-const SLOT_STATS: usize = 7;
+const SLOT_PINNED: usize = 6;
+const SLOT_INFLOW: usize = 7;
+const SLOT_STATS: usize = 8;
 const SLOT_DETAIL: usize = SLOT_STATS + PagerStats::FIELDS;
 
 /// Between two addresses: no path has it.
@@ -192,7 +197,7 @@ impl RunFile {
             (FAULT_PATH, params.fault_path.number().into()),
             (PAGE_SIZE, params.page_bytes.max(PAGE_BYTES)),
             (SUPERVISOR, std::process::id().into()),
-            (SUPERVISOR_STARTED, start_time(std::process::id()).unwrap_or(0)),
+            (SUPERVISOR_STARTED, netvm_sys::stat::start_time(std::process::id()).unwrap_or(0)),
         ] {
             run.word(index).store(value, Relaxed);
         }
@@ -264,68 +269,6 @@ impl RunFile {
         }
     }
 
-    /// A program of the run starts in this process: what the one before it held (before exec) is given back.
-    pub fn begin(&self) {
-        let pid = std::process::id();
-        self.retire_before_exec(pid, Identity::of(pid).unwrap_or_default());
-        if std::os::unix::process::parent_id() != self.supervisor() {
-            return;
-        }
-        // Orphans have this parent, too, but the program is there before them.
-        let program = self.word(PROGRAM).compare_exchange(0, pid.into(), AcqRel, Acquire);
-        if program.is_ok() || program == Err(pid.into()) {
-            for (index, word) in name_words(&process_name(pid).unwrap_or_default()).into_iter().enumerate() {
-                self.word(PROGRAM_NAME + index).store(word, Relaxed);
-            }
-            self.word(PROGRAM_ENDED).store(0, Release);
-        }
-    }
-
-    /// A program that has begun in this process ends.
-    pub fn end(&self) {
-        if self.word(PROGRAM).load(Relaxed) == u64::from(std::process::id()) {
-            self.word(PROGRAM_ENDED).store(1, Release);
-        }
-    }
-
-    /// Whether the preloaded library was in process `pid`, which the supervisor has started, to its end, as far as can be known. `name` is what it
-    /// was called when it ended by itself: a program that did not say that it ends may have become another, whose name is another.
-    pub fn was_preloaded(&self, pid: u32, name: Option<&str>) -> bool {
-        let word = |index| self.word(index).load(Acquire);
-        let same_name = |name: &str| name_words(name) == [word(PROGRAM_NAME), word(PROGRAM_NAME + 1)];
-        word(PROGRAM) == u64::from(pid) && (word(PROGRAM_ENDED) != 0 || name.is_none_or(same_name))
-    }
-
-    fn retire_before_exec(&self, pid: u32, now: Identity) {
-        // The number alone may be another's, in another name space of processes.
-        self.retire_if(|slot, then| slot == u64::from(pid) && then.started == now.started);
-    }
-
-    /// Enters a process. What the same pid left behind (before exec) is given back first.
-    ///
-    /// # Errors
-    /// When 1024 processes use far memory at once.
-    pub fn join(self: &Arc<Self>, pid: u32) -> Result<Slot> {
-        let mut identity = Identity::of(pid).unwrap_or_default();
-        self.retire_before_exec(pid, identity);
-        self.reap();
-        if pid != std::process::id() {
-            // It may be in the middle of exec.
-            identity.image = 0;
-        }
-        for index in 0..SLOT_COUNT {
-            let base = SLOTS + index * SLOT_WORDS;
-            if self.word(base + SLOT_PID).compare_exchange(0, RETIRING, AcqRel, Relaxed).is_ok() {
-                self.word(base + SLOT_STARTED).store(identity.started, Relaxed);
-                self.word(base + SLOT_IMAGE).store(identity.image, Relaxed);
-                self.word(base + SLOT_PID).store(pid.into(), Release);
-                self.word(PROCESSES).fetch_add(1, AcqRel);
-                return Ok(Slot { run: Arc::clone(self), base });
-            }
-        }
-        Err(Error::Other(format!("more than {SLOT_COUNT} processes of one run use far memory at once")))
-    }
-
     /// The same for `shards` pagers of this process, which nobody else sees.
     ///
     /// # Errors
@@ -374,63 +317,6 @@ impl RunFile {
     /// What a shard always has besides its pins: as pins may take three quarters of the budget, all have this much.
     pub(crate) fn shard_floor(&self) -> u64 {
         self.word(BUDGET).load(Relaxed) / (4 * self.shards.max(1) as u64)
-    }
-
-    /// Gives back what processes held that are gone, or have become other programs.
-    pub fn reap(&self) {
-        self.retire_if(|pid, then| Identity::of(pid as u32).is_none_or(|now| !now.may_be(then)));
-    }
-
-    fn retire_if(&self, gone: impl Fn(u64, Identity) -> bool) {
-        for index in 0..SLOT_COUNT {
-            let base = SLOTS + index * SLOT_WORDS;
-            let pid = self.word(base + SLOT_PID).load(Acquire);
-            if pid == 0 || pid == RETIRING {
-                continue;
-            }
-            let identity = self.identity(base);
-            if gone(pid, identity) {
-                self.retire(base, pid, identity);
-            }
-        }
-    }
-
-    fn identity(&self, base: usize) -> Identity {
-        let word = |index| self.word(base + index).load(Relaxed);
-        Identity { started: word(SLOT_STARTED), image: word(SLOT_IMAGE) }
-    }
-
-    fn retire(&self, base: usize, pid: u64, identity: Identity) {
-        if self.word(base + SLOT_PID).compare_exchange(pid, RETIRING, AcqRel, Relaxed).is_err() {
-            return;
-        }
-        if self.identity(base) != identity {
-            // After exec the process has left and come back meanwhile.
-            self.word(base + SLOT_PID).store(pid, Release);
-            return;
-        }
-        for field in 0..PagerStats::FIELDS {
-            let value = self.word(base + SLOT_STATS + field).swap(0, Relaxed);
-            match PagerStats::NAMES[field] {
-                name if PagerStats::is_gauge(name) => {}
-                "read_us_peak" => drop(self.word(RETIRED + field).fetch_max(value, Relaxed)),
-                _ => drop(self.word(RETIRED + field).fetch_add(value, Relaxed)),
-            }
-        }
-        // Where its faults were means nothing without its addresses.
-        for index in 0..PagerDetail::WORDS {
-            let value = self.word(base + SLOT_DETAIL + index).swap(0, Relaxed);
-            if index < PagerDetail::SUMS {
-                self.word(RETIRED_DETAIL + index).fetch_add(value, Relaxed);
-            }
-        }
-        let held = self.word(base + SLOT_HELD).swap(0, AcqRel);
-        self.word(USED).fetch_sub(held, AcqRel);
-        if self.word(base + SLOT_STARVING).swap(0, AcqRel) != 0 {
-            self.word(STARVING).fetch_sub(1, AcqRel);
-        }
-        self.word(PROCESSES).fetch_sub(1, AcqRel);
-        self.word(base + SLOT_PID).store(0, Release);
     }
 
     /// Counters of the whole run so far; `local_frames_peak` is the peak of the sum over processes.
@@ -503,35 +389,6 @@ impl RunFile {
     /// Processes that used far memory and live.
     pub fn processes(&self) -> u64 {
         self.word(PROCESSES).load(Relaxed)
-    }
-
-    /// Notes who has the most, once.
-    fn note_stuck(&self, pid: u64) {
-        let held = |index: usize| {
-            let base = SLOTS + index * SLOT_WORDS;
-            let other = self.word(base + SLOT_PID).load(Acquire);
-            let is_other = other != 0 && other != RETIRING && other != pid;
-            is_other.then(|| (self.word(base + SLOT_HELD).load(Relaxed), other))
-        };
-        let Some((held, holder)) = (0..SLOT_COUNT).filter_map(held).max() else { return };
-        if self.word(STUCK_BY).compare_exchange(0, holder, AcqRel, Relaxed).is_ok() {
-            self.word(STUCK_BY_HELD).store(held, Relaxed);
-            self.word(STUCK).store(pid, Release);
-        }
-    }
-
-    /// The first process that had nothing for long since none gave it anything, if any, and who held the most then, and how many frames.
-    pub fn stuck(&self) -> Option<Stuck> {
-        let word = |index: usize| self.word(index).load(Relaxed);
-        let pid = self.word(STUCK).load(Acquire) as u32;
-        let stuck = Stuck { pid, holder: word(STUCK_BY) as u32, frames: word(STUCK_BY_HELD) };
-        (pid != 0).then_some(stuck)
-    }
-
-    /// Whether the process that made the run file lives.
-    pub fn is_supervised(&self) -> bool {
-        let pid = self.word(SUPERVISOR).load(Relaxed);
-        start_time(pid as u32) == Some(self.word(SUPERVISOR_STARTED).load(Relaxed))
     }
 
     /// Says what a lender lends, as far as whoever says it knows.
@@ -801,92 +658,6 @@ impl Slot {
     fn word(&self, index: usize) -> &AtomicU64 {
         self.run.word(self.base + index)
     }
-}
-
-/// A process that cannot go on as it should, and why.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stuck {
-    /// It has had no local memory for long.
-    pub pid: u32,
-    /// Who has the most of it, and gives nothing back.
-    pub holder: u32,
-    /// How many frames.
-    pub frames: u64,
-}
-
-/// Tells the program that a process runs from others that had its pid before, or have it after exec.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Identity {
-    /// In clock ticks since boot. exec changes nothing about it.
-    started: u64,
-    /// Of where the program's code and stack start, which are new with each exec, and stay the same until then. Not the file in /proc/PID/exe: that
-    /// may be the same, and is often unreadable. 0: not known, as of processes of other users.
-    image: u64,
-}
-
-impl Identity {
-    /// `None` when the process has ended.
-    fn of(pid: u32) -> Option<Self> {
-        let stat = Stat::of(pid)?;
-        let known = stat.start_code > 1 && stat.start_stack != 0;
-        let image = if known { stat.start_code ^ stat.start_stack.rotate_left(32) } else { 0 };
-        Some(Self { started: stat.started, image })
-    }
-
-    /// Whether both may be the same program, as far as is known.
-    fn may_be(self, other: Self) -> bool {
-        let same_image = self.image == other.image || self.image == 0 || other.image == 0;
-        self.started == other.started && same_image
-    }
-}
-
-/// What /proc tells of a process.
-struct Stat {
-    started: u64,
-    start_code: u64,
-    start_stack: u64,
-}
-
-impl Stat {
-    fn of(pid: u32) -> Option<Self> {
-        // /proc may be that of another name space, with other numbers.
-        let path = if pid == std::process::id() {
-            "/proc/self/stat".to_owned()
-        } else {
-            format!("/proc/{pid}/stat")
-        };
-        let stat = std::fs::read_to_string(path).ok()?;
-        // The name may contain anything; fields are counted from the last parenthesis.
-        let rest = &stat[stat.rfind(')')? + 1..];
-        let mut fields = rest.split_ascii_whitespace();
-        let is_zombie = fields.next()? == "Z";
-        let mut number = |skipped| fields.nth(skipped)?.parse::<u64>().ok();
-        let threads = number(16)?;
-        // A process whose first thread has ended looks like a zombie; its other threads go on.
-        if is_zombie && threads <= 1 {
-            return None;
-        }
-        Some(Self { started: number(1)?, start_code: number(3)?, start_stack: number(1)? })
-    }
-}
-
-/// What a process is called, also when it has ended and nobody has waited for it.
-pub fn process_name(pid: u32) -> Option<String> {
-    let name = std::fs::read(format!("/proc/{pid}/comm")).ok()?;
-    Some(String::from_utf8_lossy(name.strip_suffix(b"\n").unwrap_or(&name)).into_owned())
-}
-
-/// Its first 16 bytes; the kernel keeps 15.
-fn name_words(name: &str) -> [u64; 2] {
-    let mut bytes = [0; 16];
-    let length = name.len().min(16);
-    bytes[..length].copy_from_slice(&name.as_bytes()[..length]);
-    [0, 8].map(|at| u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index])))
-}
-
-/// When a process started, in clock ticks since boot: tells a process from a later one with the same pid. `None` when it has ended.
-pub fn start_time(pid: u32) -> Option<u64> {
-    Stat::of(pid).map(|stat| stat.started)
 }
 
 #[cfg(test)]

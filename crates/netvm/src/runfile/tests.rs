@@ -1,6 +1,8 @@
 //! Tests of the run file.
 
+use super::life::Identity;
 use super::*;
+use netvm_sys::stat::Stat;
 
 fn params() -> RunParams {
     RunParams {
@@ -169,7 +171,7 @@ fn what_a_process_held_comes_back_when_it_is_another_program() {
     run.reap();
     assert_eq!((run.processes(), run.used()), (1, 60));
     // As it would have done by itself.
-    slot.word(SLOT_IMAGE).store(Identity::of(other.id()).unwrap().image, Relaxed);
+    slot.word(SLOT_IMAGE).store(Identity::new(Stat::of(other.id()).as_ref()).image, Relaxed);
     run.reap();
     assert_eq!((run.processes(), run.used()), (1, 60));
     input.write_all(b"\n").unwrap();
@@ -178,6 +180,29 @@ fn what_a_process_held_comes_back_when_it_is_another_program() {
     assert_eq!((run.processes(), run.used()), (0, 0));
     drop(input);
     other.wait().unwrap();
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn processes_of_another_name_space_are_for_others_to_look_at() {
+    let (path, run) = run("space");
+    // As if it had this number elsewhere; here nobody has it.
+    let mut gone = std::process::Command::new("true").spawn().unwrap();
+    let slot = run.join(gone.id()).unwrap();
+    gone.wait().unwrap();
+    let space = slot.word(SLOT_SPACE).load(Relaxed);
+    slot.word(SLOT_SPACE).store(space + 1, Relaxed);
+    assert_eq!(slot.grow(60), 60);
+    run.reap();
+    assert_eq!((run.processes(), run.used(), run.pids()), (1, 60, vec![]));
+    // Nor does one that has the same number here take its place.
+    let other = run.join(std::process::id()).unwrap();
+    other.word(SLOT_SPACE).store(space + 1, Relaxed);
+    let mine = run.join(std::process::id()).unwrap();
+    assert_eq!((run.processes(), mine.grow(100), run.pids()), (3, 40, vec![std::process::id()]));
+    slot.word(SLOT_SPACE).store(space, Relaxed);
+    run.reap();
+    assert_eq!((run.processes(), run.used()), (2, 40));
     std::fs::remove_file(&path).unwrap();
 }
 

@@ -1,8 +1,9 @@
 //! Waiting for the program of a run, and for what it leaves in the background.
 
-use netvm::runfile::{RunFile, process_name};
+use netvm::runfile::RunFile;
 use netvm_sys::descendants::{Descendants, has_ended};
 use netvm_sys::signal::{SIGCHLD, Signals};
+use netvm_sys::stat::Stat;
 use std::cell::Cell;
 use std::process::{Child, ExitStatus};
 use std::sync::Arc;
@@ -46,7 +47,7 @@ impl<'a> Supervisor<'a> {
         let pid = child.id();
         loop {
             if has_ended(pid) {
-                let name = process_name(pid);
+                let name = Stat::of(pid).map(|stat| stat.name);
                 let status = child.wait().map_err(|error| format!("cannot wait for the program: {error}"))?;
                 // Whom a signal has ended cannot say that it ends.
                 let known = name.as_deref().filter(|_| status.code().is_some());
@@ -94,7 +95,7 @@ impl<'a> Supervisor<'a> {
         self.descendants.reap(None);
         self.run.reap();
         let mut pids = self.descendants.pids();
-        pids.extend(self.run.each_process().into_iter().map(|(pid, _)| pid));
+        pids.extend(self.run.pids());
         pids.sort_unstable();
         pids.dedup();
         pids.len()
@@ -103,8 +104,8 @@ impl<'a> Supervisor<'a> {
     /// Says once that a process waits for memory that another does not give.
     fn tell_of_stuck(&self) {
         let Some(stuck) = self.run.stuck().filter(|_| !self.told_stuck.replace(true)) else { return };
-        let named = |pid| match process_name(pid) {
-            Some(name) => format!("{pid} ({name})"),
+        let named = |pid| match Stat::of(pid) {
+            Some(stat) => format!("{pid} ({})", stat.name),
             None => pid.to_string(),
         };
         tell!(

@@ -6,8 +6,8 @@ use super::reserve;
 use super::table::{Entry, Files};
 use crate::cmd::ublk::Guard;
 use clap::Args;
-use netvm::runfile::start_time;
 use netvm::view::ublk;
+use netvm_sys::stat::start_time;
 use std::process::{Child, ExitCode};
 use std::time::{Duration, Instant};
 

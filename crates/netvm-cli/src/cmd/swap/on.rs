@@ -248,7 +248,7 @@ fn size_of(device: &Path) -> Option<u64> {
 
 /// A process, and when it started.
 fn started_at(pid: u32) -> Result<(u32, u64), String> {
-    netvm::runfile::start_time(pid)
+    netvm_sys::stat::start_time(pid)
         .map(|started| (pid, started))
         .ok_or_else(|| "the server has ended".to_owned())
 }

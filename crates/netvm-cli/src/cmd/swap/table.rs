@@ -8,10 +8,10 @@
 
 use super::by::By;
 use super::reserve::Changed;
-use netvm::runfile::start_time;
 use netvm::view::ublk;
 use netvm_sys::nbd;
 use netvm_sys::shared::SharedSlice;
+use netvm_sys::stat::start_time;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, OpenOptions};
 use std::io;

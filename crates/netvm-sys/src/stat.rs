@@ -1,0 +1,111 @@
+//! What /proc tells of processes.
+
+use std::fs;
+
+/// A process, as it is now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stat {
+    /// What it is called, in 15 bytes; a zombie too.
+    pub name: String,
+    /// Who has started it, or has it since.
+    pub parent: u32,
+    /// When it started, in clock ticks since boot: tells it from a later one with the same pid. exec changes nothing about it.
+    pub started: u64,
+    /// Where its code and its stack start, which are new with each exec; 1 and 0 of processes of other users.
+    pub start_code: u64,
+    /// See above.
+    pub start_stack: u64,
+    /// Where its environment starts and ends.
+    pub environment: (u64, u64),
+    has_ended: bool,
+}
+
+impl Stat {
+    /// Also of one that has ended and that nobody has waited for; `None` when there is none.
+    pub fn of(pid: u32) -> Option<Self> {
+        // /proc may be that of another name space, with other numbers.
+        let path = if pid == std::process::id() {
+            "/proc/self/stat".to_owned()
+        } else {
+            format!("/proc/{pid}/stat")
+        };
+        Self::parse(&String::from_utf8_lossy(&fs::read(path).ok()?))
+    }
+
+    fn parse(stat: &str) -> Option<Self> {
+        // The name may contain anything; fields are counted from the last parenthesis. proc(5) has the state as the third.
+        let (before, rest) = stat.rsplit_once(')')?;
+        let (_, name) = before.split_once('(')?;
+        let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
+        let number = |field: usize| fields.get(field - 3)?.parse::<u64>().ok();
+        // A process whose first thread has ended looks like a zombie; its other threads go on.
+        let has_ended = fields.first() == Some(&"X") || (fields.first() == Some(&"Z") && number(20)? <= 1);
+        Some(Self {
+            name: name.to_owned(),
+            parent: u32::try_from(number(4)?).ok()?,
+            started: number(22)?,
+            start_code: number(26)?,
+            start_stack: number(28)?,
+            environment: (number(50).unwrap_or(0), number(51).unwrap_or(0)),
+            has_ended,
+        })
+    }
+
+    /// The same; `None` when it has ended, too.
+    pub fn of_living(pid: u32) -> Option<Self> {
+        Self::of(pid).filter(|stat| !stat.has_ended)
+    }
+}
+
+/// When a process started; `None` when it has ended.
+pub fn start_time(pid: u32) -> Option<u64> {
+    Some(Stat::of_living(pid)?.started)
+}
+
+/// The numbers of all processes.
+pub fn pids() -> impl Iterator<Item = u32> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
+/// The number of this process's name space of processes: in another one others have the same pids. `None` without /proc.
+pub fn pid_space() -> Option<u64> {
+    let space = fs::read_link("/proc/self/ns/pid").ok()?;
+    space.to_str()?.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
+}
+
+/// Whether the pids in /proc, as it is mounted here, are those of this process's name space.
+pub fn shows_this_space() -> bool {
+    let me = fs::read_link("/proc/self").ok();
+    me.is_some_and(|me| me.to_str().and_then(|me| me.parse().ok()) == Some(std::process::id()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_told_from_others_and_may_be_called_anything() {
+        let me = Stat::of(std::process::id()).unwrap();
+        assert_eq!(me.parent, std::os::unix::process::parent_id());
+        assert_eq!(start_time(std::process::id()), Some(me.started));
+        assert!(me.start_code > 1 && me.start_stack > 0 && me.environment.0 < me.environment.1, "{me:?}");
+        let mut child = std::process::Command::new("true").spawn().unwrap();
+        let pid = child.id();
+        while Stat::of_living(pid).is_some() {
+            std::thread::yield_now();
+        }
+        assert_eq!(Stat::of(pid).unwrap().parent, std::process::id(), "nobody has waited for it");
+        child.wait().unwrap();
+        assert_eq!(Stat::of(pid), None);
+        assert!(pids().any(|pid| pid == std::process::id()) && !pids().any(|other| other == pid));
+        let numbers: Vec<String> = (4..=52).map(|field| field.to_string()).collect();
+        let odd = Stat::parse(&format!("7 (a) (b) Z) Z {}\n", numbers.join(" "))).unwrap();
+        assert_eq!((odd.name.as_str(), odd.parent, odd.started), ("a) (b) Z", 4, 22));
+        assert_eq!((odd.start_code, odd.start_stack, odd.environment), (26, 28, (50, 51)));
+        for broken in ["", "7 (", "7 (a)", "7 (a) R 1 2", "7 a) R"] {
+            assert_eq!(Stat::parse(broken), None, "{broken}");
+        }
+        assert!(pid_space().is_some_and(|space| space > 0) && shows_this_space());
+    }
+}

@@ -1,0 +1,220 @@
+//! The processes of a run: who they are, who of them lives, and what becomes of what the others held.
+
+use super::*;
+use netvm_sys::stat::{Stat, pid_space, shows_this_space, start_time};
+
+impl RunFile {
+    /// A program of the run starts in this process: what the one before it held (before exec) is given back.
+    pub fn begin(&self) {
+        let pid = std::process::id();
+        let stat = Stat::of(pid);
+        self.retire_before_exec(pid, Identity::new(stat.as_ref()));
+        if std::os::unix::process::parent_id() != self.supervisor() {
+            return;
+        }
+        // Orphans have this parent, too, but the program is there before them.
+        let program = self.word(PROGRAM).compare_exchange(0, pid.into(), AcqRel, Acquire);
+        if program.is_ok() || program == Err(pid.into()) {
+            let name = stat.map(|stat| stat.name).unwrap_or_default();
+            for (index, word) in name_words(&name).into_iter().enumerate() {
+                self.word(PROGRAM_NAME + index).store(word, Relaxed);
+            }
+            self.word(PROGRAM_ENDED).store(0, Release);
+        }
+    }
+
+    /// A program that has begun in this process ends.
+    pub fn end(&self) {
+        if self.word(PROGRAM).load(Relaxed) == u64::from(std::process::id()) {
+            self.word(PROGRAM_ENDED).store(1, Release);
+        }
+    }
+
+    /// Whether the preloaded library was in process `pid`, which the supervisor has started, to its end, as far as can be known. `name` is what it
+    /// was called when it ended by itself: a program that did not say that it ends may have become another, whose name is another.
+    pub fn was_preloaded(&self, pid: u32, name: Option<&str>) -> bool {
+        let word = |index| self.word(index).load(Acquire);
+        let same_name = |name: &str| name_words(name) == [word(PROGRAM_NAME), word(PROGRAM_NAME + 1)];
+        word(PROGRAM) == u64::from(pid) && (word(PROGRAM_ENDED) != 0 || name.is_none_or(same_name))
+    }
+
+    fn retire_before_exec(&self, pid: u32, now: Identity) {
+        let same = |then: Identity| then.space == now.space && then.started == now.started;
+        self.retire_if(|slot, then| slot == u64::from(pid) && same(then));
+    }
+
+    /// Enters a process. What the same pid left behind (before exec) is given back first.
+    ///
+    /// # Errors
+    /// When 1024 processes use far memory at once.
+    pub fn join(self: &Arc<Self>, pid: u32) -> Result<Slot> {
+        let mut identity = Identity::new(Stat::of(pid).as_ref());
+        self.retire_before_exec(pid, identity);
+        self.reap();
+        if pid != std::process::id() {
+            // It may be in the middle of exec.
+            identity.image = 0;
+        }
+        for index in 0..SLOT_COUNT {
+            let base = SLOTS + index * SLOT_WORDS;
+            if self.word(base + SLOT_PID).compare_exchange(0, RETIRING, AcqRel, Relaxed).is_ok() {
+                self.word(base + SLOT_SPACE).store(identity.space, Relaxed);
+                self.word(base + SLOT_STARTED).store(identity.started, Relaxed);
+                self.word(base + SLOT_IMAGE).store(identity.image, Relaxed);
+                self.word(base + SLOT_PID).store(pid.into(), Release);
+                self.word(PROCESSES).fetch_add(1, AcqRel);
+                return Ok(Slot { run: Arc::clone(self), base });
+            }
+        }
+        Err(Error::Other(format!("more than {SLOT_COUNT} processes of one run use far memory at once")))
+    }
+
+    /// Gives back what processes held that are gone, or have become other programs. Those of another name space of processes are for others
+    /// to look at, who see them.
+    pub fn reap(&self) {
+        let Some(space) = pid_space().filter(|_| shows_this_space()) else { return };
+        let is_there = |pid, then| {
+            Stat::of_living(pid).is_some_and(|stat| Identity::in_space(space, Some(&stat)).may_be(then))
+        };
+        self.retire_if(|pid, then| then.space == space && !is_there(pid as u32, then));
+    }
+
+    /// The processes that use far memory, of this process's name space.
+    pub fn pids(&self) -> Vec<u32> {
+        let space = pid_space().unwrap_or(0);
+        let spaces = self.each(|base| self.identity(base).space);
+        spaces.into_iter().filter(|&(_, other)| other == space).map(|(pid, _)| pid).collect()
+    }
+
+    fn retire_if(&self, gone: impl Fn(u64, Identity) -> bool) {
+        for index in 0..SLOT_COUNT {
+            let base = SLOTS + index * SLOT_WORDS;
+            let pid = self.word(base + SLOT_PID).load(Acquire);
+            if pid == 0 || pid == RETIRING {
+                continue;
+            }
+            let identity = self.identity(base);
+            if gone(pid, identity) {
+                self.retire(base, pid, identity);
+            }
+        }
+    }
+
+    pub(super) fn identity(&self, base: usize) -> Identity {
+        let word = |index| self.word(base + index).load(Relaxed);
+        Identity { space: word(SLOT_SPACE), started: word(SLOT_STARTED), image: word(SLOT_IMAGE) }
+    }
+
+    pub(super) fn retire(&self, base: usize, pid: u64, identity: Identity) {
+        if self.word(base + SLOT_PID).compare_exchange(pid, RETIRING, AcqRel, Relaxed).is_err() {
+            return;
+        }
+        if self.identity(base) != identity {
+            // After exec the process has left and come back meanwhile.
+            self.word(base + SLOT_PID).store(pid, Release);
+            return;
+        }
+        for field in 0..PagerStats::FIELDS {
+            let value = self.word(base + SLOT_STATS + field).swap(0, Relaxed);
+            match PagerStats::NAMES[field] {
+                name if PagerStats::is_gauge(name) => {}
+                "read_us_peak" => drop(self.word(RETIRED + field).fetch_max(value, Relaxed)),
+                _ => drop(self.word(RETIRED + field).fetch_add(value, Relaxed)),
+            }
+        }
+        // Where its faults were means nothing without its addresses.
+        for index in 0..PagerDetail::WORDS {
+            let value = self.word(base + SLOT_DETAIL + index).swap(0, Relaxed);
+            if index < PagerDetail::SUMS {
+                self.word(RETIRED_DETAIL + index).fetch_add(value, Relaxed);
+            }
+        }
+        let held = self.word(base + SLOT_HELD).swap(0, AcqRel);
+        self.word(USED).fetch_sub(held, AcqRel);
+        if self.word(base + SLOT_STARVING).swap(0, AcqRel) != 0 {
+            self.word(STARVING).fetch_sub(1, AcqRel);
+        }
+        self.word(PROCESSES).fetch_sub(1, AcqRel);
+        self.word(base + SLOT_PID).store(0, Release);
+    }
+
+    /// Notes who has the most, once.
+    pub(super) fn note_stuck(&self, pid: u64) {
+        let held = |index: usize| {
+            let base = SLOTS + index * SLOT_WORDS;
+            let other = self.word(base + SLOT_PID).load(Acquire);
+            let is_other = other != 0 && other != RETIRING && other != pid;
+            is_other.then(|| (self.word(base + SLOT_HELD).load(Relaxed), other))
+        };
+        let Some((held, holder)) = (0..SLOT_COUNT).filter_map(held).max() else { return };
+        if self.word(STUCK_BY).compare_exchange(0, holder, AcqRel, Relaxed).is_ok() {
+            self.word(STUCK_BY_HELD).store(held, Relaxed);
+            self.word(STUCK).store(pid, Release);
+        }
+    }
+
+    /// The first process that had nothing for long since none gave it anything, if any, and who held the most then, and how many frames.
+    pub fn stuck(&self) -> Option<Stuck> {
+        let word = |index: usize| self.word(index).load(Relaxed);
+        let pid = self.word(STUCK).load(Acquire) as u32;
+        let stuck = Stuck { pid, holder: word(STUCK_BY) as u32, frames: word(STUCK_BY_HELD) };
+        (pid != 0).then_some(stuck)
+    }
+
+    /// Whether the process that made the run file lives.
+    pub fn is_supervised(&self) -> bool {
+        let pid = self.word(SUPERVISOR).load(Relaxed);
+        start_time(pid as u32) == Some(self.word(SUPERVISOR_STARTED).load(Relaxed))
+    }
+}
+
+/// A process that cannot go on as it should, and why.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stuck {
+    /// It has had no local memory for long.
+    pub pid: u32,
+    /// Who has the most of it, and gives nothing back.
+    pub holder: u32,
+    /// How many frames.
+    pub frames: u64,
+}
+
+/// Tells the program that a process runs from others that had its pid before, have it after exec, or elsewhere.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Identity {
+    /// Name space of processes.
+    pub(super) space: u64,
+    /// In clock ticks since boot. exec changes nothing about it.
+    pub(super) started: u64,
+    /// Of where the program's code and stack start, which are new with each exec, and stay the same until then. Not the file in /proc/PID/exe: that
+    /// may be the same, and is often unreadable. 0: not known, as of processes of other users.
+    pub(super) image: u64,
+}
+
+impl Identity {
+    /// Of a process of this name space.
+    pub(super) fn new(stat: Option<&Stat>) -> Self {
+        Self::in_space(pid_space().unwrap_or(0), stat)
+    }
+
+    fn in_space(space: u64, stat: Option<&Stat>) -> Self {
+        let Some(stat) = stat else { return Self { space, ..Self::default() } };
+        let known = stat.start_code > 1 && stat.start_stack != 0;
+        let image = if known { stat.start_code ^ stat.start_stack.rotate_left(32) } else { 0 };
+        Self { space, started: stat.started, image }
+    }
+
+    /// Whether both may be the same program, as far as is known.
+    fn may_be(self, other: Self) -> bool {
+        let same_image = self.image == other.image || self.image == 0 || other.image == 0;
+        self.space == other.space && self.started == other.started && same_image
+    }
+}
+
+/// The first 16 bytes of a name; the kernel keeps 15.
+fn name_words(name: &str) -> [u64; 2] {
+    let mut bytes = [0; 16];
+    let length = name.len().min(16);
+    bytes[..length].copy_from_slice(&name.as_bytes()[..length]);
+    [0, 8].map(|at| u64::from_le_bytes(std::array::from_fn(|index| bytes[at + index])))
+}
