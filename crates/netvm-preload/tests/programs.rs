@@ -152,6 +152,7 @@ fn run_with_tier(
     let output = preloaded(&program).env("NETVM_RUN", folder.join("run")).output().unwrap();
     run.reap();
     let stats = run.summary();
+    assert_eq!((run.processes(), stats.local_frames), (0, 0), "somebody still has memory");
     stop.stop();
     serving.join().unwrap().unwrap();
     let _ = std::fs::remove_dir_all(folder);
@@ -185,6 +186,13 @@ fn the_c_library_finds_its_own_in_the_middle_of_a_fork() {
     run_with_local_area("libc");
     run_with_pager("libc", 0, 131_072);
     run_with_tier("libc", 0, 4096, TierPolicy::Packed);
+}
+
+/// Whatever becomes of the children, the parent's pages are as they were written, and all memory comes back.
+#[test]
+fn writers_forks_and_children_that_are_killed() {
+    run_with_pager("storm", 0, 131_072);
+    run_with_tier("storm", 0, 131_072, TierPolicy::Packed);
 }
 
 #[test]
