@@ -46,6 +46,11 @@ pub enum Policy {
     Packed,
 }
 
+/// Waits for lenders that make up one sample.
+const GROUP: u32 = 16;
+/// A lender that is asked all the time is taken to be so many times faster at most.
+const BUSY_MIN: f64 = 0.5;
+
 /// Times the average that a sample counts at most.
 const OUTLIER: f64 = 4.0;
 
@@ -91,6 +96,34 @@ pub struct Costs {
     pub packable: Average,
     /// Part of the evicted pages of which no lender has a copy, 0 to 1.
     pub changed: Average,
+    waits: [Waits; CLASSES],
+}
+
+/// What single faults waited for a lender, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Waits {
+    all: Sum,
+    /// Those that had waited for a lender the time before, too.
+    in_row: Sum,
+}
+
+/// Samples are averaged in groups: single ones differ by much.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    average: Average,
+    sum: f64,
+    samples: u32,
+}
+
+impl Sum {
+    fn note(&mut self, sample: f64) {
+        self.sum += sample;
+        self.samples += 1;
+        if self.samples == GROUP {
+            self.average.note(self.sum / f64::from(GROUP));
+            (self.sum, self.samples) = (0.0, 0);
+        }
+    }
 }
 
 impl Costs {
@@ -109,9 +142,26 @@ impl Costs {
         self.fetch[class].or(20_000.0)
     }
 
-    /// A page brought in from a lender of this class, and sent again some time.
-    fn by_lender(&self, class: usize) -> f64 {
-        self.fault.or(5000.0) + self.fetch(class) + self.send.or(1000.0)
+    /// A page brought in from a lender, who takes `fetch`, and sent again some time.
+    fn by_lender(&self, fetch: f64) -> f64 {
+        self.fault.or(5000.0) + fetch + self.send.or(1000.0)
+    }
+
+    /// A fault waited so long for a lender of this class; `in_row`: so did the one before.
+    pub fn note_wait(&mut self, ns: f64, in_row: bool, class: u8) {
+        let waits = &mut self.waits[place(class)];
+        waits.all.note(ns);
+        if in_row {
+            waits.in_row.note(ns);
+        }
+    }
+
+    /// What a lender takes that is asked fault by fault, to what it takes now that it is asked more rarely: it may sleep in between, and what it
+    /// needs is no longer in the CPU's caches.
+    fn busy(&self, class: usize) -> f64 {
+        let Waits { all, in_row } = &self.waits[class];
+        let all = all.average.or(0.0);
+        if all > 0.0 { (in_row.average.or(all) / all).clamp(BUSY_MIN, 1.0) } else { 1.0 }
     }
 
     /// What a page from a lender costs more when evicted pages go through the pool.
@@ -147,6 +197,8 @@ pub struct Choice {
     sampled: u32,
     evicted: u32,
     changes: u64,
+    /// [`Costs::busy`], as it was when pages of the class were packed last.
+    busy: [f64; CLASSES],
 }
 
 impl Choice {
@@ -167,6 +219,7 @@ impl Choice {
             sampled: 0,
             evicted: 0,
             changes: 0,
+            busy: [1.0; CLASSES],
         }
     }
 
@@ -267,6 +320,11 @@ impl Choice {
             self.width = width;
             return;
         }
+        for class in 0..CLASSES {
+            if self.is_packed(class as u8) {
+                self.busy[class] = self.costs.busy(class);
+            }
+        }
         let now = self.expected(self.step, self.classes);
         let (then, best, classes) = self.best();
         let part = if self.step == 0 { FIRST_GAIN_PART } else { GAIN_PART };
@@ -320,7 +378,14 @@ impl Choice {
         let reach = if packable < 0.01 { 0.0 } else { f64::from(step) * costs.ratio() / packable };
         let mut cost = [(0.0, 0.0); CLASSES];
         for (class, cost) in cost.iter_mut().enumerate() {
-            let lender = costs.by_lender(class) + if is_packed(class) { costs.detour() } else { 0.0 };
+            // Where pages are packed, the lender is asked more rarely.
+            let rarely = match (self.is_packed(class as u8), is_packed(class)) {
+                (true, false) => self.busy[class],
+                (false, true) => 1.0 / self.busy[class],
+                _ => 1.0,
+            };
+            let detour = if is_packed(class) { costs.detour() } else { 0.0 };
+            let lender = costs.by_lender(costs.fetch(class) * rarely) + detour;
             *cost = (packable * costs.by_pool() + (1.0 - packable) * lender, lender);
         }
         // A page of this class somewhere in `from..from + wide` steps of such pages behind the mapped ones.

@@ -63,6 +63,8 @@ pub(super) struct Tier {
     wakes: usize,
     /// Since when a fault waits for a lender.
     waiting: Option<Instant>,
+    /// A page came from the pool since one came last from a lender.
+    by_pool: bool,
     /// For lenders of each class, and how many pages came from them.
     waited_ns: [u64; CLASSES],
     fetched: [u32; CLASSES],
@@ -88,6 +90,7 @@ impl Tier {
             wakes_ns: [0; WAKES],
             wakes: 0,
             waiting: None,
+            by_pool: false,
             waited_ns: [0; CLASSES],
             fetched: [0; CLASSES],
         }
@@ -131,14 +134,17 @@ impl Tier {
 
     /// Pages have come from a lender of this class; a fault waited for one if `wanted`.
     pub(super) fn note_fetched(&mut self, pages: u32, wanted: bool, class: u8, stats: &mut PagerStats) {
-        let class = usize::from(class).min(CLASSES - 1);
-        let (waited_ns, fetched) = (&mut self.waited_ns[class], &mut self.fetched[class]);
+        let place = usize::from(class).min(CLASSES - 1);
+        let (waited_ns, fetched) = (&mut self.waited_ns[place], &mut self.fetched[place]);
         if wanted && let Some(since) = self.waiting.take() {
-            *waited_ns += since.elapsed().as_nanos() as u64;
+            let wait = since.elapsed().as_nanos() as u64;
+            *waited_ns += wait;
+            let in_row = !std::mem::take(&mut self.by_pool);
+            self.choice.costs.note_wait(wait as f64, in_row, class);
         }
         *fetched += pages;
         if *fetched >= FETCHED {
-            self.choice.costs.fetch[class].note(*waited_ns as f64 / f64::from(*fetched));
+            self.choice.costs.fetch[place].note(*waited_ns as f64 / f64::from(*fetched));
             stats.fetch_ns += *waited_ns;
             (*waited_ns, *fetched) = (0, 0);
         }
@@ -193,6 +199,13 @@ impl Tier {
         }
         // This is not what the lender takes.
         self.waiting = self.waiting.map(|waiting| waiting + took);
+    }
+
+    /// The pool was looked after, perhaps while a fault waits for a lender: this is not what the lender takes.
+    fn note_tended(&mut self, since: Option<Instant>) {
+        if let Some(since) = since {
+            self.waiting = self.waiting.map(|waiting| waiting + since.elapsed());
+        }
     }
 
     /// Packs a page into `self.packed`; its length if that pays.
@@ -379,6 +392,7 @@ impl Engine {
             self.free.put((frame + done) as usize, (frames - done) as usize);
         }
         if done > 0 {
+            self.tier.by_pool = true;
             self.install(first, frame, done)?;
             if let Some(since) = since {
                 self.tier.choice.costs.unpack.note(since.elapsed().as_nanos() as f64 / f64::from(done));
@@ -419,8 +433,10 @@ impl Engine {
         }
         let each = self.tier.choice.costs.chunks.or(8.0) as usize + 1;
         if frames > target || (frames == target && free < PACK_PAGES * each) {
+            let since = self.tier.is_waiting().then(Instant::now);
             let spilled = self.spill(EVICT_PAGES)?;
             let released = self.release_pool_frames(frames.saturating_sub(target).min(EVICT_PAGES));
+            self.tier.note_tended(since);
             return Ok(spilled + released > 0);
         }
         let slack = (frames / SLACK_PART + SLACK_FRAMES) * FRAME_CHUNKS as usize;
