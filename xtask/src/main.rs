@@ -82,15 +82,19 @@ fn main() -> ExitCode {
 
 fn cargo(arguments: &[&str]) -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    // Build scripts that look at what cargo tells them would take what it has told this program for a change, and run again.
+    forget_own(&mut command);
+    command.args(arguments);
+    command
+}
+
+/// Leaves out what cargo has told this program of itself: build scripts would take it for a change, and run again.
+fn forget_own(command: &mut Command) {
     let told = ["CARGO_PKG_", "CARGO_MANIFEST_", "CARGO_BIN_", "CARGO_CRATE_", "CARGO_PRIMARY_"];
     for (name, _) in env::vars_os() {
         if name.to_str().is_some_and(|name| told.iter().any(|told| name.starts_with(told))) {
             command.env_remove(name);
         }
     }
-    command.args(arguments);
-    command
 }
 
 /// All, even if one fails.
@@ -138,7 +142,7 @@ fn test() -> bool {
     if !check() {
         return false;
     }
-    let tally = suite::run(&["test", "--profile", "tested", "--workspace", "--no-fail-fast"]);
+    let tally = suite::run("tested");
     tally.print();
     tally.is_good()
 }

@@ -1,15 +1,22 @@
-//! Runs `cargo test`, adds up what it says, and runs what failed once more, alone.
+//! Builds the tests, runs several of their programs at a time, adds up what they say, and runs what failed once more, alone.
 //!
 //! The tests are real processes with time limits, on machines whose CPUs others may be using. One that fails among the others and passes alone
 //! was starved, or has a race: it is named at the end, and does not fail the run.
+//!
+//! Cargo would run one program after the other. Many tests wait most of the time, for somebody to be missed or a second to be over.
 
 use std::io::{BufRead, BufReader};
-use std::process::Stdio;
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
+use serde_json::Value;
+
+/// Programs that run at the same time. Each runs as many tests as there are CPUs.
+const AT_A_TIME: usize = 2;
 /// More failures than this are no accident.
 const AGAIN_MAX: usize = 4;
-/// Nor are more programs that crash.
-const CRASHES_MAX: usize = 2;
 
 /// What came of a run.
 #[derive(Default)]
@@ -35,70 +42,172 @@ impl Tally {
     }
 }
 
-/// Runs all tests with these arguments of cargo, then once more what failed.
-pub fn run(arguments: &[&str]) -> Tally {
-    let mut said = Said::default();
-    let ended_well = cargo_test(arguments, &mut said);
-    let mut tally = Tally { passed: said.passed, failed: said.failed, alone: Vec::new() };
-    if ended_well {
+/// Runs all tests of the workspace, built with this profile, then once more what failed.
+pub fn run(profile: &str) -> Tally {
+    let mut tally = Tally::default();
+    let Some(programs) = build(profile) else {
+        tally.failed = 1;
         return tally;
+    };
+    let mut failures = Vec::new();
+    for (program, said) in run_all(programs) {
+        tally.passed += said.passed;
+        let names: Vec<_> = match said.trouble() {
+            Trouble::None => continue,
+            Trouble::Tests(names) => names.into_iter().map(Some).collect(),
+            Trouble::Crash => vec![None],
+        };
+        tally.failed += names.len() as u64;
+        failures.extend(names.into_iter().map(|name| (program.clone(), name)));
     }
-    let failures = said.failures();
-    // One that does not compile, too.
-    tally.failed = tally.failed.max(1).max(failures.len() as u64);
-    let profile: Vec<&str> =
-        arguments.iter().copied().filter(|&word| !matches!(word, "--workspace" | "--no-fail-fast")).collect();
-    for (target, name) in failures {
-        let exact = name.iter().flat_map(|name| ["--", "--exact", name]);
-        let again: Vec<&str> = profile.iter().copied().chain(target.split(' ')).chain(exact).collect();
-        let mut said = Said::default();
-        let passed = cargo_test(&again, &mut said) && said.failed == 0;
-        match name {
-            Some(name) if passed && said.passed == 1 => {
-                (tally.passed, tally.failed) = (tally.passed + 1, tally.failed - 1);
-                tally.alone.push(format!("{name} ({target})"));
+    if failures.len() <= AGAIN_MAX {
+        for (program, name) in failures {
+            let (passed, alone) = again(&program, name.as_deref());
+            if passed > 0 {
+                (tally.passed, tally.failed) = (tally.passed + passed, tally.failed - 1);
+                tally.alone.push(alone);
             }
-            None if passed && said.passed > 0 => {
-                (tally.passed, tally.failed) = (tally.passed + said.passed, tally.failed - 1);
-                tally.alone.push(format!("all of {target}, which had crashed"));
-            }
-            _ => {}
         }
+    }
+    let examples = ["test", "--profile", profile, "--workspace", "--no-fail-fast", "--doc"];
+    println!("== cargo {}", examples.join(" "));
+    let said = output_of(super::cargo(&examples), true);
+    tally.passed += said.passed;
+    if !matches!(said.trouble(), Trouble::None) {
+        tally.failed += said.failed.max(1);
     }
     tally
 }
 
-/// Shows the output of a run of cargo and takes down what it says. True when cargo ended well.
-fn cargo_test(arguments: &[&str], said: &mut Said) -> bool {
+/// Runs a test, or all of them, again. Returns how many have passed, 0 when one failed, and what they are called.
+fn again(program: &Program, name: Option<&str>) -> (u64, String) {
+    println!("== {}{} again, alone", program.name, name.map_or(String::new(), |name| format!(": {name}")));
+    let mut command = program.command();
+    command.args(name.iter().flat_map(|name| ["--exact", name]));
+    let said = output_of(command, true);
+    let well = matches!(said.trouble(), Trouble::None);
+    let called = match name {
+        Some(name) => format!("{name} ({})", program.name),
+        None => format!("all of {}, which had crashed", program.name),
+    };
+    (if well { said.passed } else { 0 }, called)
+}
+
+/// A program that runs tests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Program {
+    /// Package and target.
+    name: String,
+    path: PathBuf,
+    /// Where cargo would start it.
+    folder: PathBuf,
+}
+
+impl Program {
+    /// From what cargo says of it; `None` for what is none.
+    fn of(message: &Value) -> Option<Self> {
+        let is_test = message["reason"] == "compiler-artifact" && message["profile"]["test"] == true;
+        let path = PathBuf::from(message["executable"].as_str().filter(|_| is_test)?);
+        let folder = PathBuf::from(message["manifest_path"].as_str()?).parent()?.to_owned();
+        let package = folder.file_name()?.to_string_lossy().into_owned();
+        let (kind, target) = (message["target"]["kind"][0].as_str()?, message["target"]["name"].as_str()?);
+        Some(Self { name: format!("{package}, {kind} {target}"), path, folder })
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(&self.path);
+        super::forget_own(&mut command);
+        command.current_dir(&self.folder).env("CARGO_MANIFEST_DIR", &self.folder);
+        command
+    }
+}
+
+/// Builds all of them. `None`: cargo has said why not.
+fn build(profile: &str) -> Option<Vec<Program>> {
+    let arguments = ["test", "--profile", profile, "--workspace", "--no-run"];
     println!("== cargo {}", arguments.join(" "));
+    let mut command = super::cargo(&arguments);
+    command.arg("--message-format=json-render-diagnostics").stdin(Stdio::null());
+    let output = command.stderr(Stdio::inherit()).output().ok().filter(|output| output.status.success())?;
+    let lines = output.stdout.split(|&byte| byte == b'\n');
+    let messages = lines.filter_map(|line| serde_json::from_slice::<Value>(line).ok());
+    Some(messages.filter_map(|message| Program::of(&message)).collect())
+}
+
+/// Runs all of them, some at a time, and shows what each has said when it is done.
+fn run_all(programs: Vec<Program>) -> Vec<(Program, Said)> {
+    let left = Mutex::new(programs.into_iter());
+    let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let results = Mutex::new(Vec::new());
+    std::thread::scope(|scope| {
+        for _ in 0..AT_A_TIME {
+            scope.spawn(|| {
+                while let Some(program) = next() {
+                    println!("== {} has begun", program.name);
+                    let began = Instant::now();
+                    let said = output_of(program.command(), false);
+                    // With the lock, so that nothing comes between the lines.
+                    let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
+                    println!("== {}, {:.0} s\n{}", program.name, began.elapsed().as_secs_f64(), said.text);
+                    results.push((program, said));
+                }
+            });
+        }
+    });
+    results.into_inner().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs a program of tests, and takes down what it says; shows it at once, or leaves that for later.
+fn output_of(mut command: Command, show: bool) -> Said {
+    let mut said = Said::default();
     // One pipe for both: the lines must keep their order.
-    let Ok((output, input)) = std::io::pipe() else { return false };
-    let Ok(errors) = input.try_clone() else { return false };
-    let child = super::cargo(arguments).stdin(Stdio::null()).stdout(input).stderr(errors).spawn();
-    let Ok(mut child) = child else {
-        eprintln!("cannot run cargo");
-        return false;
+    let Ok((output, input)) = std::io::pipe() else { return said };
+    let Ok(errors) = input.try_clone() else { return said };
+    let child = command.stdin(Stdio::null()).stdout(input).stderr(errors).spawn();
+    // The command has the pipe's other end as well.
+    drop(command);
+    let mut child = match child {
+        Ok(child) => child,
+        Err(error) => {
+            said.text = format!("it cannot be started: {error}");
+            println!("{}", said.text);
+            return said;
+        }
     };
     for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
         let line = String::from_utf8_lossy(&line);
-        println!("{line}");
+        if show {
+            println!("{line}");
+        } else {
+            said.text.push_str(&line);
+            said.text.push('\n');
+        }
         said.line(&line);
     }
-    child.wait().is_ok_and(|status| status.success())
+    said.ended_well = child.wait().is_ok_and(|status| status.success());
+    said
 }
 
-/// What a run of `cargo test --no-fail-fast` said.
+/// What a program of tests said, or several by way of cargo.
 #[derive(Default)]
 struct Said {
+    text: String,
+    ended_well: bool,
     passed: u64,
     failed: u64,
     /// The last list of failures.
     list: Vec<String>,
     listing: bool,
-    /// The failed tests of each program that had some.
-    groups: Vec<Vec<String>>,
-    /// How cargo calls those programs, in the same order.
-    targets: Vec<String>,
+}
+
+/// What went wrong.
+#[derive(Debug, PartialEq, Eq)]
+enum Trouble {
+    None,
+    /// These tests have failed.
+    Tests(Vec<String>),
+    /// It ended before it could tell, or said what nobody understands.
+    Crash,
 }
 
 impl Said {
@@ -115,50 +224,35 @@ impl Said {
                 }
             }
             self.listing = false;
-            if result.starts_with("FAILED") {
-                self.groups.push(std::mem::take(&mut self.list));
-            }
         } else if line == "failures:" {
             // It comes twice: before what the tests printed, and before their names.
             (self.listing, self.list) = (true, Vec::new());
-        } else if let Some(name) = line.strip_prefix("    ").filter(|name| !name.contains([' ', '`'])) {
-            if self.listing {
-                self.list.push(name.to_owned());
-            }
-        } else if let Some(target) =
-            line.trim_start().strip_prefix("`-p ").and_then(|rest| rest.strip_suffix('`'))
+        } else if let Some(name) = line.strip_prefix("    ").filter(|name| !name.contains([' ', '`']))
+            && self.listing
         {
-            self.targets.push(format!("-p {target}"));
+            self.list.push(name.to_owned());
         }
     }
 
-    /// What is worth another try: each failed test and where it is; or, when nothing else has failed, the programs that crashed.
-    fn failures(&self) -> Vec<(String, Option<String>)> {
-        let known = self.groups.iter().map(Vec::len).sum::<usize>();
-        let all_known = self.targets.len() == self.groups.len() && known as u64 == self.failed;
-        if all_known && known <= AGAIN_MAX {
-            let pairs = self.targets.iter().zip(&self.groups);
-            let each = |(target, names): (&String, &Vec<String>)| {
-                names.iter().map(|name| (target.clone(), Some(name.clone()))).collect::<Vec<_>>()
-            };
-            pairs.flat_map(each).collect()
-        } else if self.groups.is_empty() && self.targets.len() <= CRASHES_MAX {
-            self.targets.iter().map(|target| (target.clone(), None)).collect()
-        } else {
-            Vec::new()
+    fn trouble(&self) -> Trouble {
+        match (self.ended_well, self.failed, self.list.len() as u64) {
+            (true, 0, _) => Trouble::None,
+            (false, failed, listed) if failed > 0 && failed == listed => Trouble::Tests(self.list.clone()),
+            _ => Trouble::Crash,
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Said;
+    use super::{Program, Said, Trouble};
+    use std::path::Path;
 
     const OUTPUT: &str = "\
-     Running tests/a.rs (target/a)
-running 2 tests
+running 3 tests
 test one ... ok
 test two ... FAILED
+test three ... FAILED
 
 failures:
 
@@ -167,37 +261,54 @@ failures:
 thread panicked
 
 failures:
+    three
     two
 
-test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
-     Running tests/b.rs (target/b)
-test result: ok. 3 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
-error: 1 target failed:
-    `-p netvm --test a`
+test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s
 ";
 
-    fn said(output: &str) -> Said {
-        let mut said = Said::default();
+    fn said(output: &str, ended_well: bool) -> Said {
+        let mut said = Said { ended_well, ..Said::default() };
         output.lines().for_each(|line| said.line(line));
         said
     }
 
     #[test]
-    fn failed_tests_are_found_where_they_are() {
-        let said = said(OUTPUT);
-        assert_eq!((said.passed, said.failed), (4, 1));
-        assert_eq!(said.failures(), [("-p netvm --test a".to_owned(), Some("two".to_owned()))]);
+    fn failed_tests_are_found() {
+        let bad = said(OUTPUT, false);
+        assert_eq!((bad.passed, bad.failed), (1, 2));
+        assert_eq!(bad.trouble(), Trouble::Tests(vec!["three".to_owned(), "two".to_owned()]));
+        let good = said("test result: ok. 3 passed; 0 failed; 1 ignored; finished in 0.00s", true);
+        assert_eq!((good.passed, good.trouble()), (3, Trouble::None));
     }
 
     #[test]
-    fn what_is_not_understood_is_not_run_again() {
-        let crashed =
-            OUTPUT.replace("    `-p netvm --test a`", "    `-p netvm --test a`\n    `-p netvm --test c`");
-        assert_eq!(said(&crashed).failures(), []);
-        assert_eq!(said(&OUTPUT.replace("    two\n", "")).failures(), []);
-        assert_eq!(said("error: could not compile `netvm`\n").failures(), []);
-        // Unless it is a crash and nothing else.
-        let crash = "error: 1 target failed:\n    `-p netvm --test c`\n";
-        assert_eq!(said(crash).failures(), [("-p netvm --test c".to_owned(), None)]);
+    fn what_is_not_understood_is_no_success() {
+        assert_eq!(said("", false).trouble(), Trouble::Crash);
+        assert_eq!(said("test one ... ok\n", false).trouble(), Trouble::Crash);
+        assert_eq!(said(OUTPUT, true).trouble(), Trouble::Crash);
+        assert_eq!(said(&OUTPUT.replace("    three\n", ""), false).trouble(), Trouble::Crash);
+    }
+
+    #[test]
+    fn programs_are_what_cargo_has_built_of_tests() {
+        let message = serde_json::json!({
+            "reason": "compiler-artifact",
+            "manifest_path": "/a/crates/netvm/Cargo.toml",
+            "target": {"kind": ["test"], "name": "pager"},
+            "profile": {"test": true},
+            "executable": "/a/target/pager-1",
+        });
+        let program = Program::of(&message).unwrap();
+        assert_eq!(
+            (program.name.as_str(), program.path.as_path()),
+            ("netvm, test pager", Path::new("/a/target/pager-1"))
+        );
+        assert_eq!(program.folder, Path::new("/a/crates/netvm"));
+        for (key, other) in [("reason", "build-finished"), ("executable", "")] {
+            let mut message = message.clone();
+            message[key] = if other.is_empty() { serde_json::Value::Null } else { other.into() };
+            assert_eq!(Program::of(&message), None);
+        }
     }
 }

@@ -48,7 +48,8 @@ fn what_does_not_fit_into_memory_goes_to_the_file() {
     assert_eq!(done.out(), "filled\nchecked\n");
     let lenders = done.summary()["lenders"].clone();
     let moved = |lender: usize| lenders[lender]["bytes_out"].as_u64().unwrap() >> 20;
-    assert!((10..=16).contains(&moved(0)) && moved(1) >= 20, "{lenders}");
+    // A slab may change places meanwhile, and is written once more for that.
+    assert!((10..=48).contains(&moved(0)) && moved(1) >= 20, "{lenders}");
     assert!(lenders[1]["lender"].as_str().unwrap().starts_with("file in "), "{lenders}");
     let most = |lender: usize| lenders[lender]["held_bytes_peak"].as_u64().unwrap() >> 20;
     assert!((8..=16).contains(&most(0)) && (20..60).contains(&most(1)), "{lenders}");
