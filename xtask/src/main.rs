@@ -99,8 +99,11 @@ fn forget_own(command: &mut Command) {
 
 /// All, even if one fails.
 fn ci() -> bool {
+    install_programs(&[&PROGRAMS[..], &guest::PROGRAMS].concat());
+    // Meanwhile: most of it is waiting for the network.
+    let fetching = std::thread::spawn(|| guest::fetch(root()));
     let tested = test();
-    install_programs(&guest::PROGRAMS);
+    let _ = fetching.join();
     // What the tests have built is what guests run.
     let guests = guest(std::iter::empty(), tested);
     guests & fuzz_for(["--seconds".to_owned(), CI_FUZZ_SECONDS.to_string()].into_iter()) & tested
@@ -112,6 +115,7 @@ fn fuzz_for(arguments: impl Iterator<Item = String>) -> bool {
 
 /// Tests that need a kernel of their own; `built`: the programs are there.
 fn guest(arguments: impl Iterator<Item = String>, built: bool) -> bool {
+    install_programs(&guest::PROGRAMS);
     let run = target_folder().and_then(|target| guest::guest(root(), &target, arguments, built));
     match run {
         Ok((_, failed)) => failed == 0,

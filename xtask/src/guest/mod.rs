@@ -149,6 +149,43 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Wanted> {
     Ok(wanted)
 }
 
+/// Gets what guests need from the network before they are run. What cannot be had is told then.
+///
+/// # Errors
+/// The first thing that cannot be had.
+pub fn fetch(root: &Path) -> Result<()> {
+    let packages = Packages::open()?;
+    for (name, _, architecture) in kernel::KERNELS.iter().filter(|(name, ..)| *name != debug::NAME) {
+        Kernel::get(&packages, name, &root.join("guest/debug.config"), false)?;
+        busybox(&packages, architecture.debian())?;
+    }
+    checkpatch(&packages).map(drop)
+}
+
+fn busybox(packages: &Packages, debian: &str) -> Result<PathBuf> {
+    let package = format!("busybox-static:{debian}");
+    let folder =
+        packages.folder(&format!("busybox-{debian}"), |folder| packages.unpack(&[package], folder))?;
+    Ok(folder.join("bin/busybox"))
+}
+
+/// The folder of the kernel's checker of style.
+fn checkpatch(packages: &Packages) -> Result<PathBuf> {
+    packages.folder("checkpatch", |folder| {
+        packages.unpack(&[format!("{CHECKPATCH}:all")], folder)?;
+        let sources = folder.join(format!("usr/src/{CHECKPATCH}.tar.xz"));
+        let mut tar = Command::new("tar");
+        tar.arg("-xf").arg(&sources).arg("-C").arg(folder).args(["--strip-components=2", "--wildcards"]);
+        tools::run(tar.args([
+            "*/scripts/checkpatch.pl",
+            "*/scripts/spelling.txt",
+            "*/scripts/const_structs.checkpatch",
+        ]))?;
+        fs::remove_dir_all(folder.join("usr"))
+            .map_err(|error| format!("cannot remove {}: {error}", folder.display()))
+    })
+}
+
 /// What the tests of a run share.
 struct Suite {
     root: PathBuf,
@@ -255,12 +292,7 @@ impl Suite {
             return Err(error.clone());
         }
         let debian = architecture.debian();
-        self.busybox.entry(debian).or_insert_with(|| {
-            let package = format!("busybox-static:{debian}");
-            let folder = packages
-                .folder(&format!("busybox-{debian}"), |folder| packages.unpack(&[package], folder))?;
-            Ok(folder.join("bin/busybox"))
-        });
+        self.busybox.entry(debian).or_insert_with(|| busybox(packages, debian));
         if let (true, Ok(kernel)) = (modules, kernel) {
             let (root, built) = (&self.root, &self.built);
             self.modules.entry(name).or_insert_with(|| {
@@ -276,20 +308,7 @@ impl Suite {
 
     /// The kernel's own checker of style must have nothing to say of `kmod/`.
     fn style(&self) -> Verdict {
-        let checked = self.packages.folder("checkpatch", |folder| {
-            self.packages.unpack(&[format!("{CHECKPATCH}:all")], folder)?;
-            let sources = folder.join(format!("usr/src/{CHECKPATCH}.tar.xz"));
-            let mut tar = Command::new("tar");
-            tar.arg("-xf").arg(&sources).arg("-C").arg(folder).args(["--strip-components=2", "--wildcards"]);
-            tools::run(tar.args([
-                "*/scripts/checkpatch.pl",
-                "*/scripts/spelling.txt",
-                "*/scripts/const_structs.checkpatch",
-            ]))?;
-            fs::remove_dir_all(folder.join("usr"))
-                .map_err(|error| format!("cannot remove {}: {error}", folder.display()))
-        });
-        let verdict = match checked {
+        let verdict = match checkpatch(&self.packages) {
             Err(error) => Verdict::Skipped(error.lines().next().unwrap_or_default().to_owned()),
             Ok(_) if tools::find("perl").is_none() => Verdict::Skipped("perl is not installed".to_owned()),
             Ok(folder) => {
