@@ -68,6 +68,14 @@ unsafe impl Sync for Mask {}
 
 static MASK: Mask = Mask(UnsafeCell::new(MaybeUninit::uninit()));
 
+unsafe extern "C" {
+    /// Of the C library: the lock on its list of FILEs, which the same thread may take several times.
+    fn _IO_list_lock();
+    fn _IO_list_unlock();
+    /// In the child nobody has it.
+    fn _IO_list_resetlock();
+}
+
 unsafe extern "C" fn prepare() {
     let _internal = Internal::enter();
     // The stack of a handler may be far memory, and nobody serves faults until the fork is over.
@@ -76,6 +84,12 @@ unsafe extern "C" fn prepare() {
     START.hold();
     // SAFETY: START is held.
     unsafe { (*MASK.0.get()).write(mask) };
+    // The C library takes it between our handler and the fork. Who has it then may wait for a FILE, and who has that for a page: they must get
+    // there while faults are served. After START, under which names of lenders are looked up in files.
+    if run::started().is_some() {
+        // SAFETY: given back by `parent`, reset by `child`.
+        unsafe { _IO_list_lock() };
+    }
     small::hold();
     HEAP.hold();
     SPACE.hold();
@@ -100,6 +114,8 @@ unsafe extern "C" fn parent() {
     let errno = sys::errno();
     if let Some(far) = run::started() {
         far.fork_parent();
+        // SAFETY: `prepare` took it, in this thread.
+        unsafe { _IO_list_unlock() };
     }
     restore_signals(&let_go());
     sys::set_errno(errno);
@@ -108,12 +124,18 @@ unsafe extern "C" fn parent() {
 unsafe extern "C" fn child() {
     let _internal = Internal::enter();
     let far = run::started();
+    if far.is_some() {
+        // SAFETY: of all threads there is only this one, and it is not in the list.
+        unsafe { _IO_list_resetlock() };
+    }
     let adopted = far.map_or(Ok(()), |far| far.fork_child());
     let mask = let_go();
     if let Err(why) = adopted {
         run::do_without();
         sys::say(&format!("a child of a fork has no far memory, and can only start another program: {why}"));
     } else if let Some(far) = far
+        // What an orphan has of the area, its children have too: nothing.
+        && !run::is_orphaned()
         && let Err(errno) = SPACE.with(|space| space.after_fork(far))
     {
         let error = std::io::Error::from_raw_os_error(errno);

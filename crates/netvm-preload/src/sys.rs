@@ -1,6 +1,6 @@
 //! Mapping calls as raw system calls (this library owns the symbols), and a lock that a fork can cross.
 
-use netvm_sys::thread::Turn;
+use netvm_sys::thread::{Turn, without_signals};
 use std::cell::UnsafeCell;
 
 pub(crate) const PAGE_BYTES: usize = netvm_sys::uffd::PAGE_BYTES;
@@ -107,17 +107,19 @@ impl<T> Locked<T> {
         Self { turn: Turn::new(), value: UnsafeCell::new(value) }
     }
 
-    /// Runs `work` under the lock. Not reentrant.
+    /// Runs `work` under the lock. Not reentrant. No handler of a signal runs meanwhile: it might fork, which takes all locks.
     pub(crate) fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
-        self.turn.take();
-        // SAFETY: the turn is taken, so this is the only reference; `work` cannot get a second one (not reentrant: it would wait
-        // for ever instead).
-        let result = work(unsafe { &mut *self.value.get() });
-        self.turn.give_back();
-        result
+        without_signals(|| {
+            self.turn.take();
+            // SAFETY: the turn is taken, so this is the only reference; `work` cannot get a second one (not reentrant: it would
+            // wait for ever instead).
+            let result = work(unsafe { &mut *self.value.get() });
+            self.turn.give_back();
+            result
+        })
     }
 
-    /// Before a fork.
+    /// Before a fork, with signals blocked.
     pub(crate) fn hold(&self) {
         self.turn.take();
     }

@@ -122,6 +122,16 @@ fn run_with_tier(
     far_threshold_bytes: u64,
     tier: TierPolicy,
 ) -> Option<Output> {
+    run_with_budget(8 << 20, name, small_local_bytes, far_threshold_bytes, tier)
+}
+
+fn run_with_budget(
+    budget_bytes: u64,
+    name: &str,
+    small_local_bytes: u64,
+    far_threshold_bytes: u64,
+    tier: TierPolicy,
+) -> Option<Output> {
     if let Err(error) = netvm_sys::uffd::probe() {
         println!("skipped ({name} with the pager): userfaultfd: {error}");
         return None;
@@ -139,7 +149,7 @@ fn run_with_tier(
     let run = RunFile::create(
         &folder.join("run"),
         &RunParams {
-            budget_bytes: 8 << 20,
+            budget_bytes,
             area_bytes: 1 << 40,
             small_local_bytes,
             far_threshold_bytes,
@@ -160,7 +170,7 @@ fn run_with_tier(
     must_succeed(&format!("{name} with the pager"), &output);
     let out = stats.remote_writes + stats.packed + stats.filled;
     assert!(out > 0 && stats.remote_reads + stats.unpacked > 0, "no page travelled: {stats:?}");
-    assert!(stats.local_frames_peak <= (8 << 20) / 4096, "over the budget: {stats:?}");
+    assert!(stats.local_frames_peak <= budget_bytes / 4096, "over the budget: {stats:?}");
     Some(output)
 }
 
@@ -193,6 +203,16 @@ fn the_c_library_finds_its_own_in_the_middle_of_a_fork() {
 fn writers_forks_and_children_that_are_killed() {
     run_with_pager("storm", 0, 131_072);
     run_with_tier("storm", 0, 131_072, TierPolicy::Packed);
+}
+
+#[test]
+fn forks_while_others_have_locks() {
+    run_with_pager("locks", 0, 131_072);
+}
+
+#[test]
+fn memory_that_becomes_local_while_it_is_touched() {
+    run_with_budget(4 << 20, "register", 0, 131_072, TierPolicy::Auto);
 }
 
 #[test]

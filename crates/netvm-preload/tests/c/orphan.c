@@ -10,6 +10,9 @@ int main(void) {
     char *p = malloc(BYTES), *small = malloc(100);
     struct rlimit before, none;
     fill(p, BYTES, 1);
+    /* Children do not have it, whoever their parent is. */
+    char *parents = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    CHECK(parents != MAP_FAILED && madvise(parents, MIB, MADV_DONTFORK) == 0);
     CHECK(getrlimit(RLIMIT_NOFILE, &before) == 0);
     none = before;
     none.rlim_cur = 3;

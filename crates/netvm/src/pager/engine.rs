@@ -154,6 +154,8 @@ pub(super) struct Engine {
     pub(super) home: u32,
     /// Evicted pages may be packed.
     pub(super) packing: bool,
+    /// Faults that were put off stay so: the contents of their pages are elsewhere for a moment.
+    pub(super) holds_back: bool,
     area: Range<usize>,
     spin: Duration,
     /// The pager goes to the CPU of the thread that faults.
@@ -259,6 +261,7 @@ impl Engine {
             home: 0,
             tier: Tier::new(config.tier, frames),
             packing: true,
+            holds_back: false,
             ticked: Instant::now(),
             area,
             spin: match config.fault_path {
@@ -453,7 +456,7 @@ impl Engine {
         }
         self.completions = done;
         let some = self.hedge() || some;
-        if some && !self.deferred.is_empty() {
+        if some && !self.deferred.is_empty() && !self.holds_back {
             self.retry_deferred()?;
         }
         Ok(some)

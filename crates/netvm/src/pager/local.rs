@@ -21,6 +21,14 @@ impl Engine {
     /// Makes a range plain local memory, outside the budget, that the pager has nothing to do with any more. Pages without contents stay
     /// untouched. Threads that use it meanwhile wait, and find their pages.
     pub(super) fn make_local(&mut self, address: usize, bytes: usize, protection: i32) -> Result<()> {
+        // A page that is served while it is in the copy, or before the copy takes its place, would be another.
+        self.holds_back = true;
+        let done = self.put_in_place(address, bytes, protection);
+        self.holds_back = false;
+        done
+    }
+
+    fn put_in_place(&mut self, address: usize, bytes: usize, protection: i32) -> Result<()> {
         let pages = self.pages(address, bytes)?;
         let mut copy = LocalCopy::new(bytes).map_err(|e| PagerError::NoLocalMemory((&e).into()))?;
         let done = self.copy_out(pages.clone(), &mut copy).and_then(|()| {
