@@ -7,6 +7,7 @@ use crate::kept;
 use crate::run;
 use crate::tls::{Internal, words};
 use netvm_sys::cpu::Hold;
+use std::arch::naked_asm;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
@@ -21,7 +22,8 @@ impl Real {
         Self { name, address: AtomicPtr::new(std::ptr::null_mut()) }
     }
 
-    fn address(&self) -> *mut c_void {
+    /// Null where the C library is older than the function.
+    fn find(&self) -> *mut c_void {
         let known = self.address.load(Ordering::Relaxed);
         if !known.is_null() {
             return known;
@@ -29,10 +31,15 @@ impl Real {
         let _internal = Internal::enter();
         // SAFETY: the name is a C string; dlsym returns null or the next definition of the symbol.
         let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.address.store(found, Ordering::Relaxed);
+        found
+    }
+
+    fn address(&self) -> *mut c_void {
+        let found = self.find();
         if found.is_null() {
             crate::sys::give_up(&format!("the C library has no {}", self.name.to_string_lossy()));
         }
-        self.address.store(found, Ordering::Relaxed);
         found
     }
 }
@@ -51,6 +58,7 @@ mod real {
 
     reals! {
         pthread_create = c"pthread_create",
+        thrd_create = c"thrd_create",
         posix_spawn = c"posix_spawn",
         posix_spawnp = c"posix_spawnp",
         system = c"system",
@@ -60,6 +68,9 @@ mod real {
         execvp = c"execvp",
         execvpe = c"execvpe",
         fexecve = c"fexecve",
+        execl = c"execl",
+        execlp = c"execlp",
+        execle = c"execle",
         sched_setaffinity = c"sched_setaffinity",
         pthread_setaffinity_np = c"pthread_setaffinity_np",
         sched_getaffinity = c"sched_getaffinity",
@@ -70,7 +81,7 @@ mod real {
 /// Finds all of them: a child of vfork(2) must not look for them itself.
 pub(crate) fn set_up() {
     for real in real::ALL {
-        real.address();
+        real.find();
     }
 }
 
@@ -148,6 +159,11 @@ around!(
     (keep_stack_local(attributes), Suspended::new())
 );
 around!(
+    /// thrd_create(3).
+    thrd_create(thread: *mut c_void, start: extern "C" fn(*mut c_void) -> c_int, argument: *mut c_void) -> c_int,
+    Suspended::new()
+);
+around!(
     /// posix_spawn(3).
     posix_spawn(
         pid: *mut libc::pid_t, path: *const c_char, actions: *const c_void, attributes: *const c_void,
@@ -198,6 +214,59 @@ around!(
     fexecve(fd: c_int, arguments: Strings, environment: Strings) -> c_int,
     free_this_thread()
 );
+
+/// Defines a function of the C library with any number of arguments: frees the thread, and goes on there with all of them.
+macro_rules! with_any_arguments {
+    ($(#[$doc:meta])* $name:ident = $before:ident) => {
+        extern "C" fn $before() -> *mut c_void {
+            free_this_thread();
+            real::$name.address()
+        }
+
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As the C library's.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name() {
+            #[cfg(target_arch = "x86_64")]
+            naked_asm!(
+                "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
+                "call {}",
+                "mov r11, rax",
+                "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+                "jmp r11",
+                sym $before
+            );
+            #[cfg(target_arch = "aarch64")]
+            naked_asm!(
+                "stp x29, x30, [sp, #-80]!",
+                "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]", "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
+                "bl {}",
+                "mov x16, x0",
+                "ldp x0, x1, [sp, #16]", "ldp x2, x3, [sp, #32]", "ldp x4, x5, [sp, #48]", "ldp x6, x7, [sp, #64]",
+                "ldp x29, x30, [sp], #80",
+                "br x16",
+                sym $before
+            );
+        }
+    };
+}
+
+with_any_arguments!(
+    /// execl(3).
+    execl = before_execl
+);
+with_any_arguments!(
+    /// execlp(3).
+    execlp = before_execlp
+);
+with_any_arguments!(
+    /// execle(3).
+    execle = before_execle
+);
+
 around!(
     /// sched_setaffinity(2): the program places its threads itself.
     sched_setaffinity(thread: libc::pid_t, bytes: usize, set: *const c_void) -> c_int,

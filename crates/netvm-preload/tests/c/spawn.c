@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <threads.h>
 #include <unistd.h>
 
 extern char **environ;
@@ -44,6 +45,26 @@ static void *thread(void *out) {
     return NULL;
 }
 
+static int c11_thread(void *out) {
+    *(cpu_set_t *)out = cpus_now();
+    return 0;
+}
+
+// Runs this program by each function with any number of arguments, some of which are passed in registers and some on the stack.
+static void run_with_many(int how, char *path) {
+    switch (how) {
+    case 0:
+        execl(path, path, "1", "2", "3", "4", "5", "6", "7", "8", NULL);
+        break;
+    case 1:
+        execlp(path, path, "1", "2", "3", "4", "5", "6", "7", "8", NULL);
+        break;
+    default:
+        execle(path, path, "1", "2", "3", "4", "5", "6", "7", "8", NULL, environ);
+    }
+    _exit(99);
+}
+
 static void expect_unheld(const char *who, const cpu_set_t *set) {
     if (!CPU_EQUAL(set, &before)) {
         fprintf(stderr, "%s may use %d of %d CPUs\n", who, CPU_COUNT(set), CPU_COUNT(&before));
@@ -64,7 +85,9 @@ static void expect_child(const char *who, pid_t pid) {
 int main(int argc, char **argv) {
     before = cpus_now();
     if (argc > 1) {
-        return CPU_COUNT(&before);
+        for (int i = 1; argc > 2 && i < 9; i++)
+            if (argc != 9 || argv[i][0] != '0' + i || argv[i][1]) return 98;
+        return getenv("PATH") ? CPU_COUNT(&before) : 97;
     }
     far_memory = mmap(NULL, BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(far_memory != MAP_FAILED);
@@ -79,6 +102,11 @@ int main(int argc, char **argv) {
         CHECK(pthread_create(&id, NULL, thread, &set) == 0 && pthread_join(id, NULL) == 0);
         expect_unheld("a thread", &set);
 
+        thrd_t other;
+        fault_a_lot();
+        CHECK(thrd_create(&other, c11_thread, &set) == thrd_success && thrd_join(other, NULL) == thrd_success);
+        expect_unheld("a thread of C11", &set);
+
         pid_t pid;
         fault_a_lot();
         CHECK(posix_spawn(&pid, argv[0], NULL, NULL, arguments, environ) == 0);
@@ -91,6 +119,11 @@ int main(int argc, char **argv) {
             _exit(99);
         }
         expect_child("a program after vfork", pid);
+
+        fault_a_lot();
+        pid = vfork();
+        if (pid == 0) run_with_many(round % 3, argv[0]);
+        expect_child("a program with many arguments", pid);
 
         fault_a_lot();
         pid = fork();

@@ -42,7 +42,8 @@ impl Engine {
             return Ok(());
         }
         self.spare_wanted = false;
-        if self.budget.may_grow() {
+        // Debts come before anything else.
+        if self.budget.may_grow() && !self.budget.owes(self.local_frames as u64) {
             let room = self.paged.frames().saturating_sub(self.local_frames).min(SPARE_STEP);
             let granted = self.budget.grow(room as u64) as usize;
             self.spare += granted;
