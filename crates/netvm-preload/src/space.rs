@@ -352,8 +352,13 @@ impl Space {
                 return Err(libc::ENOMEM);
             }
         }
-        // SAFETY: a mapping of the program's, which asked for this; `new` is outside the area or made room for by our caller.
-        let moved = unsafe { sys::mremap(old, old_bytes, new_bytes, flags, new) }?;
+        // SAFETY: a mapping of the program's, which asked for this; `new` is outside the area, or room is made for it.
+        let move_it = || unsafe { sys::mremap(old, old_bytes, new_bytes, flags, new) };
+        let moved = if flags & libc::MREMAP_FIXED != 0 && far.area().contains(&new) {
+            self.place_foreign(far, new, new_bytes, move_it)?
+        } else {
+            move_it()?
+        };
         if flags & libc::MREMAP_DONTUNMAP == 0 && moved != old {
             let fixed =
                 libc::MAP_FIXED_NOREPLACE | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

@@ -139,12 +139,50 @@ static void files(void) {
     close(fd);
 }
 
+/* A file with `bytes` of contents that only `seed` tells. */
+static int a_file(size_t bytes, uint64_t seed) {
+    char name[] = "/tmp/netvm-preload-maps-XXXXXX";
+    int fd = mkstemp(name);
+    CHECK(fd >= 0 && unlink(name) == 0 && ftruncate(fd, bytes) == 0);
+    char *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(p != MAP_FAILED);
+    fill(p, bytes, seed);
+    CHECK(munmap(p, bytes) == 0);
+    return fd;
+}
+
+/* From one place in far memory to another: one that is free, and one with contents. */
+static void files_that_move(void) {
+    int fd = a_file(MIB, 17);
+    char *p = anonymous(16 * MIB);
+    fill(p, 16 * MIB, 18);
+    CHECK(munmap(p + 4 * MIB, MIB) == 0);
+    char *file = mmap(p + MIB, MIB, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0);
+    for (int i = 0; i < 2; i++) {
+        char *to = p + (i == 0 ? 4 : 8) * MIB;
+        CHECK(mremap(file, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
+        CHECK(faults(file, 0));
+        file = to;
+        char *others[8];
+        for (int k = 0; k < 8; k++) fill(others[k] = anonymous(MIB), MIB, 19 + k);
+        CHECK(holds(file, MIB, 17) && faults(file, 1));
+        pid_t pid = fork();
+        if (pid == 0) _exit(!holds(file, MIB, 17));
+        int status;
+        CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0);
+        for (int k = 0; k < 8; k++) CHECK(holds(others[k], MIB, 19 + k) && munmap(others[k], MIB) == 0);
+    }
+    CHECK(munmap(p, 16 * MIB) == 0 && faults(file, 0));
+    close(fd);
+}
+
 int main(void) {
     holes();
     protections();
     advice();
     remaps();
     files();
+    files_that_move();
     errno = 0;
     CHECK(mmap(NULL, 0, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED && errno == EINVAL);
     char *stack = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
