@@ -129,16 +129,27 @@ impl Space {
         }
         // The pager must forget the pages before something else is there.
         far.unmap(address, bytes)?;
-        self.free.take_any(address, address + bytes);
         match place() {
             Ok(placed) => {
+                self.free.take_any(address, address + bytes);
                 self.owned.set(address, address + bytes, Kind::Foreign);
                 Ok(placed)
             }
             Err(errno) => {
-                self.owned.clear(address, address + bytes);
-                self.free.put(address, bytes);
+                self.renew(far, address, bytes);
                 Err(errno)
+            }
+        }
+    }
+
+    /// Where nothing came in the place of what was there: it is the program's all the same, as fresh memory.
+    fn renew(&mut self, far: &dyn Far, address: usize, bytes: usize) {
+        // The kernel may have unmapped the reservation before it refused. If it does not give it back, the addresses stay the program's.
+        let reserved = far.unmap(address, bytes);
+        for piece in self.owned.pieces(address, address + bytes) {
+            let Kind::Far { protection, .. } = piece.kind else { continue };
+            if reserved.and_then(|()| far.map(piece.start, piece.bytes(), protection)).is_err() {
+                self.owned.set(piece.start, piece.end, Kind::Foreign);
             }
         }
     }

@@ -176,6 +176,29 @@ static void files_that_move(void) {
     close(fd);
 }
 
+/* MAP_FIXED that fails leaves what was there, and its addresses are nobody else's. */
+static void fixed_that_fails(void) {
+    int fd = a_file(MIB, 20), written = open("/dev/null", O_WRONLY);
+    char *p = anonymous(16 * MIB);
+    fill(p, 16 * MIB, 21);
+    CHECK(mmap(p + 2 * MIB, MIB, PROT_READ, MAP_SHARED | MAP_FIXED, 999, 0) == MAP_FAILED && errno == EBADF);
+    CHECK(mmap(p + 4 * MIB, MIB, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 1) == MAP_FAILED && errno == EINVAL);
+    CHECK(mmap(p + 6 * MIB, MIB, PROT_READ, MAP_FIXED, fd, 0) == MAP_FAILED && errno == EINVAL);
+    CHECK(holds(p, 16 * MIB, 21));
+    /* What a device refuses is the program's at least. */
+    CHECK(mmap(p + 8 * MIB, MIB, PROT_READ, MAP_SHARED | MAP_FIXED, written, 0) == MAP_FAILED && errno == EACCES);
+    fill(p + 8 * MIB, MIB, 22);
+    for (int i = 0; i < 20; i++) {
+        char *other = anonymous(MIB);
+        CHECK(other + MIB <= p || other >= p + 16 * MIB);
+    }
+    CHECK(holds(p + 8 * MIB, MIB, 22) && !faults(p + 2 * MIB, 1));
+    CHECK(mmap(p + 2 * MIB, MIB, PROT_READ, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, 0) == p + 2 * MIB);
+    CHECK(holds(p + 2 * MIB, MIB, 20) && munmap(p, 16 * MIB) == 0);
+    close(fd);
+    close(written);
+}
+
 int main(void) {
     holes();
     protections();
@@ -183,6 +206,7 @@ int main(void) {
     remaps();
     files();
     files_that_move();
+    fixed_that_fails();
     errno = 0;
     CHECK(mmap(NULL, 0, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED && errno == EINVAL);
     char *stack = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
