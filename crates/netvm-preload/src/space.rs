@@ -92,11 +92,11 @@ impl Space {
 
     /// Whether all of the range is free.
     pub(crate) fn is_free(&self, address: usize, bytes: usize) -> bool {
-        self.owned.pieces(address, address + bytes).is_empty()
+        self.owned.last_piece(address, address + bytes).is_none()
     }
 
     fn has_heap(&self, address: usize, bytes: usize) -> bool {
-        self.owned.pieces(address, address + bytes).iter().any(|piece| piece.kind == Kind::Heap)
+        self.owned.pieces_back(address, address + bytes).any(|piece| piece.kind == Kind::Heap)
     }
 
     /// MAP_FIXED of private anonymous memory.
@@ -159,7 +159,8 @@ impl Space {
         if self.has_heap(address, bytes) {
             return Err(libc::EINVAL);
         }
-        for piece in self.owned.pieces(address, address + bytes) {
+        // One after the other: a program with too many mappings has no memory for a list of them.
+        while let Some(piece) = self.owned.last_piece(address, address + bytes) {
             match piece.kind {
                 Kind::Foreign => {
                     // SAFETY: the program gives up this mapping; the reservation takes its place in one step.

@@ -315,10 +315,28 @@ impl PagedArea {
     /// # Errors
     /// EINVAL outside the area, ENOMEM.
     pub fn map_range(&self, address: usize, bytes: usize, protection: i32) -> io::Result<()> {
+        self.place_range(address, bytes, protection)?;
+        self.serve_range(address, bytes)
+    }
+
+    /// Puts memory without pages in place of whatever is there. Nobody serves it before [`PagedArea::serve_range`].
+    ///
+    /// # Errors
+    /// EINVAL outside the area, ENOMEM: nothing has changed.
+    pub fn place_range(&self, address: usize, bytes: usize, protection: i32) -> io::Result<()> {
         self.area.check(address, bytes)?;
         // SAFETY: the range is inside our area (checked); whoever asked gives up what was there.
+        unsafe { map(address, bytes, protection, libc::MAP_FIXED) }.map(drop)
+    }
+
+    /// Makes a range that was just placed far memory.
+    ///
+    /// # Errors
+    /// EINVAL outside the area; else never in practice.
+    pub fn serve_range(&self, address: usize, bytes: usize) -> io::Result<()> {
+        self.area.check(address, bytes)?;
+        // SAFETY: the range is inside our area (checked); the advice changes no contents, and this pager serves its faults.
         unsafe {
-            map(address, bytes, protection, libc::MAP_FIXED)?;
             raw::madvise(address, bytes, libc::MADV_NOHUGEPAGE).or_else(no_thp)?;
             raw::madvise(address, bytes, libc::MADV_DONTFORK)?;
             self.uffd.register(address, bytes, self.protects())
@@ -328,14 +346,11 @@ impl PagedArea {
     /// Returns a range of the area to the reservation.
     ///
     /// # Errors
-    /// EINVAL outside the area.
+    /// EINVAL outside the area, ENOMEM: nothing has changed.
     pub fn unmap_range(&self, address: usize, bytes: usize) -> io::Result<()> {
-        self.area.check(address, bytes)?;
-        // SAFETY: the range is inside our area (checked); whoever asked gives up what was there.
-        unsafe {
-            map(address, bytes, libc::PROT_NONE, libc::MAP_FIXED)?;
-            raw::madvise(address, bytes, libc::MADV_DONTFORK)
-        }
+        self.place_range(address, bytes, libc::PROT_NONE)?;
+        // SAFETY: the range is inside our area (checked), and the advice changes no contents.
+        unsafe { raw::madvise(address, bytes, libc::MADV_DONTFORK) }
     }
 
     /// Puts plain local memory in place of a range of the area, whose pages are all missing. Who waits for one finds it there.
