@@ -1,4 +1,6 @@
 #include "check.h"
+#include <linux/perf_event.h>
+#include <sys/syscall.h>
 
 static void holes(void) {
     char *p = anonymous(8 * MIB);
@@ -199,6 +201,36 @@ static void fixed_that_fails(void) {
     close(written);
 }
 
+/* A mapping as of a device, about whose children the kernel takes no advice; NULL where there is none to be had. */
+static char *like_a_device(char *at) {
+    struct perf_event_attr attributes = {.type = PERF_TYPE_SOFTWARE, .size = sizeof attributes, .config = PERF_COUNT_SW_DUMMY};
+    attributes.exclude_kernel = 1;
+    int fd = syscall(SYS_perf_event_open, &attributes, 0, -1, -1, 0);
+    if (fd < 0) return NULL;
+    char *p = mmap(at, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+    close(fd);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+/* What is no far memory is inherited as the program says. */
+static void files_and_children(void) {
+    int fd = a_file(MIB, 23);
+    char *p = anonymous(16 * MIB);
+    fill(p, 16 * MIB, 24);
+    for (int i = 1; i < 3; i++)
+        CHECK(mmap(p + i * 2 * MIB, MIB, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) == p + i * 2 * MIB);
+    CHECK(madvise(p + 2 * MIB, MIB, MADV_DONTFORK) == 0);
+    char *device = like_a_device(p + 8 * MIB);
+    for (int i = 0; i < 3; i++) {
+        CHECK(faults(p + 2 * MIB, 0) && !faults(p + 4 * MIB, 0) && !faults(p + 6 * MIB, 1) && !faults(p + 9 * MIB, 1));
+        CHECK(holds(p + 2 * MIB, MIB, 23) && holds(p + 4 * MIB, MIB, 23));
+    }
+    CHECK(madvise(p + 2 * MIB, MIB, MADV_DOFORK) == 0 && !faults(p + 2 * MIB, 0));
+    if (device != NULL) CHECK(faults(device, 0) && munmap(device, 2 * PAGE) == 0);
+    CHECK(munmap(p, 16 * MIB) == 0);
+    close(fd);
+}
+
 int main(void) {
     holes();
     protections();
@@ -207,6 +239,7 @@ int main(void) {
     files();
     files_that_move();
     fixed_that_fails();
+    files_and_children();
     errno = 0;
     CHECK(mmap(NULL, 0, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED && errno == EINVAL);
     char *stack = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);
