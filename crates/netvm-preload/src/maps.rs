@@ -5,6 +5,7 @@ use crate::space::{ForkAs, Kind, Move, SPACE};
 use crate::sys::{self, PAGE_BYTES, round_up};
 use crate::tls::Internal;
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering;
 
 /// Turns a result into what C expects, with errno.
@@ -61,6 +62,26 @@ fn is_private_memory(protection: i32, flags: i32) -> bool {
         && protection & !(libc::PROT_READ | libc::PROT_WRITE) == 0
 }
 
+/// Whether something can be mapped at all: what a MAP_FIXED would replace stays if it fails, and here it has to go first.
+fn try_elsewhere(bytes: usize, protection: i32, flags: i32, fd: i32, offset: i64) -> Result<(), i32> {
+    // A driver may insist on an address.
+    if flags & libc::MAP_ANONYMOUS == 0 && is_device(fd) {
+        return Ok(());
+    }
+    // Nobody will use its pages.
+    let flags = flags & !(libc::MAP_FIXED | libc::MAP_POPULATE | libc::MAP_LOCKED);
+    // SAFETY: a new mapping at an address of the kernel's choice, of which nobody else knows.
+    unsafe { sys::munmap(sys::mmap(0, bytes, protection, flags, fd, offset)?, bytes) }
+}
+
+fn is_device(fd: i32) -> bool {
+    let mut stat = MaybeUninit::<libc::stat>::uninit();
+    // SAFETY: fstat writes all of `stat` when it succeeds, and only then is it read.
+    unsafe {
+        libc::fstat(fd, stat.as_mut_ptr()) == 0 && stat.assume_init().st_mode & libc::S_IFMT == libc::S_IFCHR
+    }
+}
+
 /// mmap(2).
 ///
 /// # Safety
@@ -99,6 +120,9 @@ pub unsafe extern "C" fn mmap(
                 } else if is_memory {
                     space.map_at(far, place, whole, protection).map(|()| place)
                 } else {
+                    if !space.is_free(place, whole) {
+                        try_elsewhere(whole, protection, flags, fd, offset)?;
+                    }
                     let flags = flags & !libc::MAP_FIXED_NOREPLACE | libc::MAP_FIXED;
                     space.place_foreign(far, place, whole, || real(flags))
                 }

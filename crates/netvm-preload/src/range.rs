@@ -30,19 +30,25 @@ impl<T: Copy + PartialEq> RangeMap<T> {
 
     /// Everything known between `start` and `end`, cut to that, in order.
     pub(crate) fn pieces(&self, start: usize, end: usize) -> Vec<Piece<T>> {
-        let mut pieces: Vec<_> = self
-            .ranges
-            .range(..end)
-            .rev()
-            .take_while(|(_, (piece_end, _))| *piece_end > start)
-            .map(|(&piece_start, &(piece_end, kind))| Piece {
+        let mut pieces: Vec<_> = self.pieces_back(start, end).collect();
+        pieces.reverse();
+        pieces
+    }
+
+    /// The same, the last one first. There may be very many.
+    pub(crate) fn pieces_back(&self, start: usize, end: usize) -> impl Iterator<Item = Piece<T>> + '_ {
+        self.ranges.range(..end).rev().take_while(move |(_, (piece_end, _))| *piece_end > start).map(
+            move |(&piece_start, &(piece_end, kind))| Piece {
                 start: piece_start.max(start),
                 end: piece_end.min(end),
                 kind,
-            })
-            .collect();
-        pieces.reverse();
-        pieces
+            },
+        )
+    }
+
+    /// The last of them.
+    pub(crate) fn last_piece(&self, start: usize, end: usize) -> Option<Piece<T>> {
+        self.pieces_back(start, end).next()
     }
 
     /// Whether all of `start..end` is known.

@@ -92,11 +92,11 @@ impl Space {
 
     /// Whether all of the range is free.
     pub(crate) fn is_free(&self, address: usize, bytes: usize) -> bool {
-        self.owned.pieces(address, address + bytes).is_empty()
+        self.owned.last_piece(address, address + bytes).is_none()
     }
 
     fn has_heap(&self, address: usize, bytes: usize) -> bool {
-        self.owned.pieces(address, address + bytes).iter().any(|piece| piece.kind == Kind::Heap)
+        self.owned.pieces_back(address, address + bytes).any(|piece| piece.kind == Kind::Heap)
     }
 
     /// MAP_FIXED of private anonymous memory.
@@ -129,16 +129,27 @@ impl Space {
         }
         // The pager must forget the pages before something else is there.
         far.unmap(address, bytes)?;
-        self.free.take_any(address, address + bytes);
         match place() {
             Ok(placed) => {
+                self.free.take_any(address, address + bytes);
                 self.owned.set(address, address + bytes, Kind::Foreign);
                 Ok(placed)
             }
             Err(errno) => {
-                self.owned.clear(address, address + bytes);
-                self.free.put(address, bytes);
+                self.renew(far, address, bytes);
                 Err(errno)
+            }
+        }
+    }
+
+    /// Where nothing came in the place of what was there: it is the program's all the same, as fresh memory.
+    fn renew(&mut self, far: &dyn Far, address: usize, bytes: usize) {
+        // The kernel may have unmapped the reservation before it refused. If it does not give it back, the addresses stay the program's.
+        let reserved = far.unmap(address, bytes);
+        for piece in self.owned.pieces(address, address + bytes) {
+            let Kind::Far { protection, .. } = piece.kind else { continue };
+            if reserved.and_then(|()| far.map(piece.start, piece.bytes(), protection)).is_err() {
+                self.owned.set(piece.start, piece.end, Kind::Foreign);
             }
         }
     }
@@ -148,7 +159,8 @@ impl Space {
         if self.has_heap(address, bytes) {
             return Err(libc::EINVAL);
         }
-        for piece in self.owned.pieces(address, address + bytes) {
+        // One after the other: a program with too many mappings has no memory for a list of them.
+        while let Some(piece) = self.owned.last_piece(address, address + bytes) {
             match piece.kind {
                 Kind::Foreign => {
                     // SAFETY: the program gives up this mapping; the reservation takes its place in one step.
@@ -352,8 +364,13 @@ impl Space {
                 return Err(libc::ENOMEM);
             }
         }
-        // SAFETY: a mapping of the program's, which asked for this; `new` is outside the area or made room for by our caller.
-        let moved = unsafe { sys::mremap(old, old_bytes, new_bytes, flags, new) }?;
+        // SAFETY: a mapping of the program's, which asked for this; `new` is outside the area, or room is made for it.
+        let move_it = || unsafe { sys::mremap(old, old_bytes, new_bytes, flags, new) };
+        let moved = if flags & libc::MREMAP_FIXED != 0 && far.area().contains(&new) {
+            self.place_foreign(far, new, new_bytes, move_it)?
+        } else {
+            move_it()?
+        };
         if flags & libc::MREMAP_DONTUNMAP == 0 && moved != old {
             let fixed =
                 libc::MAP_FIXED_NOREPLACE | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;

@@ -186,6 +186,12 @@ fn mappings_with_the_pager() {
 }
 
 #[test]
+fn a_program_with_too_many_mappings_loses_nothing() {
+    run_with_local_area("crowded");
+    run_with_pager("crowded", 0, 131_072);
+}
+
+#[test]
 fn forks_with_the_pager() {
     run_with_pager("forks", 0, 4096);
     run_with_tier("forks", 0, 4096, TierPolicy::Packed);

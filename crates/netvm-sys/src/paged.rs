@@ -198,7 +198,7 @@ impl PagedArea {
         let tells_writes = uffd.features() & FEATURE_PAGEFAULT_FLAG_WP != 0;
         let (may_protect, together, memory) = (false, None, None);
         let mut paged = Self { uffd, told, area, pool, doorbell, design, may_protect, together, memory };
-        paged.set_fork(false)?;
+        paged.mark_reserved(paged.area.start, paged.area.bytes)?;
         paged.set_up_pool()?;
         paged.may_protect =
             design == FrameDesign::Move && tells_writes && Together::new(paged.pool.start).is_some();
@@ -260,7 +260,7 @@ impl PagedArea {
             // SAFETY: the range is inside our area (checked), and this pager serves its faults.
             unsafe { self.uffd.register(address, bytes, self.protects())? };
         }
-        self.set_fork(false)
+        Ok(())
     }
 
     /// The design in use.
@@ -315,10 +315,28 @@ impl PagedArea {
     /// # Errors
     /// EINVAL outside the area, ENOMEM.
     pub fn map_range(&self, address: usize, bytes: usize, protection: i32) -> io::Result<()> {
+        self.place_range(address, bytes, protection)?;
+        self.serve_range(address, bytes)
+    }
+
+    /// Puts memory without pages in place of whatever is there. Nobody serves it before [`PagedArea::serve_range`].
+    ///
+    /// # Errors
+    /// EINVAL outside the area, ENOMEM: nothing has changed.
+    pub fn place_range(&self, address: usize, bytes: usize, protection: i32) -> io::Result<()> {
         self.area.check(address, bytes)?;
         // SAFETY: the range is inside our area (checked); whoever asked gives up what was there.
+        unsafe { map(address, bytes, protection, libc::MAP_FIXED) }.map(drop)
+    }
+
+    /// Makes a range that was just placed far memory.
+    ///
+    /// # Errors
+    /// EINVAL outside the area; else never in practice.
+    pub fn serve_range(&self, address: usize, bytes: usize) -> io::Result<()> {
+        self.area.check(address, bytes)?;
+        // SAFETY: the range is inside our area (checked); the advice changes no contents, and this pager serves its faults.
         unsafe {
-            map(address, bytes, protection, libc::MAP_FIXED)?;
             raw::madvise(address, bytes, libc::MADV_NOHUGEPAGE).or_else(no_thp)?;
             raw::madvise(address, bytes, libc::MADV_DONTFORK)?;
             self.uffd.register(address, bytes, self.protects())
@@ -328,14 +346,19 @@ impl PagedArea {
     /// Returns a range of the area to the reservation.
     ///
     /// # Errors
-    /// EINVAL outside the area.
+    /// EINVAL outside the area, ENOMEM: nothing has changed.
     pub fn unmap_range(&self, address: usize, bytes: usize) -> io::Result<()> {
-        self.area.check(address, bytes)?;
-        // SAFETY: the range is inside our area (checked); whoever asked gives up what was there.
-        unsafe {
-            map(address, bytes, libc::PROT_NONE, libc::MAP_FIXED)?;
-            raw::madvise(address, bytes, libc::MADV_DONTFORK)
-        }
+        self.place_range(address, bytes, libc::PROT_NONE)?;
+        // Without the mark it is a reservation, too.
+        let _ = self.mark_reserved(address, bytes);
+        Ok(())
+    }
+
+    /// Tells the reservation apart from memory that is placed beside it: the kernel would take the two for one mapping, and might have no room
+    /// to part them again.
+    fn mark_reserved(&self, address: usize, bytes: usize) -> io::Result<()> {
+        // SAFETY: the callers' range is inside our area, and the advice changes no contents.
+        unsafe { raw::madvise(address, bytes, libc::MADV_DONTDUMP) }
     }
 
     /// Puts plain local memory in place of a range of the area, whose pages are all missing. Who waits for one finds it there.
@@ -369,14 +392,16 @@ impl PagedArea {
         unsafe { raw::mprotect(address, bytes, protection) }
     }
 
-    /// Whether a fork inherits the far area. Only a fork that the pager takes part in may.
+    /// Whether a fork inherits far memory of a range. Only a fork that the pager takes part in may. What else is in the area is not our
+    /// business.
     ///
     /// # Errors
-    /// As madvise(2).
-    pub fn set_fork(&self, inherit: bool) -> io::Result<()> {
+    /// As madvise(2); EINVAL outside the area.
+    pub fn set_fork(&self, address: usize, bytes: usize, inherit: bool) -> io::Result<()> {
+        self.area.check(address, bytes)?;
         let advice = if inherit { libc::MADV_DOFORK } else { libc::MADV_DONTFORK };
-        // SAFETY: the advice changes what a child inherits, not contents.
-        unsafe { raw::madvise(self.area.start, self.area.bytes, advice) }
+        // SAFETY: inside our area (checked); the advice changes what a child inherits, not contents.
+        unsafe { raw::madvise(address, bytes, advice) }
     }
 
     /// Drops installed pages of a range: all of it is missing afterwards.

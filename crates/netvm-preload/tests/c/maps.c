@@ -1,4 +1,6 @@
 #include "check.h"
+#include <linux/perf_event.h>
+#include <sys/syscall.h>
 
 static void holes(void) {
     char *p = anonymous(8 * MIB);
@@ -139,12 +141,105 @@ static void files(void) {
     close(fd);
 }
 
+/* A file with `bytes` of contents that only `seed` tells. */
+static int a_file(size_t bytes, uint64_t seed) {
+    char name[] = "/tmp/netvm-preload-maps-XXXXXX";
+    int fd = mkstemp(name);
+    CHECK(fd >= 0 && unlink(name) == 0 && ftruncate(fd, bytes) == 0);
+    char *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    CHECK(p != MAP_FAILED);
+    fill(p, bytes, seed);
+    CHECK(munmap(p, bytes) == 0);
+    return fd;
+}
+
+/* From one place in far memory to another: one that is free, and one with contents. */
+static void files_that_move(void) {
+    int fd = a_file(MIB, 17);
+    char *p = anonymous(16 * MIB);
+    fill(p, 16 * MIB, 18);
+    CHECK(munmap(p + 4 * MIB, MIB) == 0);
+    char *file = mmap(p + MIB, MIB, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0);
+    for (int i = 0; i < 2; i++) {
+        char *to = p + (i == 0 ? 4 : 8) * MIB;
+        CHECK(mremap(file, MIB, MIB, MREMAP_MAYMOVE | MREMAP_FIXED, to) == to);
+        CHECK(faults(file, 0));
+        file = to;
+        char *others[8];
+        for (int k = 0; k < 8; k++) fill(others[k] = anonymous(MIB), MIB, 19 + k);
+        CHECK(holds(file, MIB, 17) && faults(file, 1));
+        pid_t pid = fork();
+        if (pid == 0) _exit(!holds(file, MIB, 17));
+        int status;
+        CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0);
+        for (int k = 0; k < 8; k++) CHECK(holds(others[k], MIB, 19 + k) && munmap(others[k], MIB) == 0);
+    }
+    CHECK(munmap(p, 16 * MIB) == 0 && faults(file, 0));
+    close(fd);
+}
+
+/* MAP_FIXED that fails leaves what was there, and its addresses are nobody else's. */
+static void fixed_that_fails(void) {
+    int fd = a_file(MIB, 20), written = open("/dev/null", O_WRONLY);
+    char *p = anonymous(16 * MIB);
+    fill(p, 16 * MIB, 21);
+    CHECK(mmap(p + 2 * MIB, MIB, PROT_READ, MAP_SHARED | MAP_FIXED, 999, 0) == MAP_FAILED && errno == EBADF);
+    CHECK(mmap(p + 4 * MIB, MIB, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 1) == MAP_FAILED && errno == EINVAL);
+    CHECK(mmap(p + 6 * MIB, MIB, PROT_READ, MAP_FIXED, fd, 0) == MAP_FAILED && errno == EINVAL);
+    CHECK(holds(p, 16 * MIB, 21));
+    /* What a device refuses is the program's at least. */
+    CHECK(mmap(p + 8 * MIB, MIB, PROT_READ, MAP_SHARED | MAP_FIXED, written, 0) == MAP_FAILED && errno == EACCES);
+    fill(p + 8 * MIB, MIB, 22);
+    for (int i = 0; i < 20; i++) {
+        char *other = anonymous(MIB);
+        CHECK(other + MIB <= p || other >= p + 16 * MIB);
+    }
+    CHECK(holds(p + 8 * MIB, MIB, 22) && !faults(p + 2 * MIB, 1));
+    CHECK(mmap(p + 2 * MIB, MIB, PROT_READ, MAP_SHARED | MAP_FIXED | MAP_POPULATE, fd, 0) == p + 2 * MIB);
+    CHECK(holds(p + 2 * MIB, MIB, 20) && munmap(p, 16 * MIB) == 0);
+    close(fd);
+    close(written);
+}
+
+/* A mapping as of a device, about whose children the kernel takes no advice; NULL where there is none to be had. */
+static char *like_a_device(char *at) {
+    struct perf_event_attr attributes = {.type = PERF_TYPE_SOFTWARE, .size = sizeof attributes, .config = PERF_COUNT_SW_DUMMY};
+    attributes.exclude_kernel = 1;
+    int fd = syscall(SYS_perf_event_open, &attributes, 0, -1, -1, 0);
+    if (fd < 0) return NULL;
+    char *p = mmap(at, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0);
+    close(fd);
+    return p == MAP_FAILED ? NULL : p;
+}
+
+/* What is no far memory is inherited as the program says. */
+static void files_and_children(void) {
+    int fd = a_file(MIB, 23);
+    char *p = anonymous(16 * MIB);
+    fill(p, 16 * MIB, 24);
+    for (int i = 1; i < 3; i++)
+        CHECK(mmap(p + i * 2 * MIB, MIB, PROT_READ, MAP_SHARED | MAP_FIXED, fd, 0) == p + i * 2 * MIB);
+    CHECK(madvise(p + 2 * MIB, MIB, MADV_DONTFORK) == 0);
+    char *device = like_a_device(p + 8 * MIB);
+    for (int i = 0; i < 3; i++) {
+        CHECK(faults(p + 2 * MIB, 0) && !faults(p + 4 * MIB, 0) && !faults(p + 6 * MIB, 1) && !faults(p + 9 * MIB, 1));
+        CHECK(holds(p + 2 * MIB, MIB, 23) && holds(p + 4 * MIB, MIB, 23));
+    }
+    CHECK(madvise(p + 2 * MIB, MIB, MADV_DOFORK) == 0 && !faults(p + 2 * MIB, 0));
+    if (device != NULL) CHECK(faults(device, 0) && munmap(device, 2 * PAGE) == 0);
+    CHECK(munmap(p, 16 * MIB) == 0);
+    close(fd);
+}
+
 int main(void) {
     holes();
     protections();
     advice();
     remaps();
     files();
+    files_that_move();
+    fixed_that_fails();
+    files_and_children();
     errno = 0;
     CHECK(mmap(NULL, 0, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) == MAP_FAILED && errno == EINVAL);
     char *stack = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_STACK, -1, 0);

@@ -189,29 +189,46 @@ impl Engine {
     /// # Errors
     /// Pages cannot be had any more.
     pub(super) fn carry_out(&mut self, call: Call, pager: &Pager) -> Result<Result<()>> {
+        // The kernel may have no room for a mapping.
+        if let Err(error) = self.remap(call) {
+            return Ok(Err(error));
+        }
         match self.try_to(call, pager) {
             Err(error) if !is_refusal(&error, call) => Err(error),
             result => Ok(result),
         }
     }
 
-    fn try_to(&mut self, call: Call, pager: &Pager) -> Result<()> {
+    /// What a call changes of the kernel's mappings, before anything else: no page is forgotten that stays. Nobody is served meanwhile.
+    fn remap(&self, call: Call) -> Result<()> {
         match call {
             Call::Map { address, bytes, protection } => {
-                let pages = self.pages(address, bytes)?;
-                self.forget_marks(pages.clone());
-                self.forget(pages)?;
-                self.remove_range(address, bytes);
-                self.paged.map_range(address, bytes, protection).map_err(|e| system("map far memory", e))?;
+                self.pages(address, bytes)?;
+                self.paged.place_range(address, bytes, protection).map_err(|e| system("map far memory", e))
+            }
+            Call::Unmap { address, bytes } => {
+                self.pages(address, bytes)?;
+                self.paged.unmap_range(address, bytes).map_err(|e| system("unmap far memory", e))
+            }
+            Call::Protect { address, bytes, protection } => {
+                self.pages(address, bytes)?;
+                self.paged.protect_range(address, bytes, protection).map_err(|e| system("mprotect", e))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn try_to(&mut self, call: Call, pager: &Pager) -> Result<()> {
+        match call {
+            Call::Map { address, bytes, .. } => {
+                // At once: a page that the kernel fills in meanwhile is not ours.
+                self.paged.serve_range(address, bytes).map_err(|e| system("serve far memory", e))?;
+                self.drop_range(address, bytes)?;
                 self.ranges.insert(address, bytes);
                 self.wake(address, bytes)
             }
             Call::Unmap { address, bytes } => {
-                let pages = self.pages(address, bytes)?;
-                self.forget_marks(pages.clone());
-                self.forget(pages)?;
-                self.remove_range(address, bytes);
-                self.paged.unmap_range(address, bytes).map_err(|e| system("unmap far memory", e))?;
+                self.drop_range(address, bytes)?;
                 self.wake(address, bytes)
             }
             Call::Discard { address, bytes } => {
@@ -222,10 +239,6 @@ impl Engine {
             }
             Call::Relocate { old, new, bytes } => {
                 self.relocate(self.pages(old, bytes)?, self.pages(new, bytes)?)
-            }
-            Call::Protect { address, bytes, protection } => {
-                self.pages(address, bytes)?;
-                self.paged.protect_range(address, bytes, protection).map_err(|e| system("mprotect", e))
             }
             Call::MakeLocal { address, bytes, protection } => self.make_local(address, bytes, protection),
             Call::WillNeed { address, bytes } => self.will_need(self.pages(address, bytes)?),
@@ -246,8 +259,16 @@ impl Engine {
                 Ok(())
             }
             Call::KeepRecord => self.learn.as_ref().map_or(Ok(()), Learn::keep),
-            Call::Park { .. } => Ok(()),
+            Call::Protect { .. } | Call::Park { .. } => Ok(()),
         }
+    }
+
+    /// What was in a range is gone.
+    fn drop_range(&mut self, address: usize, bytes: usize) -> Result<()> {
+        let pages = self.pages(address, bytes)?;
+        self.forget_marks(pages.clone());
+        self.remove_range(address, bytes);
+        self.forget(pages)
     }
 }
 
@@ -262,8 +283,6 @@ fn is_refusal(error: &Error, call: Call) -> bool {
         ) => true,
         Error::Pager(PagerError::LocalExhausted { .. }) => matches!(call, Call::Pin { .. }),
         Error::Pager(PagerError::NoLocalMemory(_)) => matches!(call, Call::MakeLocal { .. }),
-        // The kernel had no room for a mapping.
-        Error::System { .. } => matches!(call, Call::Map { .. } | Call::Unmap { .. } | Call::Protect { .. }),
         _ => matches!(call, Call::KeepRecord),
     }
 }

@@ -55,7 +55,7 @@ impl Pager {
         let borrowers = engine.backing.redeem(&tickets);
         if borrowers.is_ok() {
             engine.backing.slots.freeze();
-            engine.paged.set_fork(true).map_err(|e| system("share far memory with a child", e))?;
+            engine.set_fork(true).map_err(|e| system("share far memory with a child", e))?;
         }
         *self.forking() = Some(ForkState { borrowers });
         Ok(())
@@ -69,7 +69,7 @@ impl Pager {
         // Closing our copies leaves the leases to the child.
         let state = self.forking().take();
         if let Some(engine) = self.doorbell(0).parked().as_mut()
-            && let Err(error) = engine.paged.set_fork(false)
+            && let Err(error) = engine.set_fork(false)
         {
             netvm_sys::thread::die(&format!("cannot close far memory to other forks: {error}"));
         }
@@ -113,6 +113,17 @@ impl Pager {
 }
 
 impl Engine {
+    fn set_fork(&self, inherit: bool) -> std::io::Result<()> {
+        let mut ranges = self.ranges.iter().map(|(&address, &bytes)| (address, bytes)).peekable();
+        while let Some((address, mut bytes)) = ranges.next() {
+            while let Some((_, more)) = ranges.next_if(|&(next, _)| next == address + bytes) {
+                bytes += more;
+            }
+            self.paged.set_fork(address, bytes, inherit)?;
+        }
+        Ok(())
+    }
+
     fn adopt_after_fork(
         &mut self,
         borrowers: Vec<Option<Borrower>>,
@@ -122,6 +133,7 @@ impl Engine {
         let ranges: Vec<_> = self.ranges.iter().map(|(&address, &bytes)| (address, bytes)).collect();
         self.paged
             .adopt_after_fork(ranges.into_iter())
+            .and_then(|()| self.set_fork(false))
             .map_err(|source| PagerError::Userfaultfd((&source).into()))?;
         // The pool stayed with the parent: cached pages are on their lender, nothing was on its way.
         // Those threads stayed with the parent, too.

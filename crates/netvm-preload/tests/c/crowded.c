@@ -1,0 +1,39 @@
+/* No room for another mapping: what is refused leaves all contents, also those that are far away. */
+#include "check.h"
+
+#define PAGES 64UL
+
+static size_t mappings_max(void) {
+    char line[32] = "";
+    int fd = open("/proc/sys/vm/max_map_count", O_RDONLY);
+    CHECK(fd >= 0 && read(fd, line, sizeof line - 1) > 0);
+    close(fd);
+    return strtoul(line, NULL, 10);
+}
+
+int main(void) {
+    size_t most = mappings_max() + 1000;
+    char *p = anonymous(PAGES * PAGE), *others = anonymous(24 * MIB);
+    fill(p, PAGES * PAGE, 1);
+    fill(others, 24 * MIB, 2);
+    if (most > 200000) { /* It would take too long. */
+        CHECK(holds(p, PAGES * PAGE, 1) && holds(others, 24 * MIB, 2));
+        puts("ok");
+        return 0;
+    }
+    char *crowd = anonymous(most * PAGE);
+    size_t at = 1;
+    while (at < most && mprotect(crowd + at * PAGE, PAGE, PROT_READ) == 0) at += 2;
+    CHECK(at < most && errno == ENOMEM);
+    alarm(60);
+    CHECK(munmap(p + 31 * PAGE, PAGE) == -1 && errno == ENOMEM);
+    CHECK(holds(p, PAGES * PAGE, 1));
+    fill(others, 24 * MIB, 3);
+    int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+    CHECK(mmap(p + 40 * PAGE, PAGE, PROT_NONE, flags, -1, 0) == MAP_FAILED && errno == ENOMEM);
+    CHECK(holds(p, PAGES * PAGE, 1));
+    CHECK(munmap(crowd, most * PAGE) == 0 && munmap(p + 31 * PAGE, PAGE) == 0);
+    CHECK(faults(p + 31 * PAGE, 0) && !faults(p + 32 * PAGE, 1) && holds(others, 24 * MIB, 3));
+    puts("ok");
+    return 0;
+}
