@@ -244,6 +244,54 @@ fn who_gives_nothing_back_is_named_and_others_go_on() {
     assert!(done.summary()["local_bytes_peak"].as_u64().unwrap() <= 9 << 20, "{}", done.err);
 }
 
+/// Whether whoever runs this may mount /proc again.
+fn can_mount(test: &str) -> bool {
+    let can = Command::new("unshare").args(["-m", "mount", "-t", "proc", "proc", "/proc"]).status();
+    let can = can.is_ok_and(|status| status.success());
+    if !can {
+        println!("skipped ({test}): no right to mount /proc");
+    }
+    can
+}
+
+#[test]
+fn whom_proc_hides_is_not_taken_for_dead() {
+    const TEST: &str = "whom_proc_hides_is_not_taken_for_dead";
+    // The child has another user, and cannot see its parent. Both touch all of their memory in turn; what is resident then, of both.
+    const PROGRAM: &str = "
+import os
+def resident(): return int(open('/proc/self/statm').read().split()[1]) * 4096
+before = resident()
+memory = bytearray(os.urandom(4096) * 8192)
+def touch():
+    for page in range(0, len(memory), 4096): memory[page] = page >> 12 & 255
+touch()
+asked, ask = os.pipe()
+answered, answer = os.pipe()
+if os.fork() == 0:
+    os.setgid(65534)
+    os.setuid(65534)
+    for turn in range(3): touch()
+    os.write(answer, b'x')
+    os.read(asked, 1)
+    os.write(answer, str(resident() - before).encode())
+    os._exit(0)
+os.read(answered, 1)
+for turn in range(3): touch()
+os.write(ask, b'x')
+print(resident() - before + int(os.read(answered, 100)))
+";
+    if !can_run(TEST, &[PYTHON, "/usr/bin/unshare"]) || !can_mount(TEST) {
+        return;
+    }
+    let mut far = Command::new("unshare");
+    far.args(["-m", "sh", "-c", "mount -t proc -o hidepid=2 proc /proc && exec \"$@\"", "sh"]);
+    let run = run_on("8M", PYTHON);
+    let done = finish(far.arg(run.get_program()).args(run.get_args()).args(["-c", PROGRAM])).must_succeed();
+    let resident: u64 = done.out().trim().parse().unwrap();
+    assert!(resident < 14 << 20, "{resident} bytes of 8 MiB\n{}", done.err);
+}
+
 #[test]
 fn processes_in_the_background_keep_the_run() {
     if !can_run("processes_in_the_background_keep_the_run", &[PYTHON]) {

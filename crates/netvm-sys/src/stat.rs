@@ -1,6 +1,8 @@
 //! What /proc tells of processes.
 
+use crate::signal;
 use std::fs;
+use std::io::ErrorKind;
 
 /// A process, as it is now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +23,7 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Also of one that has ended and that nobody has waited for; `None` when there is none.
+    /// Also of one that has ended and that nobody has waited for; `None` when there is none, or it cannot be read: see [`is_gone`].
     pub fn of(pid: u32) -> Option<Self> {
         // /proc may be that of another name space, with other numbers.
         let path = if pid == std::process::id() {
@@ -55,6 +57,18 @@ impl Stat {
     pub fn of_living(pid: u32) -> Option<Self> {
         Self::of(pid).filter(|stat| !stat.has_ended)
     }
+
+    /// Whether it has ended, and nobody has waited for it.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+}
+
+/// Whether there is no such process, as far as can be known: /proc may hide those of other users (hidepid), whom kill(2) knows all the same.
+/// It needs no descriptor.
+pub fn is_gone(pid: u32) -> bool {
+    let shown = fs::symlink_metadata(format!("/proc/{pid}"));
+    shown.is_err_and(|error| error.kind() == ErrorKind::NotFound) && !signal::exists(pid)
 }
 
 /// When a process started; `None` when it has ended.
@@ -95,9 +109,12 @@ mod tests {
         while Stat::of_living(pid).is_some() {
             std::thread::yield_now();
         }
-        assert_eq!(Stat::of(pid).unwrap().parent, std::process::id(), "nobody has waited for it");
+        let ended = Stat::of(pid).unwrap();
+        assert_eq!(ended.parent, std::process::id(), "nobody has waited for it");
+        assert!(ended.has_ended() && !me.has_ended() && !is_gone(pid));
         child.wait().unwrap();
         assert_eq!(Stat::of(pid), None);
+        assert!(is_gone(pid) && is_gone(u32::MAX) && !is_gone(1) && !is_gone(std::process::id()));
         assert!(pids().any(|pid| pid == std::process::id()) && !pids().any(|other| other == pid));
         let numbers: Vec<String> = (4..=52).map(|field| field.to_string()).collect();
         let odd = Stat::parse(&format!("7 (a) (b) Z) Z {}\n", numbers.join(" "))).unwrap();

@@ -1,7 +1,7 @@
 //! The processes of a run: who they are, who of them lives, and what becomes of what the others held.
 
 use super::*;
-use netvm_sys::stat::{Stat, pid_space, shows_this_space, start_time};
+use netvm_sys::stat::{self, Stat, pid_space, shows_this_space, start_time};
 
 impl RunFile {
     /// A program of the run starts in this process: what the one before it held (before exec) is given back.
@@ -39,7 +39,7 @@ impl RunFile {
     }
 
     fn retire_before_exec(&self, pid: u32, now: Identity) {
-        let same = |then: Identity| then.space == now.space && then.started == now.started;
+        let same = |then: Identity| then.space == now.space && same(then.started, now.started);
         self.retire_if(|slot, then| slot == u64::from(pid) && same(then));
     }
 
@@ -69,14 +69,15 @@ impl RunFile {
         Err(Error::Other(format!("more than {SLOT_COUNT} processes of one run use far memory at once")))
     }
 
-    /// Gives back what processes held that are gone, or have become other programs. Those of another name space of processes are for others
+    /// Gives back what processes held that are known to be gone, or to have become other programs. Those of another name space of processes are for others
     /// to look at, who see them.
     pub fn reap(&self) {
         let Some(space) = pid_space().filter(|_| shows_this_space()) else { return };
-        let is_there = |pid, then| {
-            Stat::of_living(pid).is_some_and(|stat| Identity::in_space(space, Some(&stat)).may_be(then))
+        let is_gone = |pid, then| match Stat::of(pid) {
+            Some(stat) => stat.has_ended() || !Identity::in_space(space, Some(&stat)).may_be(then),
+            None => stat::is_gone(pid),
         };
-        self.retire_if(|pid, then| then.space == space && !is_there(pid as u32, then));
+        self.retire_if(|pid, then| then.space == space && is_gone(pid as u32, then));
     }
 
     /// The processes that use far memory, of this process's name space.
@@ -184,7 +185,7 @@ pub struct Stuck {
 pub(super) struct Identity {
     /// Name space of processes.
     pub(super) space: u64,
-    /// In clock ticks since boot. exec changes nothing about it.
+    /// In clock ticks since boot. exec changes nothing about it. 0: not known, as when no descriptor was left.
     pub(super) started: u64,
     /// Of where the program's code and stack start, which are new with each exec, and stay the same until then. Not the file in /proc/PID/exe: that
     /// may be the same, and is often unreadable. 0: not known, as of processes of other users.
@@ -206,9 +207,13 @@ impl Identity {
 
     /// Whether both may be the same program, as far as is known.
     fn may_be(self, other: Self) -> bool {
-        let same_image = self.image == other.image || self.image == 0 || other.image == 0;
-        self.space == other.space && self.started == other.started && same_image
+        self.space == other.space && same(self.started, other.started) && same(self.image, other.image)
     }
+}
+
+/// Whether two numbers, of which 0 is not known, may be the same.
+fn same(one: u64, other: u64) -> bool {
+    one == other || one == 0 || other == 0
 }
 
 /// The first 16 bytes of a name; the kernel keeps 15.

@@ -184,6 +184,30 @@ fn what_a_process_held_comes_back_when_it_is_another_program() {
 }
 
 #[test]
+fn whose_start_is_not_known_is_not_taken_for_gone() {
+    let (path, run) = run("unknown");
+    let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let slot = run.join(other.id()).unwrap();
+    assert_eq!(slot.grow(60), 60);
+    // As if it had had no descriptor left to look.
+    slot.word(SLOT_STARTED).store(0, Relaxed);
+    run.reap();
+    assert_eq!((run.processes(), run.used()), (1, 60));
+    slot.word(SLOT_STARTED).store(1, Relaxed);
+    run.reap();
+    assert_eq!((run.processes(), run.used()), (0, 0));
+    // Nor is it two processes when it comes again.
+    run.join(other.id()).unwrap().word(SLOT_STARTED).store(0, Relaxed);
+    run.join(other.id()).unwrap();
+    assert_eq!(run.processes(), 1);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    run.reap();
+    assert_eq!((run.processes(), run.used()), (0, 0));
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
 fn processes_of_another_name_space_are_for_others_to_look_at() {
     let (path, run) = run("space");
     // As if it had this number elsewhere; here nobody has it.
