@@ -293,6 +293,33 @@ print(resident() - before + int(os.read(answered, 100)))
 }
 
 #[test]
+fn what_a_process_of_an_ended_name_space_held_is_for_others() {
+    const TEST: &str = "what_a_process_of_an_ended_name_space_held_is_for_others";
+    if !can_run(TEST, &[PYTHON, "/usr/bin/unshare"]) || !can_mount(TEST) {
+        return;
+    }
+    // The second one is there, and waits for memory, before the first one ends with its name space.
+    let folder = Folder::new("ended");
+    let fifo = folder.path("fifo");
+    finish(Command::new("mkfifo").arg(&fifo)).must_succeed();
+    for beside in [false, true] {
+        let (before, sleep) = if beside { ("&", "time.sleep(0.7)") } else { ("", "0") };
+        let script = format!(
+            "unshare -pf \"$0\" -c \"$1\" 'import time; print(flush=True); {sleep}; os._exit(0)' > \"$2\" {before}
+            timeout 60 \"$0\" -c \"$1\" 'print(memory == block * 4096)'"
+        );
+        let (script, out) = match beside {
+            true => (script.replace("timeout", "read line < \"$2\"; timeout"), fifo.clone()),
+            false => (script, folder.path("out")),
+        };
+        let done = finish(run_on("8M", "sh").args(["-c", &script, PYTHON, FILL]).arg(out)).must_succeed();
+        assert_eq!(done.out(), "True\n", "{}", done.err);
+        assert!(!done.err.contains("gives nothing back"), "{}", done.err);
+        must_have_used_far_memory(&done);
+    }
+}
+
+#[test]
 fn processes_in_the_background_keep_the_run() {
     if !can_run("processes_in_the_background_keep_the_run", &[PYTHON]) {
         return;

@@ -2,7 +2,7 @@
 
 use crate::signal;
 use std::fs;
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 
 /// A process, as it is now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,8 +84,59 @@ pub fn pids() -> impl Iterator<Item = u32> {
 
 /// The number of this process's name space of processes: in another one others have the same pids. `None` without /proc.
 pub fn pid_space() -> Option<u64> {
-    let space = fs::read_link("/proc/self/ns/pid").ok()?;
-    space.to_str()?.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
+    space_at("/proc/self/ns/pid")
+}
+
+/// The same of another process; `None` also when we may not know.
+pub fn pid_space_of(pid: u32) -> Option<u64> {
+    space_at(&format!("/proc/{pid}/ns/pid"))
+}
+
+fn space_at(path: &str) -> Option<u64> {
+    fs::read_link(path).ok()?.to_str()?.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
+}
+
+/// How a process is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbers {
+    /// In this name space of processes.
+    pub here: u32,
+    /// In its own.
+    pub own: u32,
+    /// Whether that is another one, within this.
+    pub is_within: bool,
+}
+
+impl Numbers {
+    fn parse(here: u32, status: &str) -> Option<Self> {
+        let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+        let mut numbers = numbers.split_ascii_whitespace();
+        let own = numbers.next_back()?.parse().ok()?;
+        Some(Self { here, own, is_within: numbers.next().is_some() })
+    }
+}
+
+/// All processes of this name space, and of those within. `None` when some may be hidden, or cannot be read.
+pub fn numbers() -> Option<Vec<Numbers>> {
+    // The first one is always there: where it is hidden, as from other users, so are others.
+    if !shows_this_space() || fs::symlink_metadata("/proc/1").is_err() {
+        return None;
+    }
+    let mut numbers = Vec::new();
+    for entry in fs::read_dir("/proc").ok()? {
+        let Some(pid) = entry.ok()?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        match fs::read(format!("/proc/{pid}/status")) {
+            Ok(status) => numbers.push(Numbers::parse(pid, &String::from_utf8_lossy(&status))?),
+            Err(error) if has_gone(&error) => {}
+            Err(_) => return None,
+        }
+    }
+    Some(numbers)
+}
+
+/// It has ended since its entry was seen.
+fn has_gone(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
 /// Whether the pids in /proc, as it is mounted here, are those of this process's name space.
@@ -124,5 +175,14 @@ mod tests {
             assert_eq!(Stat::parse(broken), None, "{broken}");
         }
         assert!(pid_space().is_some_and(|space| space > 0) && shows_this_space());
+        let own = std::process::id();
+        assert_eq!((pid_space_of(own), pid_space_of(u32::MAX)), (pid_space(), None));
+        let mine = Numbers { here: own, own, is_within: false };
+        let all = super::numbers();
+        assert!(all.is_none_or(|all| all.contains(&mine) && all.iter().all(|numbers| numbers.here != pid)));
+        let inner = Numbers { here: 700, own: 2, is_within: true };
+        assert_eq!(Numbers::parse(700, "Name:\ta\nNSpid:\t700\t31\t2\nNSpgid:\t4\n"), Some(inner));
+        assert_eq!(Numbers::parse(own, &format!("NSpid:\t{own}\n")), Some(mine));
+        assert_eq!((Numbers::parse(7, "NSpid:\n"), Numbers::parse(7, "Pid:\t7\n")), (None, None));
     }
 }
