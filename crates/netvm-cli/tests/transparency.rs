@@ -244,6 +244,86 @@ fn who_gives_nothing_back_is_named_and_others_go_on() {
     assert!(done.summary()["local_bytes_peak"].as_u64().unwrap() <= 9 << 20, "{}", done.err);
 }
 
+/// Whether whoever runs this may mount /proc again.
+fn can_mount(test: &str) -> bool {
+    let can = Command::new("unshare").args(["-m", "mount", "-t", "proc", "proc", "/proc"]).status();
+    let can = can.is_ok_and(|status| status.success());
+    if !can {
+        println!("skipped ({test}): no right to mount /proc");
+    }
+    can
+}
+
+#[test]
+fn whom_proc_hides_is_not_taken_for_dead() {
+    const TEST: &str = "whom_proc_hides_is_not_taken_for_dead";
+    // The children have another user, and cannot see their parent. All touch all of their memory in turn; what is resident then, together.
+    const PROGRAM: &str = "
+import os
+def resident(): return int(open('/proc/self/status').read().split('RssAnon:')[1].split()[0]) * 1024
+before = resident()
+memory = bytearray(os.urandom(4096) * 8192)
+def touch():
+    for page in range(0, len(memory), 4096): memory[page] = page >> 12 & 255
+touch()
+children = []
+for child in range(3):
+    (asked, ask), (answered, answer) = os.pipe(), os.pipe()
+    if os.fork() == 0:
+        os.setgid(65534)
+        os.setuid(65534)
+        for turn in range(3): touch()
+        os.write(answer, b'x')
+        os.read(asked, 1)
+        os.write(answer, str(resident() - before).encode())
+        os._exit(0)
+    os.read(answered, 1)
+    children.append((ask, answered))
+for turn in range(3): touch()
+total = resident() - before
+for ask, answered in children:
+    os.write(ask, b'x')
+    total += int(os.read(answered, 100))
+print(total)
+";
+    if !can_run(TEST, &[PYTHON, "/usr/bin/unshare"]) || !can_mount(TEST) {
+        return;
+    }
+    let mut far = Command::new("unshare");
+    far.args(["-m", "sh", "-c", "mount -t proc -o hidepid=2 proc /proc && exec \"$@\"", "sh"]);
+    let run = run_on("8M", PYTHON);
+    let done = finish(far.arg(run.get_program()).args(run.get_args()).args(["-c", PROGRAM])).must_succeed();
+    let resident: u64 = done.out().trim().parse().unwrap();
+    assert!(resident < 11 << 20, "{resident} bytes of 8 MiB\n{}", done.err);
+}
+
+#[test]
+fn what_a_process_of_an_ended_name_space_held_is_for_others() {
+    const TEST: &str = "what_a_process_of_an_ended_name_space_held_is_for_others";
+    if !can_run(TEST, &[PYTHON, "/usr/bin/unshare"]) || !can_mount(TEST) {
+        return;
+    }
+    // The second one is there, and waits for memory, before the first one ends with its name space.
+    let folder = Folder::new("ended");
+    let fifo = folder.path("fifo");
+    finish(Command::new("mkfifo").arg(&fifo)).must_succeed();
+    for beside in [false, true] {
+        let (before, sleep) = if beside { ("&", "time.sleep(0.7)") } else { ("", "0") };
+        let script = format!(
+            "unshare -pf \"$0\" -c \"$1\" 'import time; print(flush=True); {sleep}; os._exit(0)' > \"$2\" {before}
+            timeout 60 \"$0\" -c \"$1\" 'print(memory == block * 4096)'"
+        );
+        let (script, out) = match beside {
+            true => (script.replace("timeout", "read line < \"$2\"; timeout"), fifo.clone()),
+            false => (script, folder.path("out")),
+        };
+        let done = finish(run_on("8M", "sh").args(["-c", &script, PYTHON, FILL]).arg(out)).must_succeed();
+        assert_eq!(done.out(), "True\n", "{}", done.err);
+        assert!(!done.err.contains("gives nothing back"), "{}", done.err);
+        must_have_used_far_memory(&done);
+    }
+}
+
 #[test]
 fn processes_in_the_background_keep_the_run() {
     if !can_run("processes_in_the_background_keep_the_run", &[PYTHON]) {

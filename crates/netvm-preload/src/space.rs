@@ -4,7 +4,6 @@ use crate::backend::Far;
 use crate::range::{Piece, RangeMap};
 use crate::sys::{self, Locked, PAGE_BYTES};
 use netvm_core::ranges::FreeRanges;
-use netvm_sys::thread::without_signals;
 use std::ops::Range;
 
 /// What madvise(2) said about forks.
@@ -36,27 +35,8 @@ pub(crate) struct Space {
 }
 
 /// Taken after the heap's lock, before the pager's.
-pub(crate) static SPACE: SpaceLock =
-    SpaceLock(Locked::new(Space { free: FreeRanges::new(), owned: RangeMap::new() }));
-
-/// The lock of the space. Whoever has it gets no signals: programs stop their threads by signals, and map memory meanwhile.
-pub(crate) struct SpaceLock(Locked<Space>);
-
-impl SpaceLock {
-    pub(crate) fn with<R>(&self, work: impl FnOnce(&mut Space) -> R) -> R {
-        without_signals(|| self.0.with(work))
-    }
-
-    /// Before a fork, with signals blocked.
-    pub(crate) fn hold(&self) {
-        self.0.hold();
-    }
-
-    /// After a fork, on both sides.
-    pub(crate) fn let_go(&self) {
-        self.0.let_go();
-    }
-}
+pub(crate) static SPACE: Locked<Space> =
+    Locked::new(Space { free: FreeRanges::new(), owned: RangeMap::new() });
 
 /// Raw mremap of something that is not far memory.
 pub(crate) struct Move {

@@ -107,7 +107,8 @@ impl<T> Locked<T> {
         Self { turn: Turn::new(), value: UnsafeCell::new(value) }
     }
 
-    /// Runs `work` under the lock. Not reentrant. No handler of a signal runs meanwhile: it might fork, which takes all locks.
+    /// Runs `work` under the lock. Not reentrant. No handler of a signal runs meanwhile: it might fork, which takes all
+    /// locks, and programs stop their threads by signals and map memory while they stand still.
     pub(crate) fn with<R>(&self, work: impl FnOnce(&mut T) -> R) -> R {
         without_signals(|| {
             self.turn.take();

@@ -132,6 +132,18 @@ fn run_with_budget(
     far_threshold_bytes: u64,
     tier: TierPolicy,
 ) -> Option<Output> {
+    run_with_lender(budget_bytes, name, small_local_bytes, far_threshold_bytes, tier, None)
+}
+
+/// The lender listens at a socket in the program's folder, which is its owner's, or here.
+fn run_with_lender(
+    budget_bytes: u64,
+    name: &str,
+    small_local_bytes: u64,
+    far_threshold_bytes: u64,
+    tier: TierPolicy,
+    listen: Option<&str>,
+) -> Option<Output> {
     if let Err(error) = netvm_sys::uffd::probe() {
         println!("skipped ({name} with the pager): userfaultfd: {error}");
         return None;
@@ -139,11 +151,11 @@ fn run_with_budget(
     let program = compile(name);
     let folder = program.with_extension(format!("{small_local_bytes}-run"));
     std::fs::create_dir_all(&folder).unwrap();
-    let lender = format!("unix:{}", folder.join("lender").display());
-    let config =
-        LenderConfig { listen: vec![lender.clone()], size_bytes: 1 << 30, ..LenderConfig::default() };
+    let listen = listen.map_or_else(|| format!("unix:{}", folder.join("lender").display()), str::to_owned);
+    let config = LenderConfig { listen: vec![listen], size_bytes: 1 << 30, ..LenderConfig::default() };
     let stop = StopFlag::new().unwrap();
     let mut server = Lender::bind(config).unwrap();
+    let lenders = server.addresses();
     let stopped = stop.clone();
     let serving = std::thread::spawn(move || server.run(&stopped).map_err(|error| error.to_string()));
     let run = RunFile::create(
@@ -153,7 +165,7 @@ fn run_with_budget(
             area_bytes: 1 << 40,
             small_local_bytes,
             far_threshold_bytes,
-            lenders: vec![lender],
+            lenders,
             tier,
             ..RunParams::default()
         },
@@ -226,6 +238,16 @@ fn a_child_that_cannot_connect_does_without_and_the_parent_goes_on() {
     let Some(output) = run_with_pager("orphan", 0, 131_072) else { return };
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(said.matches("netvm: a child of a fork has no far memory").count(), 2, "{said}");
+}
+
+/// Of a process that may not read itself in /proc, and of one whose user may not use userfaultfd, with a lender that both can reach.
+#[test]
+fn children_of_another_user_have_far_memory_or_do_without() {
+    let lender = Some("127.0.0.1:0");
+    let Some(output) = run_with_lender(8 << 20, "user", 0, 131_072, TierPolicy::Auto, lender) else { return };
+    let (out, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let orphans = said.matches("netvm: a child of a fork has no far memory").count();
+    assert_eq!(out, format!("{orphans}\nok\n"), "{said}");
 }
 
 #[test]

@@ -27,6 +27,7 @@ use std::sync::Arc;
 
 pub use crate::together::TOGETHER_MAX;
 pub use extract::ExtractError;
+use extract::Pagemap;
 
 mod extract;
 
@@ -144,7 +145,9 @@ pub struct PagedArea {
     may_protect: bool,
     /// Where pages can be installed write-protected and leave together.
     together: Option<Together>,
+    /// Of /proc, where the kernel lets us.
     memory: Option<File>,
+    pagemap: Option<Pagemap>,
 }
 
 impl PagedArea {
@@ -196,8 +199,9 @@ impl PagedArea {
         let pool = Reservation::new(frames * PAGE_BYTES)?;
         let doorbell = Reservation::new(PAGE_BYTES)?;
         let tells_writes = uffd.features() & FEATURE_PAGEFAULT_FLAG_WP != 0;
-        let (may_protect, together, memory) = (false, None, None);
-        let mut paged = Self { uffd, told, area, pool, doorbell, design, may_protect, together, memory };
+        let (may_protect, together, memory, pagemap) = (false, None, None, None);
+        let mut paged =
+            Self { uffd, told, area, pool, doorbell, design, may_protect, together, memory, pagemap };
         paged.mark_reserved(paged.area.start, paged.area.bytes)?;
         paged.set_up_pool()?;
         paged.may_protect =
@@ -234,25 +238,57 @@ impl PagedArea {
     /// Opens what belongs into the pager thread's own descriptor table. Before any frame is filled.
     ///
     /// # Errors
-    /// When /proc is not mounted.
+    /// When /proc is not mounted, or the kernel does not let a process read it that has made itself undumpable, and frames are copied or faults
+    /// told to who has them. Else pages stay installed that only a copy could take from the program.
     pub fn open_memory(&mut self) -> io::Result<()> {
         if self.may_protect {
             self.together = Together::new(self.pool.start);
         }
-        self.memory = Some(File::options().read(true).open("/proc/self/mem")?);
+        self.pagemap = Pagemap::open().ok();
+        match File::open("/proc/self/mem") {
+            Ok(memory) => self.memory = Some(memory),
+            Err(_) if self.design == FrameDesign::Move && self.told == Told::Reader => {}
+            Err(error) => return Err(error),
+        }
         Ok(())
     }
 
-    /// After fork(2), in the child: a new userfaultfd for the inherited `ranges` of the far area and a new, empty pool. No page is protected
-    /// there.
+    /// For [`PagedArea::adopt_after_fork`].
     ///
     /// # Errors
-    /// As [`PagedArea::new`].
-    pub fn adopt_after_fork(&mut self, ranges: impl Iterator<Item = (usize, usize)>) -> io::Result<()> {
-        // The inherited number names the parent's context only in the parent's descriptor table, never here.
-        let new = Userfault::open(FEATURES)?;
+    /// EPERM when userfaultfd may not be used (any more).
+    pub fn userfault() -> io::Result<Userfault> {
+        Userfault::open(FEATURES)
+    }
+
+    /// After fork(2), in a child that cannot have its parent's far memory: no address of those inherited `ranges` means anything, or becomes
+    /// anything else.
+    ///
+    /// # Errors
+    /// EINVAL outside the area, ENOMEM.
+    pub fn give_up_after_fork(&self, ranges: impl Iterator<Item = (usize, usize)>) -> io::Result<()> {
+        for (address, bytes) in ranges {
+            self.area.check(address, bytes)?;
+            // SAFETY: in our area (checked); whoever touches what was there must not find the child's copies of some of its pages.
+            unsafe { map(address, bytes, libc::PROT_NONE, libc::MAP_FIXED) }?;
+        }
+        Ok(())
+    }
+
+    /// After fork(2), in the child: a new userfaultfd (of [`PagedArea::userfault`]) for the inherited `ranges` of the far area and a new, empty
+    /// pool. No page is protected there.
+    ///
+    /// # Errors
+    /// ENOMEM.
+    pub fn adopt_after_fork(
+        &mut self,
+        new: Userfault,
+        ranges: impl Iterator<Item = (usize, usize)>,
+    ) -> io::Result<()> {
+        // The inherited numbers name the parent's files only in the parent's descriptor table, never here.
         std::mem::forget(std::mem::replace(&mut self.uffd, new));
         std::mem::forget(self.memory.take());
+        std::mem::forget(self.pagemap.take());
         std::mem::forget(self.together.take());
         self.set_up_pool()?;
         for (address, bytes) in ranges {

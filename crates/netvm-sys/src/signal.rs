@@ -133,6 +133,13 @@ pub fn send(pid: u32, signal: i32) -> io::Result<()> {
     if unsafe { libc::kill(pid as i32, signal) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Whether there is such a process, also of another user, or one that has ended and that nobody has waited for.
+pub fn exists(pid: u32) -> bool {
+    // What is no positive number means other things than a process.
+    let is_number = i32::try_from(pid).is_ok_and(|pid| pid > 0);
+    is_number && !send(pid, 0).is_err_and(|error| error.raw_os_error() == Some(libc::ESRCH))
+}
+
 /// `command` is killed when the thread that starts it ends.
 pub fn die_with_parent(command: &mut Command) {
     let parent = std::process::id();

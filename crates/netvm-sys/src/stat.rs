@@ -1,6 +1,8 @@
 //! What /proc tells of processes.
 
+use crate::signal;
 use std::fs;
+use std::io::{self, ErrorKind};
 
 /// A process, as it is now.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +23,7 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Also of one that has ended and that nobody has waited for; `None` when there is none.
+    /// Also of one that has ended and that nobody has waited for; `None` when there is none, or it cannot be read: see [`is_gone`].
     pub fn of(pid: u32) -> Option<Self> {
         // /proc may be that of another name space, with other numbers.
         let path = if pid == std::process::id() {
@@ -55,6 +57,18 @@ impl Stat {
     pub fn of_living(pid: u32) -> Option<Self> {
         Self::of(pid).filter(|stat| !stat.has_ended)
     }
+
+    /// Whether it has ended, and nobody has waited for it.
+    pub fn has_ended(&self) -> bool {
+        self.has_ended
+    }
+}
+
+/// Whether there is no such process, as far as can be known: /proc may hide those of other users (hidepid), whom kill(2) knows all the same.
+/// It needs no descriptor.
+pub fn is_gone(pid: u32) -> bool {
+    let shown = fs::symlink_metadata(format!("/proc/{pid}"));
+    shown.is_err_and(|error| error.kind() == ErrorKind::NotFound) && !signal::exists(pid)
 }
 
 /// When a process started; `None` when it has ended.
@@ -70,8 +84,59 @@ pub fn pids() -> impl Iterator<Item = u32> {
 
 /// The number of this process's name space of processes: in another one others have the same pids. `None` without /proc.
 pub fn pid_space() -> Option<u64> {
-    let space = fs::read_link("/proc/self/ns/pid").ok()?;
-    space.to_str()?.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
+    space_at("/proc/self/ns/pid")
+}
+
+/// The same of another process; `None` also when we may not know.
+pub fn pid_space_of(pid: u32) -> Option<u64> {
+    space_at(&format!("/proc/{pid}/ns/pid"))
+}
+
+fn space_at(path: &str) -> Option<u64> {
+    fs::read_link(path).ok()?.to_str()?.strip_prefix("pid:[")?.strip_suffix(']')?.parse().ok()
+}
+
+/// How a process is called.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Numbers {
+    /// In this name space of processes.
+    pub here: u32,
+    /// In its own.
+    pub own: u32,
+    /// Whether that is another one, within this.
+    pub is_within: bool,
+}
+
+impl Numbers {
+    fn parse(here: u32, status: &str) -> Option<Self> {
+        let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
+        let mut numbers = numbers.split_ascii_whitespace();
+        let own = numbers.next_back()?.parse().ok()?;
+        Some(Self { here, own, is_within: numbers.next().is_some() })
+    }
+}
+
+/// All processes of this name space, and of those within. `None` when some may be hidden, or cannot be read.
+pub fn numbers() -> Option<Vec<Numbers>> {
+    // The first one is always there: where it is hidden, as from other users, so are others.
+    if !shows_this_space() || fs::symlink_metadata("/proc/1").is_err() {
+        return None;
+    }
+    let mut numbers = Vec::new();
+    for entry in fs::read_dir("/proc").ok()? {
+        let Some(pid) = entry.ok()?.file_name().to_str().and_then(|name| name.parse().ok()) else { continue };
+        match fs::read(format!("/proc/{pid}/status")) {
+            Ok(status) => numbers.push(Numbers::parse(pid, &String::from_utf8_lossy(&status))?),
+            Err(error) if has_gone(&error) => {}
+            Err(_) => return None,
+        }
+    }
+    Some(numbers)
+}
+
+/// It has ended since its entry was seen.
+fn has_gone(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
 }
 
 /// Whether the pids in /proc, as it is mounted here, are those of this process's name space.
@@ -95,9 +160,12 @@ mod tests {
         while Stat::of_living(pid).is_some() {
             std::thread::yield_now();
         }
-        assert_eq!(Stat::of(pid).unwrap().parent, std::process::id(), "nobody has waited for it");
+        let ended = Stat::of(pid).unwrap();
+        assert_eq!(ended.parent, std::process::id(), "nobody has waited for it");
+        assert!(ended.has_ended() && !me.has_ended() && !is_gone(pid));
         child.wait().unwrap();
         assert_eq!(Stat::of(pid), None);
+        assert!(is_gone(pid) && is_gone(u32::MAX) && !is_gone(1) && !is_gone(std::process::id()));
         assert!(pids().any(|pid| pid == std::process::id()) && !pids().any(|other| other == pid));
         let numbers: Vec<String> = (4..=52).map(|field| field.to_string()).collect();
         let odd = Stat::parse(&format!("7 (a) (b) Z) Z {}\n", numbers.join(" "))).unwrap();
@@ -107,5 +175,14 @@ mod tests {
             assert_eq!(Stat::parse(broken), None, "{broken}");
         }
         assert!(pid_space().is_some_and(|space| space > 0) && shows_this_space());
+        let own = std::process::id();
+        assert_eq!((pid_space_of(own), pid_space_of(u32::MAX)), (pid_space(), None));
+        let mine = Numbers { here: own, own, is_within: false };
+        let all = super::numbers();
+        assert!(all.is_none_or(|all| all.contains(&mine) && all.iter().all(|numbers| numbers.here != pid)));
+        let inner = Numbers { here: 700, own: 2, is_within: true };
+        assert_eq!(Numbers::parse(700, "Name:\ta\nNSpid:\t700\t31\t2\nNSpgid:\t4\n"), Some(inner));
+        assert_eq!(Numbers::parse(own, &format!("NSpid:\t{own}\n")), Some(mine));
+        assert_eq!((Numbers::parse(7, "NSpid:\n"), Numbers::parse(7, "Pid:\t7\n")), (None, None));
     }
 }

@@ -9,7 +9,7 @@
 //! counters, detail }
 //! ```
 //! All updates are single atomic operations; a process that dies between two of them leaves at worst a slot for
-//! [`RunFile::reap`].
+//! [`RunFile::reap`], or for [`RunFile::reap_all`] once nobody of its name space of processes is left.
 //!
 //! The pagers of one process that divide its far memory share a budget the same way, in memory of that process, each with a slot
 //! (docs/design/shards.md).
@@ -67,7 +67,7 @@ const ERASURE: usize = 25;
 const FAULT_PATH: usize = 26;
 const PAGE_SIZE: usize = 27;
 const LEFT: usize = 28;
-/// Who had nothing for long, and got a little beyond the budget; and who holds the most. Pids, the first stay.
+/// Who had nothing for long, and got a little beyond the budget; and who holds the most. Pids, the first stay; their name spaces are below.
 const STUCK: usize = 29;
 const STUCK_BY: usize = 30;
 const STUCK_BY_HELD: usize = 31;
@@ -75,7 +75,11 @@ const STUCK_BY_HELD: usize = 31;
 const PROGRAM: usize = 32;
 const PROGRAM_NAME: usize = 33;
 const PROGRAM_ENDED: usize = 35;
-const CLASSES: usize = 36;
+/// The supervisor's name space of processes: all of the run are in it, or in one within.
+const SUPERVISOR_SPACE: usize = 36;
+const STUCK_SPACE: usize = 37;
+const STUCK_BY_SPACE: usize = 38;
+const CLASSES: usize = 39;
 const CLASSES_MAX: usize = 64;
 const LENDERS: usize = CLASSES + CLASSES_MAX;
 const TEXT_WORDS: usize = 512;
@@ -198,6 +202,7 @@ impl RunFile {
             (PAGE_SIZE, params.page_bytes.max(PAGE_BYTES)),
             (SUPERVISOR, std::process::id().into()),
             (SUPERVISOR_STARTED, netvm_sys::stat::start_time(std::process::id()).unwrap_or(0)),
+            (SUPERVISOR_SPACE, netvm_sys::stat::pid_space().unwrap_or(0)),
         ] {
             run.word(index).store(value, Relaxed);
         }
@@ -553,7 +558,7 @@ impl Slot {
         let before = self.run.word(USED).fetch_add(frames, AcqRel);
         self.word(SLOT_HELD).fetch_add(frames, AcqRel);
         self.run.word(USED_MAX).fetch_max(before + frames, Relaxed);
-        self.run.note_stuck(self.word(SLOT_PID).load(Relaxed));
+        self.run.note_stuck(self.base);
         frames
     }
 

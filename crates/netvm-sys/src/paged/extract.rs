@@ -2,6 +2,8 @@
 
 use super::{FrameDesign, PAGE_BYTES, PagedArea, TOGETHER_MAX, Told};
 use crate::raw;
+use crate::residency::resident;
+use crate::shared::SharedSlice;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -176,8 +178,9 @@ impl PagedArea {
         let buffer = unsafe { std::slice::from_raw_parts_mut(frame as *mut u8, PAGE_BYTES) };
         // /proc/self/mem reads through any protection.
         if let Err(error) = memory.read_exact_at(buffer, page as u64) {
-            let is_there = Pagemap::open().and_then(|pagemap| pagemap.has(page));
-            return Err(if matches!(is_there, Ok(false)) { ExtractError::Missing } else { os(error) });
+            let is_missing =
+                self.pagemap.as_ref().is_some_and(|pagemap| pagemap.has(page).is_ok_and(|has| !has));
+            return Err(if is_missing { ExtractError::Missing } else { os(error) });
         }
         // SAFETY: our page, its contents now live in the frame.
         unsafe { raw::madvise(page, PAGE_BYTES, libc::MADV_DONTNEED) }.map_err(os)
@@ -226,7 +229,7 @@ impl PagedArea {
     /// destination and no longer at its source has been moved, as nobody else fills the destination.
     ///
     /// # Errors
-    /// `error` when nothing was moved; when /proc is not mounted.
+    /// `error` when nothing was moved.
     pub(super) fn moved_all_the_same(
         &self,
         to: usize,
@@ -234,20 +237,33 @@ impl PagedArea {
         bytes: usize,
         error: io::Error,
     ) -> io::Result<usize> {
-        let pagemap = Pagemap::open()?;
         let mut moved = 0;
-        while moved < bytes && pagemap.has(to + moved)? && !pagemap.has(from + moved)? {
+        while moved < bytes && self.has(to + moved)? && !self.has(from + moved)? {
             moved += PAGE_BYTES;
         }
         if moved == 0 { Err(error) } else { Ok(moved) }
     }
+
+    /// Whether a page is there. Where we may not read the page tables, one that was swapped out is not: of a page that was moved in this moment
+    /// the destination is not, and the kernel does not tell the source from one that is gone.
+    fn has(&self, address: usize) -> io::Result<bool> {
+        if let Some(pagemap) = &self.pagemap {
+            return pagemap.has(address);
+        }
+        // SAFETY: asked about, not accessed.
+        let page = unsafe { SharedSlice::from_raw(address as *mut u8, PAGE_BYTES) };
+        let mut there = [0];
+        resident(page, &mut there)?;
+        Ok(there[0] & 1 != 0)
+    }
 }
 
 /// What the page tables say.
-struct Pagemap(File);
+#[derive(Debug)]
+pub(super) struct Pagemap(File);
 
 impl Pagemap {
-    fn open() -> io::Result<Self> {
+    pub(super) fn open() -> io::Result<Self> {
         File::open("/proc/thread-self/pagemap").map(Self)
     }
 

@@ -36,22 +36,29 @@ fn pages_that_leave_together_are_those_that_are_there() {
 #[test]
 fn what_was_moved_is_found_in_the_page_tables() {
     const PAGES: usize = 16;
-    let Ok(mut paged) = PagedArea::new(PAGES * PAGE_BYTES, PAGES, Some(FrameDesign::Move)) else {
-        eprintln!("what_was_moved_is_found_in_the_page_tables: skipped (no UFFDIO_MOVE here)");
-        return;
-    };
-    let area = paged.area().start;
-    paged.map_range(area, PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE).unwrap();
-    paged.fill_frames(0, PAGES).unwrap();
-    let pool = paged.frame_address(0, PAGES);
-    let exists = || io::Error::from_raw_os_error(libc::EEXIST);
-    let moved = |bytes| paged.moved_all_the_same(area, pool, bytes, exists());
-    assert_eq!(moved(PAGES * PAGE_BYTES).unwrap_err().raw_os_error(), Some(libc::EEXIST));
-    // SAFETY: both ranges are this test's own.
-    let (bytes, result) = unsafe { paged.uffd.move_pages(area, pool, 5 * PAGE_BYTES, false) };
-    assert!(bytes == 5 * PAGE_BYTES && result.is_ok());
-    assert_eq!(moved(PAGES * PAGE_BYTES).unwrap(), 5 * PAGE_BYTES);
-    assert_eq!(moved(2 * PAGE_BYTES).unwrap(), 2 * PAGE_BYTES);
+    // Without /proc, too.
+    for opened in [true, false] {
+        let Ok(mut paged) = PagedArea::new(PAGES * PAGE_BYTES, PAGES, Some(FrameDesign::Move)) else {
+            eprintln!("what_was_moved_is_found_in_the_page_tables: skipped (no UFFDIO_MOVE here)");
+            return;
+        };
+        if opened {
+            paged.open_memory().unwrap();
+            assert!(paged.pagemap.is_some());
+        }
+        let area = paged.area().start;
+        paged.map_range(area, PAGES * PAGE_BYTES, libc::PROT_READ | libc::PROT_WRITE).unwrap();
+        paged.fill_frames(0, PAGES).unwrap();
+        let pool = paged.frame_address(0, PAGES);
+        let exists = || io::Error::from_raw_os_error(libc::EEXIST);
+        let moved = |bytes| paged.moved_all_the_same(area, pool, bytes, exists());
+        assert_eq!(moved(PAGES * PAGE_BYTES).unwrap_err().raw_os_error(), Some(libc::EEXIST));
+        // SAFETY: both ranges are this test's own.
+        let (bytes, result) = unsafe { paged.uffd.move_pages(area, pool, 5 * PAGE_BYTES, false) };
+        assert!(bytes == 5 * PAGE_BYTES && result.is_ok());
+        assert_eq!(moved(PAGES * PAGE_BYTES).unwrap(), 5 * PAGE_BYTES);
+        assert_eq!(moved(2 * PAGE_BYTES).unwrap(), 2 * PAGE_BYTES);
+    }
 }
 
 #[test]

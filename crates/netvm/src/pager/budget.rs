@@ -338,7 +338,10 @@ mod tests {
         budget.starving = budget.starving.map(|since| since - STARVED_MAX);
         assert_eq!((budget.grow(64), budget.grow(1000), budget.grow(64)), (64, floor - 64, 0));
         let stuck = run.stuck().unwrap();
-        assert_eq!((stuck.pid, stuck.holder, stuck.frames), (std::process::id(), other.id(), 1000));
+        assert_eq!(
+            (stuck.pid, stuck.holder, stuck.frames),
+            (Some(std::process::id()), Some(other.id()), 1000)
+        );
         // Nobody gets what is beyond once more.
         holder.release(floor);
         assert_eq!((budget.grow(64), run.used()), (0, 1000));

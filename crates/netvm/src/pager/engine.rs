@@ -295,7 +295,7 @@ impl Engine {
         let own_table = netvm_sys::thread::own_descriptors(&self.descriptors()).is_ok();
         self.placement.start();
         if let Err(error) = self.paged.open_memory() {
-            netvm_sys::thread::die(&format!("cannot open /proc/self/mem: {error}"));
+            self.end(&system("open /proc/self/mem", error));
         }
         ready.open(u32::from(own_table));
         loop {

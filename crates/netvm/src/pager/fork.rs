@@ -9,10 +9,13 @@ use super::calls::Call;
 use super::engine::Engine;
 use super::error::{PagerError, system};
 use super::learn::Learn;
-use super::{Pager, join_run};
+use super::{Pager, PagerConfig, join_run};
 use crate::error::Result;
 use crate::lender::Borrower;
+use crate::runfile::Slot;
 use netvm_core::residency::{FrameSet, PageState};
+use netvm_sys::paged::PagedArea;
+use netvm_sys::uffd::Userfault;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -81,7 +84,7 @@ impl Pager {
     /// For pthread_atfork, in the child.
     ///
     /// # Errors
-    /// Why it has no far memory: its addresses are not mapped, and calls fail.
+    /// Why it has no far memory: its addresses cannot be touched, and calls fail.
     pub fn fork_child(self: &Arc<Self>) -> Result<()> {
         if !self.is_inherited() {
             return Ok(());
@@ -91,8 +94,10 @@ impl Pager {
         let (Some(state), Some(mut engine)) = (state, engine) else {
             netvm_sys::thread::die("a forked child found no pager state");
         };
-        let borrowers = match state.borrowers {
-            Ok(borrowers) => borrowers,
+        let granted =
+            state.borrowers.and_then(|borrowers| Ok((borrowers, Granted::get(&self.config, &engine)?)));
+        let (borrowers, granted) = match granted {
+            Ok(both) => both,
             Err(error) => {
                 // All of it is the parent's.
                 std::mem::forget(engine);
@@ -101,14 +106,37 @@ impl Pager {
                 return Err(error);
             }
         };
-        let started = join_run(&self.config)
-            .and_then(|slot| engine.adopt_after_fork(borrowers, slot))
-            .and_then(|()| self.spawn(engine));
-        if let Err(error) = started {
+        let adopted = engine.adopt_after_fork(borrowers, granted);
+        if let Err(error) = adopted.and_then(|()| self.spawn(engine)) {
             netvm_sys::thread::die(&format!("a forked child cannot reach its far memory: {error}"));
         }
         self.doorbell(0).turn().give_back();
         Ok(())
+    }
+}
+
+/// What a child needs besides connections.
+struct Granted {
+    uffd: Userfault,
+    slot: Option<Slot>,
+}
+
+impl Granted {
+    /// Its user may not be one who may use userfaultfd, and there may be too many processes. Then it has what a child has that cannot connect:
+    /// nothing.
+    fn get(config: &PagerConfig, engine: &Engine) -> Result<Self> {
+        let uffd = PagedArea::userfault().map_err(|source| PagerError::Userfaultfd((&source).into()));
+        let granted = uffd.map_err(Into::into).and_then(|uffd| Ok(Self { uffd, slot: join_run(config)? }));
+        if granted.is_err()
+            && let Err(error) = engine
+                .paged
+                .give_up_after_fork(engine.ranges.iter().map(|(&address, &bytes)| (address, bytes)))
+        {
+            netvm_sys::thread::die(&format!(
+                "a forked child cannot let go of its parent's far memory: {error}"
+            ));
+        }
+        granted
     }
 }
 
@@ -127,12 +155,12 @@ impl Engine {
     fn adopt_after_fork(
         &mut self,
         borrowers: Vec<Option<Borrower>>,
-        slot: Option<crate::runfile::Slot>,
+        Granted { uffd, slot }: Granted,
     ) -> Result<()> {
         self.backing.adopt(borrowers)?;
         let ranges: Vec<_> = self.ranges.iter().map(|(&address, &bytes)| (address, bytes)).collect();
         self.paged
-            .adopt_after_fork(ranges.into_iter())
+            .adopt_after_fork(uffd, ranges.into_iter())
             .and_then(|()| self.set_fork(false))
             .map_err(|source| PagerError::Userfaultfd((&source).into()))?;
         // The pool stayed with the parent: cached pages are on their lender, nothing was on its way.

@@ -1,7 +1,7 @@
 //! The processes of a run: who they are, who of them lives, and what becomes of what the others held.
 
 use super::*;
-use netvm_sys::stat::{Stat, pid_space, shows_this_space, start_time};
+use netvm_sys::stat::{self, Numbers, Stat, pid_space, shows_this_space, start_time};
 
 impl RunFile {
     /// A program of the run starts in this process: what the one before it held (before exec) is given back.
@@ -39,7 +39,7 @@ impl RunFile {
     }
 
     fn retire_before_exec(&self, pid: u32, now: Identity) {
-        let same = |then: Identity| then.space == now.space && then.started == now.started;
+        let same = |then: Identity| then.space == now.space && same(then.started, now.started);
         self.retire_if(|slot, then| slot == u64::from(pid) && same(then));
     }
 
@@ -50,7 +50,11 @@ impl RunFile {
     pub fn join(self: &Arc<Self>, pid: u32) -> Result<Slot> {
         let mut identity = Identity::new(Stat::of(pid).as_ref());
         self.retire_before_exec(pid, identity);
-        self.reap();
+        // Looking at all processes takes longer.
+        match self.budget_frames().saturating_sub(self.used()) < FLOOR_FRAMES {
+            true => self.reap_all(),
+            false => self.reap(),
+        }
         if pid != std::process::id() {
             // It may be in the middle of exec.
             identity.image = 0;
@@ -69,14 +73,37 @@ impl RunFile {
         Err(Error::Other(format!("more than {SLOT_COUNT} processes of one run use far memory at once")))
     }
 
-    /// Gives back what processes held that are gone, or have become other programs. Those of another name space of processes are for others
+    /// Gives back what processes held that are known to be gone, or to have become other programs. Those of another name space of processes are for others
     /// to look at, who see them.
     pub fn reap(&self) {
         let Some(space) = pid_space().filter(|_| shows_this_space()) else { return };
-        let is_there = |pid, then| {
-            Stat::of_living(pid).is_some_and(|stat| Identity::in_space(space, Some(&stat)).may_be(then))
+        let is_gone = |pid, then| match Stat::of(pid) {
+            Some(stat) => stat.has_ended() || !Identity::in_space(space, Some(&stat)).may_be(then),
+            None => stat::is_gone(pid),
         };
-        self.retire_if(|pid, then| then.space == space && !is_there(pid as u32, then));
+        self.retire_if(|pid, then| then.space == space && is_gone(pid as u32, then));
+    }
+
+    /// The same, and what processes of other name spaces held, which nobody sees any more who is in them. Only in the supervisor's own: all
+    /// processes of the run are seen from there, under other numbers.
+    pub fn reap_all(&self) {
+        self.reap();
+        let space = self.word(SUPERVISOR_SPACE).load(Relaxed);
+        if space == 0 || pid_space() != Some(space) {
+            return;
+        }
+        let slots = self.each(|base| (base, self.identity(base))).into_iter();
+        let elsewhere: Vec<_> = slots.filter(|(_, (_, then))| then.space != space).collect();
+        if elsewhere.is_empty() {
+            return;
+        }
+        // Afterwards, so that whoever has one of these slots and lives is among them.
+        let Some(numbers) = stat::numbers() else { return };
+        for (pid, (base, then)) in elsewhere {
+            if !numbers.iter().any(|&numbers| numbers.own == pid && then.may_be_elsewhere(numbers, space)) {
+                self.retire(base, pid.into(), then);
+            }
+        }
     }
 
     /// The processes that use far memory, of this process's name space.
@@ -138,27 +165,34 @@ impl RunFile {
         self.word(base + SLOT_PID).store(0, Release);
     }
 
-    /// Notes who has the most, once.
-    pub(super) fn note_stuck(&self, pid: u64) {
+    /// Notes that whoever has this slot is stuck, and who has the most, once.
+    pub(super) fn note_stuck(&self, stuck: usize) {
         let held = |index: usize| {
             let base = SLOTS + index * SLOT_WORDS;
             let other = self.word(base + SLOT_PID).load(Acquire);
-            let is_other = other != 0 && other != RETIRING && other != pid;
-            is_other.then(|| (self.word(base + SLOT_HELD).load(Relaxed), other))
+            let is_other = other != 0 && other != RETIRING && base != stuck;
+            is_other.then(|| (self.word(base + SLOT_HELD).load(Relaxed), other, self.identity(base).space))
         };
-        let Some((held, holder)) = (0..SLOT_COUNT).filter_map(held).max() else { return };
+        let Some((held, holder, space)) = (0..SLOT_COUNT).filter_map(held).max() else { return };
         if self.word(STUCK_BY).compare_exchange(0, holder, AcqRel, Relaxed).is_ok() {
+            self.word(STUCK_BY_SPACE).store(space, Relaxed);
             self.word(STUCK_BY_HELD).store(held, Relaxed);
-            self.word(STUCK).store(pid, Release);
+            self.word(STUCK_SPACE).store(self.identity(stuck).space, Relaxed);
+            self.word(STUCK).store(self.word(stuck + SLOT_PID).load(Relaxed), Release);
         }
     }
 
     /// The first process that had nothing for long since none gave it anything, if any, and who held the most then, and how many frames.
     pub fn stuck(&self) -> Option<Stuck> {
         let word = |index: usize| self.word(index).load(Relaxed);
-        let pid = self.word(STUCK).load(Acquire) as u32;
-        let stuck = Stuck { pid, holder: word(STUCK_BY) as u32, frames: word(STUCK_BY_HELD) };
-        (pid != 0).then_some(stuck)
+        let pid = self.word(STUCK).load(Acquire);
+        let space = pid_space().unwrap_or(0);
+        let known = |pid: u64, of: usize| (word(of) == space).then_some(pid as u32);
+        (pid != 0).then(|| Stuck {
+            pid: known(pid, STUCK_SPACE),
+            holder: known(word(STUCK_BY), STUCK_BY_SPACE),
+            frames: word(STUCK_BY_HELD),
+        })
     }
 
     /// Whether the process that made the run file lives.
@@ -168,13 +202,13 @@ impl RunFile {
     }
 }
 
-/// A process that cannot go on as it should, and why.
+/// A process that cannot go on as it should, and why. Those of another name space of processes have no number here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stuck {
     /// It has had no local memory for long.
-    pub pid: u32,
+    pub pid: Option<u32>,
     /// Who has the most of it, and gives nothing back.
-    pub holder: u32,
+    pub holder: Option<u32>,
     /// How many frames.
     pub frames: u64,
 }
@@ -184,7 +218,7 @@ pub struct Stuck {
 pub(super) struct Identity {
     /// Name space of processes.
     pub(super) space: u64,
-    /// In clock ticks since boot. exec changes nothing about it.
+    /// In clock ticks since boot. exec changes nothing about it. 0: not known, as when no descriptor was left.
     pub(super) started: u64,
     /// Of where the program's code and stack start, which are new with each exec, and stay the same until then. Not the file in /proc/PID/exe: that
     /// may be the same, and is often unreadable. 0: not known, as of processes of other users.
@@ -206,9 +240,26 @@ impl Identity {
 
     /// Whether both may be the same program, as far as is known.
     fn may_be(self, other: Self) -> bool {
-        let same_image = self.image == other.image || self.image == 0 || other.image == 0;
-        self.space == other.space && self.started == other.started && same_image
+        self.space == other.space && same(self.started, other.started) && same(self.image, other.image)
     }
+
+    /// Whether `numbers` may be this one of another name space, where time may be another, too. `here` is this name space.
+    fn may_be_elsewhere(self, numbers: Numbers, here: u64) -> bool {
+        match Stat::of(numbers.here) {
+            Some(stat) if stat.has_ended() => false,
+            Some(stat) => {
+                let within = || stat::pid_space_of(numbers.here).unwrap_or(0);
+                let space = if numbers.is_within { within() } else { here };
+                same(self.space, space) && same(self.image, Self::in_space(space, Some(&stat)).image)
+            }
+            None => !stat::is_gone(numbers.here),
+        }
+    }
+}
+
+/// Whether two numbers, of which 0 is not known, may be the same.
+fn same(one: u64, other: u64) -> bool {
+    one == other || one == 0 || other == 0
 }
 
 /// The first 16 bytes of a name; the kernel keeps 15.

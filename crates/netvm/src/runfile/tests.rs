@@ -60,7 +60,7 @@ fn any_number_in_the_file_is_lived_with() {
             let _ = (slot.fair_share(), slot.others_starve(), slot.is_shard(), slot.pinned_elsewhere());
             slot.set_starving(false);
             slot.release(granted);
-            opened.reap();
+            opened.reap_all();
             run.word(index).store(before, Relaxed);
         }
     }
@@ -184,8 +184,34 @@ fn what_a_process_held_comes_back_when_it_is_another_program() {
 }
 
 #[test]
+fn whose_start_is_not_known_is_not_taken_for_gone() {
+    let (path, run) = run("unknown");
+    let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let slot = run.join(other.id()).unwrap();
+    assert_eq!(slot.grow(60), 60);
+    // As if it had had no descriptor left to look.
+    slot.word(SLOT_STARTED).store(0, Relaxed);
+    run.reap();
+    assert_eq!((run.processes(), run.used()), (1, 60));
+    slot.word(SLOT_STARTED).store(1, Relaxed);
+    run.reap();
+    assert_eq!((run.processes(), run.used()), (0, 0));
+    // Nor is it two processes when it comes again.
+    run.join(other.id()).unwrap().word(SLOT_STARTED).store(0, Relaxed);
+    run.join(other.id()).unwrap();
+    assert_eq!(run.processes(), 1);
+    other.kill().unwrap();
+    other.wait().unwrap();
+    run.reap();
+    assert_eq!((run.processes(), run.used()), (0, 0));
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
 fn processes_of_another_name_space_are_for_others_to_look_at() {
     let (path, run) = run("space");
+    // Not one that sees them all.
+    run.word(SUPERVISOR_SPACE).store(0, Relaxed);
     // As if it had this number elsewhere; here nobody has it.
     let mut gone = std::process::Command::new("true").spawn().unwrap();
     let slot = run.join(gone.id()).unwrap();
@@ -203,6 +229,34 @@ fn processes_of_another_name_space_are_for_others_to_look_at() {
     slot.word(SLOT_SPACE).store(space, Relaxed);
     run.reap();
     assert_eq!((run.processes(), run.used()), (2, 40));
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn the_supervisors_name_space_sees_who_is_gone_in_those_within() {
+    let (path, run) = run("within");
+    let slot = run.join(std::process::id()).unwrap();
+    let space = slot.word(SLOT_SPACE).load(Relaxed);
+    let mut other = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+    let held = run.join(other.id()).unwrap();
+    assert_eq!(held.grow(60), 60);
+    held.word(SLOT_SPACE).store(space + 1, Relaxed);
+    run.note_stuck(slot.base);
+    assert_eq!(run.stuck(), Some(Stuck { pid: Some(std::process::id()), holder: None, frames: 60 }));
+    // Where not all are seen, and where it is not known which space it was.
+    run.word(SUPERVISOR_SPACE).store(space + 2, Relaxed);
+    run.reap_all();
+    assert_eq!((run.processes(), run.used()), (2, 60));
+    run.word(SUPERVISOR_SPACE).store(space, Relaxed);
+    held.word(SLOT_SPACE).store(0, Relaxed);
+    run.reap_all();
+    assert_eq!((run.processes(), run.used()), (2, 60));
+    // Nobody has this number in that space.
+    held.word(SLOT_SPACE).store(space + 1, Relaxed);
+    run.reap_all();
+    assert_eq!((run.processes(), run.used(), run.pids()), (1, 0, vec![std::process::id()]));
+    other.kill().unwrap();
+    other.wait().unwrap();
     std::fs::remove_file(&path).unwrap();
 }
 

@@ -7,7 +7,7 @@ use netvm_sys::stat::Stat;
 use std::cell::Cell;
 use std::process::{Child, ExitStatus};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::size::Size;
 
@@ -45,6 +45,7 @@ impl<'a> Supervisor<'a> {
     /// Hands signals on until the program has ended.
     pub fn wait_for_program(&self, child: &mut Child) -> Result<Ended, String> {
         let pid = child.id();
+        let mut looked = Instant::now();
         loop {
             if has_ended(pid) {
                 let name = Stat::of(pid).map(|stat| stat.name);
@@ -54,15 +55,20 @@ impl<'a> Supervisor<'a> {
                 let preloaded = self.run.was_preloaded(pid, known);
                 return Ok(Ended { status, name, preloaded });
             }
-            match self.signals.wait_from_within(LOOK) {
-                None => self.tell_of_stuck(),
+            // However many signals come.
+            if looked.elapsed() >= LOOK {
+                self.run.reap_all();
+                self.tell_of_stuck();
+                looked = Instant::now();
+            }
+            match self.signals.wait_from_within(LOOK.saturating_sub(looked.elapsed())) {
                 Some(taken) if taken.number == SIGCHLD => self.descendants.reap(Some(pid)),
                 // What a terminal sends, the program has got too: it is in the same process group.
                 Some(taken) if !taken.from_kernel => {
                     // It may have ended in this moment.
                     let _ = netvm_sys::signal::send(pid, taken.number);
                 }
-                Some(_) => {}
+                _ => {}
             }
         }
     }
@@ -93,7 +99,7 @@ impl<'a> Supervisor<'a> {
     /// Processes of the run that are there, the program's descendants and others that use far memory.
     fn rest(&self) -> usize {
         self.descendants.reap(None);
-        self.run.reap();
+        self.run.reap_all();
         let mut pids = self.descendants.pids();
         pids.extend(self.run.pids());
         pids.sort_unstable();
@@ -104,16 +110,21 @@ impl<'a> Supervisor<'a> {
     /// Says once that a process waits for memory that another does not give.
     fn tell_of_stuck(&self) {
         let Some(stuck) = self.run.stuck().filter(|_| !self.told_stuck.replace(true)) else { return };
-        let named = |pid| match Stat::of(pid) {
-            Some(stat) => format!("{pid} ({})", stat.name),
-            None => pid.to_string(),
-        };
         tell!(
-            "netvm: process {} has {} of the run's local memory and gives nothing back: is it stopped? Process {} gets little meanwhile",
+            "netvm: {} has {} of the run's local memory and gives nothing back: is it stopped? Meanwhile {} gets little",
             named(stuck.holder),
             Size(stuck.frames * 4096),
             named(stuck.pid),
         );
+    }
+}
+
+/// What a process is called, if it has a number here.
+fn named(pid: Option<u32>) -> String {
+    let Some(pid) = pid else { return "a process of another PID name space".into() };
+    match Stat::of(pid) {
+        Some(stat) => format!("process {pid} ({})", stat.name),
+        None => format!("process {pid}"),
     }
 }
 
