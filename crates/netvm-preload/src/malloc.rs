@@ -1,7 +1,7 @@
 //! The C library's allocation functions. `free`, `realloc` and `malloc_usable_size` go by the address: far or not.
 
 use crate::backend::Far;
-use crate::callers;
+use crate::callers::{self, Own};
 use crate::heap::{Fresh, HEAP};
 use crate::run::{self, FAR_THRESHOLD_BYTES, SMALL_LOCAL_BYTES};
 use crate::small;
@@ -340,12 +340,28 @@ pub unsafe extern "C" fn strndup(text: *const c_char, length_max: usize) -> *mut
     unsafe { copy_of(text, libc::strnlen(text, length_max)) }
 }
 
+/// What the program's calls of malloc and realloc reach.
+static OWN_MALLOC: Own = Own::new(c"malloc");
+static OWN_REALLOC: Own = Own::new(c"realloc");
+
+/// Whether the program has an allocator of its own: those functions that it lacks are ours, and allocate there, as the C library's do.
+pub(crate) fn is_own() -> bool {
+    OWN_MALLOC.get().is_some()
+}
+
 /// A string of the first `length` bytes of `text`.
 ///
 /// # Safety
 /// So many can be read.
 unsafe fn copy_of(text: *const c_char, length: usize) -> *mut c_char {
-    let copy = malloc_for(length + 1, PROGRAM).cast::<c_char>();
+    let copy = match OWN_MALLOC.get() {
+        None => malloc_for(length + 1, PROGRAM),
+        // SAFETY: the program's function of this name has this type.
+        Some(own) => unsafe {
+            std::mem::transmute::<usize, unsafe extern "C" fn(usize) -> *mut c_void>(own)(length + 1)
+        },
+    };
+    let copy = copy.cast::<c_char>();
     if !copy.is_null() {
         // SAFETY: a new block of one byte more; the caller's contract.
         unsafe {
@@ -362,10 +378,16 @@ unsafe fn copy_of(text: *const c_char, length: usize) -> *mut c_char {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn reallocarray(block: *mut c_void, count: usize, bytes: usize) -> *mut c_void {
-    match count.checked_mul(bytes) {
+    let Some(all) = count.checked_mul(bytes) else { return out_of_memory() };
+    match OWN_REALLOC.get() {
         // SAFETY: the caller's contract.
-        Some(all) => unsafe { realloc_for(block, all, PROGRAM) },
-        None => out_of_memory(),
+        None => unsafe { realloc_for(block, all, PROGRAM) },
+        // SAFETY: the program's function of this name has this type; the caller's contract.
+        Some(own) => unsafe {
+            std::mem::transmute::<usize, unsafe extern "C" fn(*mut c_void, usize) -> *mut c_void>(own)(
+                block, all,
+            )
+        },
     }
 }
 

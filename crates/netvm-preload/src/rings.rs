@@ -8,6 +8,7 @@
 //! static liburing) is not seen.
 
 use crate::run;
+use crate::spawn;
 use crate::sys;
 use crate::tls::Internal;
 use std::ffi::{CStr, c_int, c_long, c_uint, c_void};
@@ -122,6 +123,10 @@ pub unsafe extern "C" fn syscall(
         match number {
             libc::SYS_io_uring_setup if run::is_routed() => set_up(a as c_uint, b as *mut Params),
             libc::SYS_io_uring_register if run::is_routed() => register(a, b as u32, c, d),
+            libc::SYS_sched_getaffinity => {
+                spawn::release();
+                raw(number, [a, b, c, d, e, f])
+            }
             _ => raw(number, [a, b, c, d, e, f]),
         }
     };

@@ -190,6 +190,10 @@ extern "C" fn begin() {
         sys::give_up(&message);
     }
     ENABLED.store(true, Ordering::Relaxed);
+    if malloc::is_own() && !callers::is_sanitized() {
+        // It may have its locks when it maps memory, and to start threads takes memory.
+        far();
+    }
 }
 
 /// Runs at exit.

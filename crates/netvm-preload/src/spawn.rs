@@ -285,7 +285,7 @@ fn give_up() {
 }
 
 /// Lets go before the question, since a held thread would see one CPU.
-fn release() {
+pub(crate) fn release() {
     if let Some(hold) = hold() {
         hold.release();
     }

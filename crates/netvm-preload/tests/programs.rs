@@ -97,6 +97,13 @@ fn what_threads_that_end_had_counts() {
     let _ = std::fs::remove_file(program);
 }
 
+/// Its own functions are used, and it may have its locks when it maps memory.
+#[test]
+fn a_program_with_an_allocator_of_its_own() {
+    run_with_local_area("own");
+    run_with_pager("own", 0, 4096);
+}
+
 #[test]
 fn a_small_area_is_out_of_memory_not_local() {
     let program = compile("tiny");
