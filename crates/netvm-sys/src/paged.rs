@@ -55,18 +55,32 @@ pub enum Told {
     Faulter,
 }
 
+/// Beside what is ours and the program must not touch.
+const GUARD_BYTES: usize = 16 * PAGE_BYTES;
+
 /// A reserved range of addresses, released on drop.
 #[derive(Debug)]
 struct Reservation {
     start: usize,
     bytes: usize,
+    /// Bytes before and behind that nobody can use.
+    guard: usize,
 }
 
 impl Reservation {
     fn new(bytes: usize) -> io::Result<Self> {
         // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
         let start = unsafe { map(0, bytes, libc::PROT_NONE, 0) }?;
-        Ok(Self { start, bytes })
+        Ok(Self { start, bytes, guard: 0 })
+    }
+
+    /// The kernel would place it right below far memory, where a program that goes too far back would find it.
+    fn guarded(bytes: usize) -> io::Result<Self> {
+        let too_much = || io::Error::from(io::ErrorKind::OutOfMemory);
+        let all = Self::new(bytes.checked_add(2 * GUARD_BYTES).ok_or_else(too_much)?)?;
+        let start = all.start + GUARD_BYTES;
+        std::mem::forget(all);
+        Ok(Self { start, bytes, guard: GUARD_BYTES })
     }
 
     fn contains(&self, address: usize, bytes: usize) -> bool {
@@ -92,7 +106,7 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         // SAFETY: the reservation owns this range; whoever drops it has no use for its contents.
-        let _ = unsafe { raw::munmap(self.start, self.bytes) };
+        let _ = unsafe { raw::munmap(self.start - self.guard, self.bytes + 2 * self.guard) };
     }
 }
 
@@ -196,8 +210,8 @@ impl PagedArea {
             Some(design) => design,
         };
         let area = Arc::clone(&area.0);
-        let pool = Reservation::new(frames * PAGE_BYTES)?;
-        let doorbell = Reservation::new(PAGE_BYTES)?;
+        let pool = Reservation::guarded(frames * PAGE_BYTES)?;
+        let doorbell = Reservation::guarded(PAGE_BYTES)?;
         let tells_writes = uffd.features() & FEATURE_PAGEFAULT_FLAG_WP != 0;
         let (may_protect, together, memory, pagemap) = (false, None, None, None);
         let mut paged =
