@@ -6,6 +6,8 @@
 //! before may have taken or not ([`Combine::withdraw`]). Nothing is lost when the holder leaves in between: whoever still waits
 //! gets the turn.
 //!
+//! A holder may also give whoever wants something an *errand*: a part of the work that needs no turn, and whose end the next holder is told of.
+//!
 //! Waiters and the holder may sleep. Each side first says that it is going to and then looks once more; the other first changes what is
 //! looked at and then looks whether somebody sleeps. Between the two steps each has a full fence, so one of the two sees the other.
 
@@ -16,6 +18,9 @@ use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 
 /// Most threads that can have something posted; more try again.
 pub const POSTS: usize = if cfg!(test) { 2 } else { 64 };
+
+/// Most errands that can be under way.
+pub const ERRANDS: usize = 64;
 
 const FREE: u32 = 0;
 const HELD: u32 = 1;
@@ -37,6 +42,8 @@ pub struct Combine {
     taken: AtomicU64,
     /// or is settled.
     done: AtomicU64,
+    /// A bit for each errand that has ended since a holder last looked.
+    ended: AtomicU64,
     wanted: [AtomicU64; POSTS],
 }
 
@@ -72,6 +79,7 @@ impl Combine {
             posted: AtomicU64::new(0),
             taken: AtomicU64::new(0),
             done: AtomicU64::new(0),
+            ended: AtomicU64::new(0),
             wanted: core::array::from_fn(|_| AtomicU64::new(0)),
         }
     }
@@ -232,14 +240,39 @@ impl Combine {
         &self.bell
     }
 
-    /// The holder is going to sleep, and to be woken when something is posted; false: something has been. [`Combine::wake_up`] follows
-    /// in both cases.
+    /// By whoever does an errand, which a holder has given it, without the turn: it has ended. True: the holder sleeps, and must be woken.
+    ///
+    /// # Panics
+    /// Beyond [`ERRANDS`].
+    #[must_use]
+    pub fn end_errand(&self, errand: usize) -> bool {
+        assert!(errand < ERRANDS, "no such errand");
+        // Release: what was done is seen.
+        self.ended.fetch_or(1 << errand, Ordering::Release);
+        // Pairs with the fence of `fall_asleep`.
+        fence(Ordering::SeqCst);
+        self.turn.load(Ordering::Relaxed) == ASLEEP
+    }
+
+    /// By the holder: the errands that have ended since this was last asked, a bit for each.
+    #[inline]
+    #[must_use]
+    pub fn ended_errands(&self) -> u64 {
+        // Most have nothing to tell.
+        if self.ended.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        self.ended.swap(0, Ordering::Acquire)
+    }
+
+    /// The holder is going to sleep, and to be woken when something is posted or an errand ends; false: something has been, or has. [`Combine::wake_up`]
+    /// follows in both cases.
     #[must_use]
     pub fn fall_asleep(&self) -> bool {
         self.turn.store(ASLEEP, Ordering::Relaxed);
-        // Pairs with the fence of `post`.
+        // Pairs with the fences of `post` and `end_errand`.
         fence(Ordering::SeqCst);
-        self.posted.load(Ordering::Relaxed) == 0
+        self.posted.load(Ordering::Relaxed) == 0 && self.ended.load(Ordering::Relaxed) == 0
     }
 
     /// The holder has slept, or not.
@@ -417,6 +450,58 @@ mod tests {
             }
             shared.lead(2, false);
             thread.join().unwrap();
+        });
+    }
+
+    #[test]
+    fn a_holder_that_sleeps_is_woken_by_the_end_of_an_errand() {
+        model(|| {
+            let shared = Shared::new();
+            let other = shared.clone();
+            assert!(shared.combine.try_take());
+            let errand = thread::spawn(move || {
+                *other.answered.lock().unwrap() = alloc::vec![7];
+                if other.combine.end_errand(5) {
+                    other.signal();
+                }
+            });
+            // As a call does, which waits until none is under way.
+            loop {
+                let ended = shared.combine.ended_errands();
+                if ended != 0 {
+                    assert_eq!(ended, 1 << 5);
+                    break;
+                }
+                if shared.combine.fall_asleep() {
+                    let mut event = shared.event.0.lock().unwrap();
+                    while !*event {
+                        event = shared.event.1.wait(event).unwrap();
+                    }
+                    *event = false;
+                }
+                shared.combine.wake_up();
+            }
+            assert!(shared.is_answered(7));
+            shared.combine.give_back(shared.wake());
+            errand.join().unwrap();
+            assert_eq!(shared.combine.ended_errands(), 0, "each is told once");
+        });
+    }
+
+    #[test]
+    fn an_errand_that_ends_while_nobody_has_the_turn_is_told_to_the_next_holder() {
+        model(|| {
+            let shared = Shared::new();
+            let other = shared.clone();
+            let thread = thread::spawn(move || {
+                let asleep = other.combine.end_errand(0);
+                assert!(!asleep);
+                other.fault(1);
+            });
+            shared.fault(2);
+            thread.join().unwrap();
+            assert!(shared.combine.try_take());
+            assert_eq!(shared.combine.ended_errands(), 1);
         });
     }
 

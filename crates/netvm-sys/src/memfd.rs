@@ -171,6 +171,18 @@ impl Memfd {
         whole(unsafe { libc::preadv(fd, pieces.as_ptr().cast(), locals.len() as i32, at) }, bytes)
     }
 
+    /// Reads as many bytes as `to` has from `offset` on: the kernel copies, and maps nothing here.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` beyond the end; EIO, ENOMEM when there is no memory for a page that was written back.
+    pub fn read_exact_at(&self, offset: u64, to: &mut [u8]) -> io::Result<()> {
+        // SAFETY: the kernel writes into `to`, at most its length.
+        let read = unsafe {
+            libc::pread(self.fd.as_raw_fd(), to.as_mut_ptr().cast(), to.len(), offset as libc::off_t)
+        };
+        whole(read, to.len())
+    }
+
     /// Writes all of `locals`, in order, to the bytes from `offset` on: the kernel copies, and maps nothing here.
     ///
     /// # Errors

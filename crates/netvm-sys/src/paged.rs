@@ -145,10 +145,70 @@ impl Addresses {
     }
 }
 
+/// What threads without the [`PagedArea`] may do for whoever has it, who says when.
+#[derive(Clone, Debug)]
+pub struct Helper {
+    uffd: Arc<Userfault>,
+    area: Arc<Reservation>,
+    together: Option<Arc<Together>>,
+}
+
+impl Helper {
+    /// As [`PagedArea::install_contents`], of the same pager.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn install(&self, address: usize, contents: &[u8], protect: bool) -> (usize, io::Result<()>) {
+        assert!(!protect || self.together.is_some(), "nobody serves writes to protected pages");
+        copy_in(&self.uffd, &self.area, address, contents, protect)
+    }
+
+    /// As [`PagedArea::drop_together`], of the same pager.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn drop_together(&self, pages: &[usize], left: &mut [bool; TOGETHER_MAX]) -> io::Result<usize> {
+        extract::drop_together(self.together.as_deref(), &self.area, pages, left)
+    }
+}
+
+/// Pages with these contents at missing addresses. Returns how many, and why no more.
+fn copy_in(
+    uffd: &Userfault,
+    area: &Reservation,
+    address: usize,
+    contents: &[u8],
+    protect: bool,
+) -> (usize, io::Result<()>) {
+    let mut copied = 0;
+    while copied < contents.len() {
+        let (to, left) = (address + copied, &contents[copied..]);
+        if let Err(error) = area.check(to, left.len()) {
+            return (copied / PAGE_BYTES, Err(error));
+        }
+        // SAFETY: the destination is ours (checked), and the source is there to be read.
+        let (done, result) = unsafe {
+            match protect {
+                true => uffd.copy_protected(to, left.as_ptr() as usize, left.len()),
+                false => uffd.copy(to, left.as_ptr() as usize, left.len(), true),
+            }
+        };
+        copied += done;
+        match result {
+            // The kernel may find the process changing its mappings at any time.
+            Err(error) if error.raw_os_error() != Some(libc::EAGAIN) => {
+                return (copied / PAGE_BYTES, Err(error));
+            }
+            _ => {}
+        }
+    }
+    (copied / PAGE_BYTES, Ok(()))
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct PagedArea {
-    uffd: Userfault,
+    uffd: Arc<Userfault>,
     told: Told,
     area: Arc<Reservation>,
     pool: Reservation,
@@ -158,7 +218,7 @@ pub struct PagedArea {
     /// Whether pages may be write-protected: the kernel tells who writes to one apart from who finds none, and takes them together.
     may_protect: bool,
     /// Where pages can be installed write-protected and leave together.
-    together: Option<Together>,
+    together: Option<Arc<Together>>,
     /// Of /proc, where the kernel lets us.
     memory: Option<File>,
     pagemap: Option<Pagemap>,
@@ -193,6 +253,7 @@ impl PagedArea {
             Told::Reader => Userfault::open(FEATURES)?,
             Told::Faulter => Userfault::open(FAULTER_FEATURES)?,
         };
+        let uffd = Arc::new(uffd);
         const FAULTER: u64 = FEATURE_MOVE | FEATURE_SIGBUS;
         let can_tell = uffd.features() & FAULTER == FAULTER && design != Some(FrameDesign::Copy);
         if told == Told::Faulter && !can_tell {
@@ -256,7 +317,7 @@ impl PagedArea {
     /// told to who has them. Else pages stay installed that only a copy could take from the program.
     pub fn open_memory(&mut self) -> io::Result<()> {
         if self.may_protect {
-            self.together = Together::new(self.pool.start);
+            self.together = Together::new(self.pool.start).map(Arc::new);
         }
         self.pagemap = Pagemap::open().ok();
         match File::open("/proc/self/mem") {
@@ -300,7 +361,7 @@ impl PagedArea {
         ranges: impl Iterator<Item = (usize, usize)>,
     ) -> io::Result<()> {
         // The inherited numbers name the parent's files only in the parent's descriptor table, never here.
-        std::mem::forget(std::mem::replace(&mut self.uffd, new));
+        std::mem::forget(std::mem::replace(&mut self.uffd, Arc::new(new)));
         std::mem::forget(self.memory.take());
         std::mem::forget(self.pagemap.take());
         std::mem::forget(self.together.take());
@@ -537,6 +598,26 @@ impl PagedArea {
         unsafe { raw::madvise(address, frames * PAGE_BYTES, libc::MADV_DONTNEED) }
     }
 
+    /// The same for several runs of frames, each its first and how many: in one system call, where that is possible.
+    ///
+    /// # Errors
+    /// Never in practice.
+    pub fn drop_frame_runs(&mut self, runs: &[(usize, usize)]) -> io::Result<()> {
+        if let (Some(together), 2..=TOGETHER_MAX) = (&self.together, runs.len()) {
+            let (mut ranges, mut bytes) = ([(0, 0); TOGETHER_MAX], 0);
+            for (range, &(frame, frames)) in ranges.iter_mut().zip(runs) {
+                *range = (self.frame_address(frame, frames), frames * PAGE_BYTES);
+                bytes += range.1;
+            }
+            // SAFETY: frames in range (checked), contents given up by the caller.
+            if unsafe { together.drop_ranges(&ranges[..runs.len()]) }.is_ok_and(|done| done == bytes) {
+                return Ok(());
+            }
+        }
+        // Those that are gone already are not hurt.
+        runs.iter().try_for_each(|&(frame, frames)| self.drop_frames(frame, frames))
+    }
+
     /// Installs full frames at missing pages and wakes who waits for them. The frames are empty afterwards.
     ///
     /// Returns how many pages were installed with the frames' memory, and how many by a copy (their frames stay full).
@@ -601,24 +682,28 @@ impl PagedArea {
     /// # Errors
     /// ENOMEM when the machine has none, and nothing has changed; else as [`PagedArea::install`].
     pub fn install_fresh(&mut self, address: usize, frame: usize, protect: bool) -> io::Result<()> {
-        self.area.check(address, PAGE_BYTES)?;
+        let frame = self.frame_bytes(frame);
+        self.install_contents(address, frame, protect).1
+    }
+
+    /// Installs missing pages with these contents, in memory of their own: pages of the budget that were given up before. `protect`: who writes to
+    /// one faults once more. Returns how many were installed, from the first on, and why no more.
+    ///
+    /// # Errors
+    /// As [`PagedArea::install_fresh`].
+    pub fn install_contents(
+        &self,
+        address: usize,
+        contents: &[u8],
+        protect: bool,
+    ) -> (usize, io::Result<()>) {
         assert!(!protect || self.takes_together(), "nobody serves writes to protected pages");
-        let from = self.frame_address(frame, 1);
-        loop {
-            // SAFETY: both ranges are ours (checked); the frame is full, so reading it cannot fault.
-            let (done, result) = unsafe {
-                match protect {
-                    true => self.uffd.copy_protected(address, from, PAGE_BYTES),
-                    false => self.uffd.copy(address, from, PAGE_BYTES, true),
-                }
-            };
-            match result {
-                // The kernel may find the process changing its mappings at any time.
-                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) && done == 0 => {}
-                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => return Ok(()),
-                result => return result,
-            }
-        }
+        copy_in(&self.uffd, &self.area, address, contents, protect)
+    }
+
+    /// For other threads. Not before [`PagedArea::open_memory`].
+    pub fn helper(&self) -> Helper {
+        Helper { uffd: Arc::clone(&self.uffd), area: Arc::clone(&self.area), together: self.together.clone() }
     }
 
     /// A page that the pager believes installed faulted as missing: either it is there (a stale event), or the program

@@ -60,6 +60,23 @@ impl Together {
         Ok(unsafe { self.drop_memory(&ranges[..pages.len()]) }? / PAGE_BYTES)
     }
 
+    /// Takes the memory of ranges of addresses and bytes, whole pages, at most [`TOGETHER_MAX`] of them. Returns the bytes, from the first on.
+    ///
+    /// # Errors
+    /// As [`Together::drop`].
+    ///
+    /// # Safety
+    /// The caller owns the ranges and gives up what is in them.
+    pub(crate) unsafe fn drop_ranges(&self, ranges: &[(usize, usize)]) -> io::Result<usize> {
+        assert!(ranges.len() <= TOGETHER_MAX, "{} ranges", ranges.len());
+        let mut all = [page(0); TOGETHER_MAX];
+        for (range, &(address, bytes)) in all.iter_mut().zip(ranges) {
+            *range = libc::iovec { iov_len: bytes, ..page(address) };
+        }
+        // SAFETY: forwarded from the caller.
+        unsafe { self.drop_memory(&all[..ranges.len()]) }
+    }
+
     /// Copies `pages` to full `frames`, and takes the pages' memory. Returns how many, from the first on: fewer than all where one is not
     /// there, or cannot be read.
     ///

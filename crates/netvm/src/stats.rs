@@ -40,6 +40,8 @@ stats! {
     rescues,
     /// Pages read from lenders.
     remote_reads,
+    /// Of these, pages that whoever wanted them read from the memory of a lender on this host, at once.
+    read_at_once,
     /// Pages written to lenders.
     remote_writes,
     /// Pages that were touched for the first time.

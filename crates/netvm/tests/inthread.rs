@@ -107,9 +107,15 @@ fn streams_and_scattered_reads_take_turns() {
 #[test]
 fn threads_share_pages_while_others_are_mapped_and_discarded() {
     let Some(_alone) = alone() else { return };
+    assert_eq!(share_pages(LinkChoice::Socket).read_at_once, 0);
+    let stats = share_pages(LinkChoice::Shm);
+    assert!(stats.read_at_once > 1000, "{stats:?}");
+}
+
+fn share_pages(link: LinkChoice) -> netvm::stats::PagerStats {
     let lent = lend(64 << 20);
     let pager = over(&lent, |config| {
-        (config.link, config.local_bytes_max) = (LinkChoice::Socket, 2 * LOCAL_BYTES_MIN);
+        (config.link, config.local_bytes_max) = (link, 2 * LOCAL_BYTES_MIN);
     });
     let bytes = 3 * LOCAL_BYTES_MIN as usize;
     let memory = mapped(&pager, 0, bytes);
@@ -173,6 +179,7 @@ fn threads_share_pages_while_others_are_mapped_and_discarded() {
     });
     pager.set_local_bytes(LOCAL_BYTES_MIN).unwrap();
     assert!(pager.stats().local_frames <= LOCAL_BYTES_MIN / PAGE as u64);
+    pager.stats()
 }
 
 #[test]
@@ -410,6 +417,64 @@ fn protected_pages_are_dropped_pinned_and_moved() {
         set_word(new, page * 512 + 1, 9);
     }
     (0..pages / 2).for_each(|page| assert_eq!(word(new, page * 512 + 1), 9, "page {page}"));
+}
+
+/// Threads that mostly read fetch their pages, and take others away, without whoever has the turn: meanwhile calls pin, page out, and change the budget.
+#[test]
+fn pages_come_and_leave_on_errands_while_others_call() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let pager = over(&lent, |config| {
+        (config.link, config.local_bytes_max) = (LinkChoice::Shm, 2 * LOCAL_BYTES_MIN);
+    });
+    let bytes = 4 * LOCAL_BYTES_MIN as usize;
+    let memory = mapped(&pager, 0, bytes);
+    let (address, pages) = (pager.area().start, bytes / PAGE);
+    (0..pages).for_each(|page| (0..4).for_each(|thread| set_word(memory, page * 512 + thread, page as u64)));
+    let end = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..4)
+            .map(|thread| {
+                scope.spawn(move || {
+                    let mut random = Random::new(70 + thread as u64);
+                    let mut model: Vec<u64> = (0..pages as u64).collect();
+                    for round in 0..40_000 {
+                        let page = random.next() as usize % pages;
+                        assert_eq!(word(memory, page * 512 + thread), model[page], "page {page}");
+                        // Sometimes at once, sometimes much later than it has come.
+                        let page = if round % 2 == 0 { page } else { random.next() as usize % pages };
+                        if random.next().is_multiple_of(24) {
+                            model[page] = random.next();
+                            set_word(memory, page * 512 + thread, model[page]);
+                        }
+                    }
+                    for (page, &value) in model.iter().enumerate() {
+                        assert_eq!(word(memory, page * 512 + thread), value, "page {page}");
+                    }
+                })
+            })
+            .collect();
+        scope.spawn(|| {
+            let mut random = Random::new(69);
+            while !end.load(Ordering::Relaxed) {
+                let page = random.next() as usize % (pages - 8);
+                let at = address + page * PAGE;
+                pager.pin(at, 4 * PAGE).unwrap();
+                pager.page_out(at + 4 * PAGE, 4 * PAGE);
+                pager.set_local_bytes(LOCAL_BYTES_MIN * (1 + random.next() % 2)).unwrap();
+                assert!(pager.stats().local_frames <= 2 * LOCAL_BYTES_MIN / PAGE as u64);
+                pager.unpin(at, 4 * PAGE).unwrap();
+                std::thread::sleep(std::time::Duration::from_micros(random.next() % 2000));
+            }
+        });
+        let failed =
+            threads.into_iter().map(|thread| thread.join().is_err()).filter(|&failed| failed).count();
+        end.store(true, Ordering::Relaxed);
+        assert_eq!(failed, 0);
+    });
+    let stats = pager.stats();
+    assert!(stats.read_at_once > stats.remote_reads / 2, "{stats:?}");
+    println!("{} of {} pages left together", stats.left_together, stats.remote_reads);
 }
 
 #[test]

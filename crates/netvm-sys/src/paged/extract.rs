@@ -1,9 +1,10 @@
 //! How pages leave the far area, or move inside it: by MOVE, many together, by copy.
 
-use super::{FrameDesign, PAGE_BYTES, PagedArea, TOGETHER_MAX, Told};
+use super::{FrameDesign, PAGE_BYTES, PagedArea, Reservation, TOGETHER_MAX, Told};
 use crate::raw;
 use crate::residency::resident;
 use crate::shared::SharedSlice;
+use crate::together::Together;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -17,6 +18,35 @@ pub enum ExtractError {
     Missing,
     /// Anything else.
     Os(io::Error),
+}
+
+/// [`PagedArea::drop_together`], for whoever does it.
+pub(super) fn drop_together(
+    together: Option<&Together>,
+    area: &Reservation,
+    pages: &[usize],
+    left: &mut [bool; TOGETHER_MAX],
+) -> io::Result<usize> {
+    *left = [false; TOGETHER_MAX];
+    let Some(together) = together else { return Ok(0) };
+    let pages = &pages[..pages.len().min(TOGETHER_MAX)];
+    let (mut there, mut leaving, mut count) = ([false; TOGETHER_MAX], [0; TOGETHER_MAX], 0);
+    pages.iter().try_for_each(|&page| area.check(page, PAGE_BYTES))?;
+    together.are_there(pages, &mut there)?;
+    for (&page, _) in pages.iter().zip(&there).filter(|(_, there)| **there) {
+        leaving[count] = page;
+        count += 1;
+    }
+    if count == 0 {
+        return Ok(0);
+    }
+    // SAFETY: the pages are ours (checked), and protected by the caller's promise: they hold what the caller knows, and whoever writes to
+    // one faults, and waits for the caller.
+    let dropped = unsafe { together.drop(&leaving[..count]) }?;
+    for (left, _) in left.iter_mut().zip(&there).filter(|(_, there)| **there).take(dropped) {
+        *left = true;
+    }
+    Ok(dropped)
 }
 
 impl PagedArea {
@@ -119,26 +149,7 @@ impl PagedArea {
     /// # Errors
     /// As [`PagedArea::extract_together`].
     pub fn drop_together(&mut self, pages: &[usize], left: &mut [bool; TOGETHER_MAX]) -> io::Result<usize> {
-        *left = [false; TOGETHER_MAX];
-        let Some(together) = &self.together else { return Ok(0) };
-        let pages = &pages[..pages.len().min(TOGETHER_MAX)];
-        let (mut there, mut leaving, mut count) = ([false; TOGETHER_MAX], [0; TOGETHER_MAX], 0);
-        pages.iter().try_for_each(|&page| self.area.check(page, PAGE_BYTES))?;
-        together.are_there(pages, &mut there)?;
-        for (&page, _) in pages.iter().zip(&there).filter(|(_, there)| **there) {
-            leaving[count] = page;
-            count += 1;
-        }
-        if count == 0 {
-            return Ok(0);
-        }
-        // SAFETY: the pages are ours (checked), and protected by the caller's promise: they hold what the caller knows, and whoever writes to
-        // one faults, and waits for the caller.
-        let dropped = unsafe { together.drop(&leaving[..count]) }?;
-        for (left, _) in left.iter_mut().zip(&there).filter(|(_, there)| **there).take(dropped) {
-            *left = true;
-        }
-        Ok(dropped)
+        drop_together(self.together.as_deref(), &self.area, pages, left)
     }
 
     /// One page into one empty frame by copy: for kernels without MOVE, and for pages whose protection differs.

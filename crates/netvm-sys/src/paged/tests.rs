@@ -31,6 +31,47 @@ fn pages_that_leave_together_are_those_that_are_there() {
     }
     assert!(paged.drop_together(&[area, area + PAGES * PAGE_BYTES], &mut left).is_err());
     assert_eq!(paged.drop_together(&[], &mut left).unwrap(), 0);
+    // The same by another thread; what is there already ends a row of pages.
+    let (helper, contents) = (paged.helper(), vec![9; 3 * PAGE_BYTES]);
+    let dropped = std::thread::scope(|scope| {
+        scope.spawn(|| helper.drop_together(&[pages[0], pages[1], pages[5]], &mut left)).join().unwrap()
+    });
+    assert_eq!((dropped.unwrap(), &left[..4]), (3, &[true, true, true, false][..]));
+    let (installed, why) = helper.install(area, &contents, true);
+    assert_eq!((installed, why.unwrap_err().raw_os_error()), (2, Some(libc::EEXIST)));
+    let (installed, why) = helper.install(area + (PAGES - 2) * PAGE_BYTES, &contents, false);
+    assert_eq!((installed, why.unwrap_err().kind()), (0, io::ErrorKind::InvalidInput), "beyond the area");
+}
+
+#[test]
+fn frames_that_are_no_neighbours_are_given_back_together() {
+    const FRAMES: usize = 64;
+    let Ok(mut paged) = PagedArea::new(PAGE_BYTES, FRAMES, Some(FrameDesign::Move)) else {
+        eprintln!("frames_that_are_no_neighbours: skipped (no UFFDIO_MOVE here)");
+        return;
+    };
+    paged.open_memory().unwrap();
+    for together in [true, false] {
+        if !together {
+            std::mem::forget(paged.together.take());
+        }
+        paged.fill_frames(0, FRAMES).unwrap();
+        let there = |paged: &PagedArea| {
+            let all: [usize; FRAMES] = std::array::from_fn(|frame| paged.frame_address(frame, 1));
+            let mut there = [false; FRAMES];
+            raw::are_there(&all, &mut there).map(|()| there)
+        };
+        let Ok(before) = there(&paged) else {
+            eprintln!("frames_that_are_no_neighbours: skipped (the kernel does not tell what is there)");
+            return;
+        };
+        assert_eq!(before, [true; FRAMES]);
+        paged.drop_frame_runs(&[(1, 1), (5, 2), (60, 4)]).unwrap();
+        let gone: Vec<usize> = (0..FRAMES).filter(|&frame| !there(&paged).unwrap()[frame]).collect();
+        assert_eq!(gone, [1, 5, 6, 60, 61, 62, 63]);
+        paged.drop_frame_runs(&[]).unwrap();
+        paged.drop_frames(0, FRAMES).unwrap();
+    }
 }
 
 #[test]

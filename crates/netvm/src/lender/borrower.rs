@@ -112,7 +112,7 @@ impl Borrower {
 
     /// All descriptors that it uses.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        std::iter::once(self.as_fd()).chain(self.nearby.iter().map(|nearby| nearby.file.as_fd()))
+        std::iter::once(self.as_fd()).chain(self.nearby.iter().map(|nearby| nearby.lease.file.as_fd()))
     }
 
     /// From now on blocking calls wait so long for the lender's answer.

@@ -1,5 +1,7 @@
 //! A lender on this host: its memory is read and written without it. docs/design/nearby.md has the whole.
 
+use std::sync::Arc;
+
 use netvm_core::limits::PAYLOAD_BYTES_MAX;
 use netvm_core::slab::direct::{Direct, UNIT_BYTES, Unit, Way};
 use netvm_core::wire::{BodyReader, BodyWriter, Status};
@@ -14,11 +16,32 @@ use crate::link::together::Wait;
 use crate::shm::LinkChoice;
 use crate::shm::meeting::Inviter;
 
-/// The lease's file, and what goes there.
-pub(super) struct Nearby {
-    pub(super) file: Memfd,
+/// What a lender on this host shares with one borrower.
+#[derive(Debug)]
+pub(crate) struct Lease {
+    pub(crate) file: Memfd,
     /// The lender takes it away before anything else, when it ends the lease.
     mark: Mark,
+}
+
+impl Lease {
+    /// A file with a mark behind the first `bytes` bytes.
+    #[cfg(test)]
+    pub(crate) fn of(file: Memfd, bytes: u64) -> std::io::Result<Self> {
+        netvm_sys::mark::set(&file, bytes)?;
+        let mark = Mark::of_peer(&file, bytes)?;
+        Ok(Self { file, mark })
+    }
+
+    /// Whether what has been read from the file was still there. To be asked afterwards.
+    pub(crate) fn is_lent(&self) -> bool {
+        self.mark.is_set()
+    }
+}
+
+/// The lease's file, and what goes there.
+pub(super) struct Nearby {
+    pub(super) lease: Arc<Lease>,
     slab_bytes: u64,
     pub(super) direct: Direct,
 }
@@ -35,23 +58,15 @@ pub(super) enum Tried {
 
 /// Bytes in the lease's file.
 pub(crate) struct Place<'a> {
-    pub(crate) file: &'a Memfd,
+    pub(crate) lease: &'a Arc<Lease>,
     pub(crate) at: u64,
-    mark: &'a Mark,
-}
-
-impl Place<'_> {
-    /// Whether what has been read from there was still there. To be asked afterwards.
-    pub(crate) fn is_lent(&self) -> bool {
-        self.mark.is_set()
-    }
 }
 
 impl Nearby {
     /// A slab has been borrowed.
     pub(super) fn borrowed(&mut self, slab: u32) {
         let end = (u64::from(slab) + 1).checked_mul(self.slab_bytes);
-        if end.is_some_and(|end| end <= self.file.len()) {
+        if end.is_some_and(|end| end <= self.lease.file.len()) {
             self.direct.borrowed(slab);
         }
     }
@@ -70,7 +85,7 @@ impl Nearby {
         if bytes > PAYLOAD_BYTES_MAX || way != Way::Direct {
             return Tried::Session;
         }
-        let done = self.file.read_at(u64::from(slab) * self.slab_bytes + offset, locals);
+        let done = self.lease.file.read_at(u64::from(slab) * self.slab_bytes + offset, locals);
         self.tried(done.is_ok())
     }
 
@@ -78,7 +93,7 @@ impl Nearby {
     pub(super) fn place(&mut self, applied: u64, slab: u32, offset: u64, bytes: u64) -> Option<Place<'_>> {
         let is_direct = self.direct.read(applied, slab, offset, bytes) == Way::Direct;
         let at = u64::from(slab) * self.slab_bytes + offset;
-        is_direct.then_some(Place { file: &self.file, at, mark: &self.mark })
+        is_direct.then_some(Place { lease: &self.lease, at })
     }
 
     /// Writes what can be written directly.
@@ -95,7 +110,7 @@ impl Nearby {
         if bytes > PAYLOAD_BYTES_MAX || way != Way::Direct {
             return Tried::Session;
         }
-        let done = self.file.write_at(u64::from(slab) * self.slab_bytes + offset, locals);
+        let done = self.lease.file.write_at(u64::from(slab) * self.slab_bytes + offset, locals);
         self.tried(done.is_ok())
     }
 
@@ -103,7 +118,7 @@ impl Nearby {
     #[inline]
     fn tried(&self, done: bool) -> Tried {
         match done {
-            _ if !self.mark.is_set() => Tried::Over,
+            _ if !self.lease.is_lent() => Tried::Over,
             true => Tried::Done,
             false => Tried::Session,
         }
@@ -131,7 +146,7 @@ impl Borrower {
         match self.meet(wait).await {
             Ok((file, mark)) => {
                 let (slab_bytes, direct) = (self.slab_bytes(), Direct::new(self.slab_bytes()));
-                self.nearby = Some(Nearby { file, mark, slab_bytes, direct });
+                self.nearby = Some(Nearby { lease: Arc::new(Lease { file, mark }), slab_bytes, direct });
                 Ok(())
             }
             Err(_) if self.is_broken() => self.check(),

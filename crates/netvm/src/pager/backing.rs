@@ -4,6 +4,7 @@
 mod forks;
 mod in_parts;
 mod mending;
+mod source;
 
 use super::PagerConfig;
 use super::erasure::Erasure;
@@ -22,6 +23,8 @@ use netvm_sys::shared::SharedSlice;
 use netvm_sys::uffd::PAGE_BYTES;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
+
+pub(super) use source::Source;
 
 /// Frozen slabs are asked about one at a time, and not more often than this allows.
 const THAW_INTERVAL: Duration = Duration::from_millis(200);

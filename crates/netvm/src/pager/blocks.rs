@@ -50,6 +50,14 @@ impl Engine {
         if is_there || !self.has_room() || !self.blocks.whole.takes(block.len(), page + 1) {
             return Ok(());
         }
+        // The page itself with it, if both can come at once.
+        let slot = self.table.get(page).slot();
+        let together = pages == 2
+            && [page, page + 1].iter().all(|&page| self.table.get(page).state() == PageState::Remote)
+            && self.backing.slots.adjacent(slot, self.table.get(page + 1).slot());
+        if together && self.give_fetch(page, pages)? {
+            return Ok(());
+        }
         self.bring_in(page + 1, pages - 1).map(drop)
     }
 }

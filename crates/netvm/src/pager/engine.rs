@@ -4,6 +4,7 @@ use super::backing::Backing;
 use super::blocks::Blocks;
 use super::budget::Budget;
 use super::calls::Call;
+use super::errand::Errands;
 use super::error::{PagerError, system};
 use super::learn::Learn;
 use super::look::{Awaited, Look};
@@ -116,6 +117,7 @@ pub(super) struct Engine {
     pub(super) deferred: Vec<Fault>,
     /// Far mappings: address -> bytes.
     pub(super) ranges: BTreeMap<usize, usize>,
+    pub(super) errands: Errands,
     pub(super) transfers: Vec<Transfer>,
     pub(super) transfers_free: Vec<u32>,
     /// Full frames, installed pages and spare ones together: the local memory in use.
@@ -241,6 +243,7 @@ impl Engine {
             stats: PagerStats::default(),
             deferred: Vec::with_capacity(64),
             ranges: BTreeMap::new(),
+            errands: Errands::new(),
             transfers: Vec::with_capacity(1024),
             transfers_free: Vec::with_capacity(1024),
             local_frames: 0,
@@ -572,7 +575,9 @@ impl Engine {
         let is_awaited = self.tier.is_waiting() && self.backing.reads() > 0;
         let awaited = if is_awaited { Awaited::Answer } else { Awaited::Fault };
         let Some(turn) = self.look.next(awaited, Instant::now) else { return Ok(None) };
-        std::thread::yield_now();
+        if self.look.yields() {
+            std::thread::yield_now();
+        }
         self.backing.keep_looking()?;
         Ok(Some(match awaited {
             // Other threads may fault meanwhile.

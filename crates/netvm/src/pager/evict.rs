@@ -48,16 +48,18 @@ impl Engine {
         let (mut available, mut reserve) = (self.available(), self.reserve());
         if self.together {
             // What leaves together leaves spare pages behind, no frames.
-            (available, reserve) = (available + self.spare, reserve + SPARE_STEP);
+            let spare = self.spare + self.errands.leaving();
+            (available, reserve) = (available + spare, reserve + SPARE_STEP);
         }
         let scattered = self.scattered && self.tier.choice.step() == 0;
         let (pages, slack) = match scattered {
-            true if self.backing.reads() == 0 => (SCATTERED_PAGES, SCATTERED_SLACK),
+            true if !self.is_reading() => (SCATTERED_PAGES, SCATTERED_SLACK),
             true => (SCATTERED_PAGES, SCATTERED_PAGES / 2),
             false => (self.evict_pages(available + 2 * EVICT_PAGES <= reserve), EVICT_PAGES / 2),
         };
-        let spare_is_low =
-            self.together && self.spare < self.spare_enough() && available <= reserve + EVICT_PAGES;
+        let spare_is_low = self.together
+            && self.spare + self.errands.leaving() < self.spare_enough()
+            && available <= reserve + EVICT_PAGES;
         if available + slack > reserve && !spare_is_low {
             return Ok(false);
         }
@@ -159,6 +161,8 @@ impl Engine {
         victims[..count].sort_unstable();
         let taken = self.take_out(&victims[..count])?;
         self.tier.note_evicted(taken);
+        // How long an errand takes is known when it ends.
+        let since = since.filter(|_| self.errands.leave.is_none());
         self.tier.note_eviction(since, taken, packing);
         Ok(taken)
     }

@@ -1,6 +1,7 @@
 //! Faults: bringing pages in.
 
 use super::engine::{Engine, SPARED, TRANSFER_PAGES_MAX, Transfer};
+use super::errand::NO_FRAME;
 use super::error::{PagerError, system};
 use crate::error::{Error, Result};
 use netvm_core::residency::{Ahead, Arrival, Entry, PageState};
@@ -96,7 +97,10 @@ impl Engine {
             match entry.state() {
                 PageState::Cached => page += self.map_cached(page, end - page)?,
                 PageState::Fetching => {
-                    self.tier.note_waiting();
+                    // Of an errand it is known how long it took.
+                    if entry.frame() != NO_FRAME {
+                        self.tier.note_waiting();
+                    }
                     self.table.set(page, entry.with_wanted(true));
                     page += 1;
                 }
@@ -112,7 +116,6 @@ impl Engine {
                     if started == 0 {
                         return Ok(page != first);
                     }
-                    self.tier.note_waiting();
                     page += started;
                 }
                 PageState::Untouched | PageState::Mapped | PageState::Writing => page += 1,
@@ -282,6 +285,9 @@ impl Engine {
             }
             run += 1;
         }
+        if wanted && self.give_fetch(page, run)? {
+            return Ok(run);
+        }
         let hot = if run == 1 && wanted { self.free.take_hot() } else { None };
         let taken = match hot {
             Some(frame) => Some((frame as u32, 1)),
@@ -293,13 +299,10 @@ impl Engine {
         let in_window = !wanted || self.in_window || frames > 1;
         let arrival = Arrival::in_window(in_window);
         for index in 0..frames {
+            let is_soon;
+            (age, is_soon) = self.note_back(page + index, class, arrival, wanted, index == 0);
+            again |= is_soon;
             let entry = self.table.get(page + index);
-            age = self.tier.note_back(entry.frame(), class);
-            self.mapped.note_back(page + index, arrival, age as usize, self.local_frames, wanted);
-            again |= index == 0 && wanted && (age as usize) < self.local_frames / AGAIN_PART;
-            if index == 0 && wanted && self.drops() && (age as usize) < self.reserve() {
-                self.returns.note_back();
-            }
             let entry = entry.with_state(PageState::Fetching).with_frame(frame + index);
             self.table.set(page + index, entry.with_wanted(wanted));
         }
@@ -307,7 +310,29 @@ impl Engine {
         let (pages, write, loose) = (frames, false, false);
         let transfer = Transfer { page, frame, pages, write, loose, again, in_window, promote };
         self.start(transfer, slot)?;
+        if wanted {
+            self.tier.note_waiting();
+        }
         Ok(frames)
+    }
+
+    /// A page that has left comes back. Returns how many pages have left since, and whether that are so few that it is worth being spared, which
+    /// only the `first` that is fetched can be.
+    pub(super) fn note_back(
+        &mut self,
+        page: u32,
+        class: u8,
+        arrival: Arrival,
+        wanted: bool,
+        first: bool,
+    ) -> (u32, bool) {
+        let age = self.tier.note_back(self.table.get(page).frame(), class);
+        self.mapped.note_back(page, arrival, age as usize, self.local_frames, wanted);
+        let first = first && wanted;
+        if first && self.drops() && (age as usize) < self.reserve() {
+            self.returns.note_back();
+        }
+        (age, first && (age as usize) < self.local_frames / AGAIN_PART)
     }
 
     /// Fetches the remote pages of a range into the pool.

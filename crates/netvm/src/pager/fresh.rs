@@ -33,7 +33,7 @@ impl Engine {
 
     /// With fewer spare pages than this more are made.
     pub(super) fn spare_enough(&self) -> usize {
-        if self.backing.reads() > 0 { SPARE_MIN } else { SPARE_FEW }
+        if self.is_reading() { SPARE_MIN } else { SPARE_FEW }
     }
 
     /// While nobody waits: gives up memory of the pool for pages that will arrive by copy, if single pages do arrive.
@@ -56,12 +56,15 @@ impl Engine {
         if self.free.len() < SPARE_STEP {
             self.give_up_cached(SPARE_STEP - self.free.len());
         }
-        let mut left = SPARE_STEP;
+        let (mut runs, mut count, mut left) = ([(0, 0); SPARE_STEP], 0, SPARE_STEP);
         while let Some((frame, frames)) = self.free.take_run(left) {
-            self.paged.drop_frames(frame, frames).map_err(|e| system("give memory back", e))?;
+            runs[count] = (frame, frames);
+            (count, left) = (count + 1, left - frames);
+        }
+        self.paged.drop_frame_runs(&runs[..count]).map_err(|e| system("give memory back", e))?;
+        for &(frame, frames) in &runs[..count] {
             self.empty.put(frame, frames);
             self.spare += frames;
-            left -= frames;
         }
         hot.into_iter().for_each(|frame| self.free.put_hot(frame));
         Ok(())

@@ -6,15 +6,18 @@
 use super::Pager;
 use super::calls::{Call, Doorbell};
 use super::engine::{Engine, STARVED, TICK};
+use super::errand::{Fetch, LEAVE, Leave, Outcome};
 use super::error::{PagerError, system};
 use super::fault::gone;
 use super::look::Awaited;
+use super::seals::PageHash;
 use super::shards::Stripes;
 use crate::error::Result;
 use crate::stats::PagerStats;
-use netvm_core::combine::{Combine, Post, Withdrawn};
+use netvm_core::combine::{Combine, ERRANDS, Post, Withdrawn};
 use netvm_core::residency::PageState;
 use netvm_sys::epoll::{EventFd, Timer};
+use netvm_sys::paged::Helper;
 use netvm_sys::sigbus::{self, Server};
 use netvm_sys::thread::{Gate, die, futex_wait, futex_wake, readable, without_signals};
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
@@ -44,7 +47,12 @@ pub(super) struct InThread {
     combine: Combine,
     /// Whoever has the turn locks it, and finds nobody there.
     engine: Mutex<Box<Engine>>,
-    /// Wakes a holder that sleeps until answers come.
+    /// What errands need of it,
+    helper: Helper,
+    hash: PageHash,
+    /// and what has become of each, before its end is told.
+    outcomes: [[AtomicU64; 2]; ERRANDS],
+    /// Wakes a holder that sleeps until answers come, or errands end.
     posted: EventFd,
     /// Wakes the pager's thread, unless the next thread that leaves work behind sets it anew before.
     left_over: Timer,
@@ -62,9 +70,13 @@ struct Waiting {
 }
 
 impl InThread {
-    pub(super) fn new(engine: Box<Engine>) -> Result<Self> {
+    pub(super) fn new(mut engine: Box<Engine>) -> Result<Self> {
+        engine.paged.open_memory().map_err(|e| system("open /proc/self/mem", e))?;
         Ok(Self {
             combine: Combine::new(),
+            helper: engine.paged.helper(),
+            hash: engine.backing.seals.page_hash().clone(),
+            outcomes: std::array::from_fn(|_| Default::default()),
             engine: Mutex::new(engine),
             posted: EventFd::new().map_err(|e| system("eventfd", e))?,
             left_over: Timer::new().map_err(|e| system("timerfd_create", e))?,
@@ -72,11 +84,6 @@ impl InThread {
             began: Instant::now(),
             process: std::process::id(),
         })
-    }
-
-    /// What the engine needs of the process, before anybody has it.
-    pub(super) fn open_memory(&self) -> Result<()> {
-        self.engine().paged.open_memory().map_err(|e| system("open /proc/self/mem", e))
     }
 
     /// With the turn.
@@ -159,7 +166,7 @@ impl InThread {
         without_signals(|| {
             netvm_sys::thread::uncancelled(|| {
                 self.with(|engine| {
-                    let carried_out = engine.carry_out(call, pager);
+                    let carried_out = engine.take_all_back(self).and_then(|()| engine.carry_out(call, pager));
                     match carried_out.and_then(|result| engine.backing.push().map(|()| result)) {
                         Ok(result) => result,
                         Err(error) => engine.end(&error),
@@ -180,10 +187,31 @@ impl InThread {
     /// With the turn: serves a fault of this thread, and what others post meanwhile. `known`: it has been taken up.
     fn lead(&self, fault: Fault, known: bool) {
         let mut engine = self.engine();
-        if let Err(error) = engine.lead(self, fault, known) {
-            engine.end(&error);
-        }
+        let errands = match engine.lead(self, fault, known) {
+            Ok(errands) => errands,
+            Err(error) => engine.end(&error),
+        };
         self.leave(engine);
+        // If that fails the thread faults again, and it is no errand then.
+        if let Some(fetch) = errands.0 {
+            let outcome = fetch.run(&self.hash, |address, contents, protect| {
+                self.helper.install(address, contents, protect).0
+            });
+            FAILED.set(outcome == Outcome::Failed);
+            self.end_errand(fetch.number, outcome);
+        }
+        if let Some(leave) = errands.1 {
+            self.end_errand(LEAVE, leave.run(&self.helper));
+        }
+    }
+
+    fn end_errand(&self, number: usize, outcome: Outcome) {
+        for (told, word) in self.outcomes[number].iter().zip(outcome.words()) {
+            told.store(word, Ordering::Relaxed);
+        }
+        if self.combine.end_errand(number) {
+            self.posted.signal();
+        }
     }
 
     /// The body of the pager's thread: what nobody waits for.
@@ -264,6 +292,8 @@ impl Server for Faults {
 }
 
 thread_local! {
+    /// The last errand of this thread has failed: what it wants next is no errand.
+    static FAILED: Cell<bool> = const { Cell::new(false) };
     /// Where this thread faulted last, and how often it had there before without a fault elsewhere.
     static LAST: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
 }
@@ -319,7 +349,10 @@ impl Engine {
 
     /// Transfers or faults wait for something.
     fn is_under_way(&self) -> bool {
-        self.in_flight() > 0 || self.backing.pending() > 0 || !self.deferred.is_empty()
+        self.in_flight() > 0
+            || self.backing.pending() > 0
+            || self.errands.are_under_way()
+            || !self.deferred.is_empty()
     }
 
     /// Whether a page that should be there cannot be read: what is there is not ours, or broken. Nobody evicts it meanwhile.
@@ -334,15 +367,59 @@ impl Engine {
         }
     }
 
-    /// Serves a fault until its page is there.
-    fn lead(&mut self, all: &InThread, fault: Fault, known: bool) -> Result<()> {
+    /// Takes up which errands have ended.
+    fn take_errands_back(&mut self, all: &InThread) -> Result<()> {
+        let mut ended = all.combine.ended_errands();
+        while ended != 0 {
+            let number = ended.trailing_zeros() as usize;
+            ended &= ended - 1;
+            let [first, second] = &all.outcomes[number];
+            let words = [first.load(Ordering::Relaxed), second.load(Ordering::Relaxed)];
+            self.take_back(number, words)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until none is under way. Nobody begins one meanwhile: that takes the turn.
+    fn take_all_back(&mut self, all: &InThread) -> Result<()> {
+        let mut looks = 0;
+        loop {
+            self.take_errands_back(all)?;
+            if !self.errands.are_under_way() {
+                return Ok(());
+            }
+            looks += 1;
+            if looks < SPINS {
+                std::hint::spin_loop();
+            } else if looks < SPINS + YIELDS {
+                std::thread::yield_now();
+            } else {
+                self.sleep(all, NAP)?;
+            }
+        }
+    }
+
+    /// Serves a fault until its page is there, or its thread can fetch it by itself.
+    fn lead(&mut self, all: &InThread, fault: Fault, known: bool) -> Result<(Option<Fetch>, Option<Leave>)> {
+        self.take_errands_back(all)?;
         if !known {
             self.tier.note_fault(&mut self.stats);
+            self.errands.page = (!FAILED.take()).then(|| self.page_of(fault.address));
             self.fault(fault)?;
+            self.errands.page = None;
+            if let Some(fetch) = self.errands.fetch.take() {
+                self.errands.takes_leave = true;
+                self.evict_ahead()?;
+                self.errands.takes_leave = false;
+                self.make_spare()?;
+                self.backing.push()?;
+                return Ok((Some(fetch), self.errands.leave.take()));
+            }
         }
         // What has been asked for only now cannot have come.
         let mut look = known;
         loop {
+            self.take_errands_back(all)?;
             all.combine.take_posts(|other| self.fault(posted(other)))?;
             self.backing.push()?;
             let moved = (look || self.writing_frames > 0 || self.backing.has_ended()) && self.progress()?;
@@ -357,7 +434,7 @@ impl Engine {
             self.make_spare()?;
             self.backing.push()?;
             if self.is_settled(fault.address) {
-                return Ok(());
+                return Ok((None, None));
             }
             all.settle(self);
             if !evicted && !moved {
@@ -374,10 +451,18 @@ impl Engine {
             std::thread::yield_now();
             return self.backing.keep_looking();
         }
+        self.sleep(all, if starved { STARVED } else { self.backing.patience() })?;
+        if starved {
+            self.tick()?;
+        }
+        self.backing.keep_looking()
+    }
+
+    /// Until an answer comes, somebody posts, or an errand ends.
+    fn sleep(&mut self, all: &InThread, timeout: Duration) -> Result<()> {
         self.poll_fds.clear();
         self.poll_fds.push(readable(&all.posted));
         self.backing.poll_fds(&mut self.poll_fds);
-        let timeout = if starved { STARVED } else { self.backing.patience() };
         if all.combine.fall_asleep() {
             let ready = netvm_sys::thread::poll(&mut self.poll_fds, Some(timeout));
             all.combine.wake_up();
@@ -390,14 +475,12 @@ impl Engine {
         } else {
             all.combine.wake_up();
         }
-        if starved {
-            self.tick()?;
-        }
-        self.backing.keep_looking()
+        Ok(())
     }
 
     /// What was left over: answers that nobody waits for, eviction, signs of life. True: there is more.
     fn tidy(&mut self, all: &InThread, pager: &Pager, ticked: &mut Instant) -> Result<bool> {
+        self.take_errands_back(all)?;
         all.combine.take_posts(|other| self.fault(posted(other)))?;
         self.backing.push()?;
         self.progress()?;

@@ -1,5 +1,6 @@
 //! Waiting by looking: to sleep in poll(2) and be woken costs more than most waits of a busy pager take. Between two looks it yields
-//! the CPU, which the one it waits for may need: the lender, or the program's thread that has just been woken.
+//! the CPU, which the one it waits for may need: the lender, or the program's thread that has just been woken. That thread may have had it already,
+//! as the kernel prefers who wakes up, and faulted again: where it mostly has, the first look for a fault comes before the first yield.
 
 use crate::link::spin::Trial;
 use std::time::{Duration, Instant};
@@ -25,6 +26,8 @@ struct Wait {
     /// Zero: it sleeps.
     budget: Duration,
     looks: u32,
+    /// The first look comes before the first yield.
+    at_once: bool,
 }
 
 /// Decides whether to look, for each wait, by what the last ones brought.
@@ -32,12 +35,15 @@ struct Wait {
 pub(super) struct Look {
     answers: Trial,
     faults: Trial,
+    /// Whether the next fault is mostly there before anybody yields.
+    at_once: Trial,
     wait: Option<Wait>,
 }
 
 impl Look {
     pub(super) fn new() -> Self {
-        Self { answers: Trial::new(ANSWER_MAX), faults: Trial::new(FAULT_MAX), wait: None }
+        let (answers, faults) = (Trial::new(ANSWER_MAX), Trial::new(FAULT_MAX));
+        Self { answers, faults, at_once: Trial::new(FAULT_MAX), wait: None }
     }
 
     fn trial(&mut self, awaited: Awaited) -> &mut Trial {
@@ -53,19 +59,29 @@ impl Look {
             Some(wait) if wait.awaited == awaited => wait,
             _ => {
                 let budget = self.trial(awaited).budget();
-                self.wait.insert(Wait { awaited, since: now(), budget, looks: 0 })
+                let may_be = awaited == Awaited::Fault && !budget.is_zero();
+                let at_once = may_be && !self.at_once.budget().is_zero();
+                self.wait.insert(Wait { awaited, since: now(), budget, looks: 0, at_once })
             }
         };
         if wait.budget.is_zero() {
             return None;
         }
         wait.looks += 1;
+        if wait.looks > 1 && std::mem::take(&mut wait.at_once) {
+            self.at_once.note(false);
+        }
         if wait.looks > 1 && now() - wait.since >= wait.budget {
             wait.budget = Duration::ZERO;
             self.trial(awaited).note(false);
             return None;
         }
         self.wait.map(|wait| wait.looks)
+    }
+
+    /// Whether to yield before the look that comes next.
+    pub(super) fn yields(&self) -> bool {
+        self.wait.is_none_or(|wait| !wait.at_once)
     }
 
     /// Something has come. What was not awaited changes nothing.
@@ -76,6 +92,9 @@ impl Look {
             // Whoever else got the CPU in between kept it for too long.
             let in_time = now() - wait.since < wait.budget * 2;
             self.trial(wait.awaited).note(in_time);
+            if wait.at_once {
+                self.at_once.note(true);
+            }
         }
     }
 }
@@ -109,6 +128,26 @@ mod tests {
         assert!((5..100).contains(&vain), "{vain} looks in vain");
         let later: u32 = (0..6400).map(|_| wait(&mut look, start, Duration::from_micros(30))).sum();
         assert!(later > 3 * 6000, "{later} looks where it pays again");
+    }
+
+    #[test]
+    fn who_is_there_at_once_is_not_yielded_to() {
+        let (mut look, start) = (Look::new(), Instant::now());
+        // Each fault comes at the look of this number.
+        let yields = |look: &mut Look, number: u32| {
+            let mut yields = 0;
+            for turn in 1..=number {
+                assert_eq!(look.next(Awaited::Fault, || start), Some(turn));
+                yields += u32::from(look.yields());
+            }
+            look.came(Awaited::Fault, || start);
+            yields
+        };
+        assert_eq!((0..100).map(|_| yields(&mut look, 1)).sum::<u32>(), 0);
+        let of_two: u32 = (0..640).map(|_| yields(&mut look, 2)).sum();
+        assert!((1240..1280).contains(&of_two), "{of_two}: a first look in vain costs little, but it is one");
+        let later: u32 = (0..640).map(|_| yields(&mut look, 1)).sum();
+        assert!(later < 320, "{later} yields where nobody has to wait any more");
     }
 
     #[test]

@@ -10,6 +10,7 @@ mod budget;
 mod calls;
 mod engine;
 mod erasure;
+mod errand;
 mod error;
 mod evict;
 mod fault;
@@ -288,7 +289,6 @@ impl Pager {
         if all.is_empty() {
             return Ok(());
         }
-        all.iter().try_for_each(|shared| shared.open_memory())?;
         inthread::install(self, all.clone())?;
         for shared in all {
             let pager = Arc::clone(self);

@@ -125,9 +125,27 @@ impl Cipher {
     }
 }
 
+/// By which contents of pages are recognised.
+#[derive(Clone)]
+pub(super) struct PageHash {
+    secret: [u8; SECRET_BYTES],
+}
+
+impl PageHash {
+    pub(super) const fn new(secret: [u8; SECRET_BYTES]) -> Self {
+        Self { secret }
+    }
+
+    /// Of a page.
+    #[inline]
+    pub(super) fn of(&self, page: &[u8; PAGE_BYTES]) -> u64 {
+        pagehash::xxh3(page, &self.secret).unwrap_or_else(|| xxh3_64_with_secret(page, &self.secret))
+    }
+}
+
 /// See the module's text.
 pub(super) struct Seals {
-    secret: [u8; SECRET_BYTES],
+    hash: PageHash,
     /// Without encryption: 32 bits of the content hash, for those who copy slabs without knowing which pages are in them.
     sums: BySlot<u32>,
     cipher: Option<Cipher>,
@@ -137,7 +155,7 @@ impl Seals {
     pub(super) fn new(secret: [u8; 192], slots_per_slab: u32, encrypt: bool) -> Result<Self> {
         let slots_per_slab = slots_per_slab as usize;
         let cipher = if encrypt { Some(Cipher::new(slots_per_slab)?) } else { None };
-        Ok(Self { secret, sums: BySlot { slots_per_slab, slabs: Vec::new() }, cipher })
+        Ok(Self { hash: PageHash::new(secret), sums: BySlot { slots_per_slab, slabs: Vec::new() }, cipher })
     }
 
     /// Whether lenders get encrypted pages.
@@ -149,10 +167,15 @@ impl Seals {
     /// The content hash of a page.
     #[inline]
     pub(super) fn hash(&self, page: &[u8]) -> u64 {
-        let whole = page.first_chunk().filter(|_| page.len() == PAGE_BYTES);
-        whole
-            .and_then(|page| pagehash::xxh3(page, &self.secret))
-            .unwrap_or_else(|| xxh3_64_with_secret(page, &self.secret))
+        match page.first_chunk().filter(|_| page.len() == PAGE_BYTES) {
+            Some(page) => self.hash.of(page),
+            None => xxh3_64_with_secret(page, &self.hash.secret),
+        }
+    }
+
+    /// Of pages.
+    pub(super) fn page_hash(&self) -> &PageHash {
+        &self.hash
     }
 
     /// A page with this content hash is written to a slot.

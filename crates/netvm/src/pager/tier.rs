@@ -134,19 +134,37 @@ impl Tier {
 
     /// Pages have come from a lender of this class; a fault waited for one if `wanted`.
     pub(super) fn note_fetched(&mut self, pages: u32, wanted: bool, class: u8, stats: &mut PagerStats) {
-        let place = usize::from(class).min(CLASSES - 1);
-        let (waited_ns, fetched) = (&mut self.waited_ns[place], &mut self.fetched[place]);
+        let mut waited_ns = 0;
         if wanted && let Some(since) = self.waiting.take() {
-            let wait = since.elapsed().as_nanos() as u64;
-            *waited_ns += wait;
+            waited_ns = since.elapsed().as_nanos() as u64;
             let in_row = !std::mem::take(&mut self.by_pool);
-            self.choice.costs.note_wait(wait as f64, in_row, class);
+            self.choice.costs.note_wait(waited_ns as f64, in_row, class);
         }
+        self.note_waited(waited_ns, pages, class, stats);
+    }
+
+    /// The same of pages for which a fault waited so long.
+    pub(super) fn note_fetched_alone(
+        &mut self,
+        pages: u32,
+        waited_ns: u64,
+        class: u8,
+        stats: &mut PagerStats,
+    ) {
+        let in_row = !std::mem::take(&mut self.by_pool);
+        self.choice.costs.note_wait(waited_ns as f64, in_row, class);
+        self.note_waited(waited_ns, pages, class, stats);
+    }
+
+    fn note_waited(&mut self, waited_ns: u64, pages: u32, class: u8, stats: &mut PagerStats) {
+        let place = usize::from(class).min(CLASSES - 1);
+        let (all_ns, fetched) = (&mut self.waited_ns[place], &mut self.fetched[place]);
+        *all_ns += waited_ns;
         *fetched += pages;
         if *fetched >= FETCHED {
-            self.choice.costs.fetch[place].note(*waited_ns as f64 / f64::from(*fetched));
-            stats.fetch_ns += *waited_ns;
-            (*waited_ns, *fetched) = (0, 0);
+            self.choice.costs.fetch[place].note(*all_ns as f64 / f64::from(*fetched));
+            stats.fetch_ns += *all_ns;
+            (*all_ns, *fetched) = (0, 0);
         }
     }
 

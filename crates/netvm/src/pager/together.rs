@@ -118,17 +118,19 @@ impl Engine {
             }
         }
         let addresses: [usize; EVICT_PAGES_MAX] = std::array::from_fn(|index| self.address_of(pages[index]));
+        if count >= TOGETHER_MIN && drops && self.give_leave(&pages[..count]) {
+            rest[..left].sort_unstable();
+            return Ok((count, left));
+        }
         if count >= TOGETHER_MIN && drops {
             let mut dropped = [false; TOGETHER_MAX];
             let taken = self.paged.drop_together(&addresses[..count], &mut dropped);
             let taken = taken.map_err(|e| system("take pages out", e))?;
             self.note_left_together(taken);
             self.stats.clean_drops += taken as u64;
-            let stamp = self.tier.stamp();
             for (&page, dropped) in pages[..count].iter().zip(dropped) {
                 if dropped {
-                    let entry = self.table.get(page).with_state(PageState::Remote).with_frame(stamp);
-                    self.table.set(page, entry.with_wanted(false));
+                    self.note_dropped(page);
                 } else {
                     // Moving it tells why.
                     rest[left] = page;
@@ -157,8 +159,14 @@ impl Engine {
         Ok((taken, left))
     }
 
+    /// A page is where its slot is, and nowhere else.
+    pub(super) fn note_dropped(&mut self, page: u32) {
+        let entry = self.table.get(page).with_state(PageState::Remote).with_frame(self.tier.stamp());
+        self.table.set(page, entry.with_wanted(false));
+    }
+
     /// Their memory is of the budget still, and for the next that come.
-    fn note_left_together(&mut self, pages: usize) {
+    pub(super) fn note_left_together(&mut self, pages: usize) {
         self.spare += pages;
         self.stats.left_together += pages as u64;
     }

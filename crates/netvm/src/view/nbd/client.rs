@@ -55,7 +55,8 @@ impl From<io::Error> for Parting {
 
 /// Takes pages of the bytes from `done` on, of `bytes`; false when there are none, or nobody knows whose they are by now.
 pub(super) fn take(pages: &mut Pages, place: &Place<'_>, done: usize, bytes: usize) -> bool {
-    matches!(pages.take(place.file, place.at + done as u64, bytes - done), Ok(1..)) && place.is_lent()
+    matches!(pages.take(&place.lease.file, place.at + done as u64, bytes - done), Ok(1..))
+        && place.lease.is_lent()
 }
 
 /// Payload under way.
@@ -352,9 +353,9 @@ impl Client {
         if let Some(rest) = all.sub(done, bytes - done).filter(|rest| !rest.is_empty()) {
             pages.copy_to(rest)?;
             if let Some(rest) = rest.sub(held, rest.len() - held).filter(|rest| !rest.is_empty()) {
-                place.file.read_at(place.at + (done + held) as u64, &[rest])?;
+                place.lease.file.read_at(place.at + (done + held) as u64, &[rest])?;
             }
-            if !place.is_lent() {
+            if !place.lease.is_lent() {
                 return Err(io::ErrorKind::ConnectionReset.into());
             }
         }
