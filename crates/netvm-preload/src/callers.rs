@@ -69,13 +69,18 @@ impl Own {
         if address == UNKNOWN {
             address = find(self.name);
             // The name may lead there from here, too: what counts is where it leads to.
-            if library_of(address) == library_of(note as *const () as usize) {
+            if is_ours(address) {
                 address = OURS;
             }
             self.address.store(address, Ordering::Relaxed);
         }
         (address != OURS).then_some(address)
     }
+}
+
+/// Whether this is code of this library.
+pub(crate) fn is_ours(code: usize) -> bool {
+    code != 0 && library_of(code) == library_of(note as *const () as usize)
 }
 
 /// What the program's calls of this name reach; 0: nothing.

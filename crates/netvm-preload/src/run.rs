@@ -5,6 +5,7 @@ use crate::callers;
 use crate::fork;
 use crate::heap;
 use crate::malloc;
+use crate::privileges;
 use crate::refuse;
 use crate::small;
 use crate::space::SPACE;
@@ -182,6 +183,7 @@ extern "C" fn begin() {
     FAR_THRESHOLD_BYTES.store(params.far_threshold_bytes.max(heap::THRESHOLD_BYTES_MIN), Ordering::Relaxed);
     MAPS_LOCALLY.store(refuse::drops_pages_unseen(), Ordering::Relaxed);
     spawn::set_up();
+    privileges::set_up();
     let set_up = callers::set_up()
         .and_then(|()| fork::set_up())
         .and_then(|()| small::set_up_threads())

@@ -4,57 +4,17 @@
 //! program must not see it.
 
 use crate::kept;
+use crate::real::around;
 use crate::run;
-use crate::tls::{Internal, words};
+use crate::tls::words;
 use netvm_sys::cpu::Hold;
 use std::arch::naked_asm;
-use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicPtr, Ordering};
-
-/// A function of the C library behind the one of the same name here.
-struct Real {
-    name: &'static CStr,
-    address: AtomicPtr<c_void>,
-}
-
-impl Real {
-    const fn new(name: &'static CStr) -> Self {
-        Self { name, address: AtomicPtr::new(std::ptr::null_mut()) }
-    }
-
-    /// Null where the C library is older than the function.
-    fn find(&self) -> *mut c_void {
-        let known = self.address.load(Ordering::Relaxed);
-        if !known.is_null() {
-            return known;
-        }
-        let _internal = Internal::enter();
-        // SAFETY: the name is a C string; dlsym returns null or the next definition of the symbol.
-        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
-        self.address.store(found, Ordering::Relaxed);
-        found
-    }
-
-    fn address(&self) -> *mut c_void {
-        let found = self.find();
-        if found.is_null() {
-            crate::sys::give_up(&format!("the C library has no {}", self.name.to_string_lossy()));
-        }
-        found
-    }
-}
+use std::ffi::{c_char, c_int, c_void};
 
 /// The functions defined here.
 #[allow(non_upper_case_globals, reason = "named as the functions are")]
 mod real {
-    use super::Real;
-
-    macro_rules! reals {
-        ($($name:ident = $symbol:literal),* $(,)?) => {
-            $(pub(super) static $name: Real = Real::new($symbol);)*
-            pub(super) static ALL: &[&Real] = &[$(&$name),*];
-        };
-    }
+    use crate::real::{Real, reals};
 
     reals! {
         pthread_create = c"pthread_create",
@@ -83,24 +43,6 @@ pub(crate) fn set_up() {
     for real in real::ALL {
         real.find();
     }
-}
-
-/// Defines a function of the C library that does something first and afterwards.
-macro_rules! around {
-    ($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) -> $result:ty, $guard:expr) => {
-        $(#[$doc])*
-        ///
-        /// # Safety
-        /// As the C library's.
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
-            let _guard = $guard;
-            // SAFETY: this is the C library's function of that name, whose type POSIX and the manual give.
-            let real: unsafe extern "C" fn($($type),*) -> $result = unsafe { std::mem::transmute(real::$name.address()) };
-            // SAFETY: forwarded from the caller.
-            unsafe { real($($argument),*) }
-        }
-    };
 }
 
 /// No thread is held while it lives.

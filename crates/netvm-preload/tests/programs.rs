@@ -263,6 +263,25 @@ fn children_of_another_user_have_far_memory_or_do_without() {
     assert_eq!(out, format!("{orphans}\nok\n"), "{said}");
 }
 
+/// Which by then may not use userfaultfd any more.
+#[test]
+fn workers_that_give_their_privileges_up_have_far_memory() {
+    let lender = Some("127.0.0.1:0");
+    let Some(output) = run_with_lender(8 << 20, "worker", 0, 131_072, TierPolicy::Auto, lender) else {
+        return;
+    };
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    println!("workers_that_give_their_privileges_up: {}", said.trim());
+    assert!(said == "ok\n" || said.starts_with("skipped"), "{said}");
+}
+
+#[test]
+fn functions_that_are_looked_up_by_a_handle() {
+    run_with_local_area("handle");
+    run_with_pager("handle", 0, 131_072);
+    run_with_pager("handle", 0, 4096);
+}
+
 #[test]
 fn pages_that_leave_together_with_the_pager() {
     run_with_pager("together", 0, 4096);

@@ -1,0 +1,66 @@
+//! The C library's functions behind those of the same name here.
+
+use crate::tls::Internal;
+use std::ffi::{CStr, c_void};
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// A function of the C library behind the one of the same name here.
+pub(crate) struct Real {
+    name: &'static CStr,
+    address: AtomicPtr<c_void>,
+}
+
+impl Real {
+    pub(crate) const fn new(name: &'static CStr) -> Self {
+        Self { name, address: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    /// Null where the C library is older than the function.
+    pub(crate) fn find(&self) -> *mut c_void {
+        let known = self.address.load(Ordering::Relaxed);
+        if !known.is_null() {
+            return known;
+        }
+        let _internal = Internal::enter();
+        // SAFETY: the name is a C string; dlsym returns null or the next definition of the symbol.
+        let found = unsafe { libc::dlsym(libc::RTLD_NEXT, self.name.as_ptr()) };
+        self.address.store(found, Ordering::Relaxed);
+        found
+    }
+
+    pub(crate) fn address(&self) -> *mut c_void {
+        let found = self.find();
+        if found.is_null() {
+            crate::sys::give_up(&format!("the C library has no {}", self.name.to_string_lossy()));
+        }
+        found
+    }
+}
+
+/// Defines functions of the C library by name, and a list of `ALL`.
+macro_rules! reals {
+    ($($name:ident = $symbol:literal),* $(,)?) => {
+        $(pub(super) static $name: Real = Real::new($symbol);)*
+        pub(super) static ALL: &[&Real] = &[$(&$name),*];
+    };
+}
+pub(crate) use reals;
+
+/// Defines a function of the C library that does something first and afterwards.
+macro_rules! around {
+    ($(#[$doc:meta])* $name:ident($($argument:ident: $type:ty),*) -> $result:ty, $guard:expr) => {
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As the C library's.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name($($argument: $type),*) -> $result {
+            let _guard = $guard;
+            // SAFETY: this is the C library's function of that name, whose type POSIX and the manual give.
+            let real: unsafe extern "C" fn($($type),*) -> $result = unsafe { std::mem::transmute(real::$name.address()) };
+            // SAFETY: forwarded from the caller.
+            unsafe { real($($argument),*) }
+        }
+    };
+}
+pub(crate) use around;
