@@ -10,8 +10,8 @@ const CHUNK_PAGES: usize = 512;
 /// Entries and hashes of all pages of the area, and how many pages of each 2 MiB are not untouched.
 #[derive(Debug)]
 pub(super) struct PageTable {
-    entries: LazyTable,
-    hashes: LazyTable,
+    /// The entry of a page and its hash, side by side: whoever needs one needs the other soon.
+    words: LazyTable,
     touched: LazyTable,
     far_pages: u64,
 }
@@ -19,8 +19,7 @@ pub(super) struct PageTable {
 impl PageTable {
     pub(super) fn new(pages: usize) -> io::Result<Self> {
         Ok(Self {
-            entries: LazyTable::new(pages)?,
-            hashes: LazyTable::new(pages)?,
+            words: LazyTable::new(pages.checked_mul(2).ok_or(io::ErrorKind::InvalidInput)?)?,
             touched: LazyTable::new(pages.div_ceil(CHUNK_PAGES))?,
             far_pages: 0,
         })
@@ -32,14 +31,14 @@ impl PageTable {
     }
 
     pub(super) fn get(&self, page: u32) -> Entry {
-        Entry::from_word(self.entries.get(page as usize))
+        Entry::from_word(self.words.get(2 * page as usize))
     }
 
     pub(super) fn set(&mut self, page: u32, entry: Entry) {
         let page = page as usize;
-        let was = Entry::from_word(self.entries.get(page)).state() != PageState::Untouched;
+        let was = Entry::from_word(self.words.get(2 * page)).state() != PageState::Untouched;
         let is = entry.state() != PageState::Untouched;
-        self.entries.set(page, entry.word());
+        self.words.set(2 * page, entry.word());
         if was != is {
             let chunk = page / CHUNK_PAGES;
             let count = self.touched.get(chunk);
@@ -49,11 +48,11 @@ impl PageTable {
     }
 
     pub(super) fn hash(&self, page: u32) -> u64 {
-        self.hashes.get(page as usize)
+        self.words.get(2 * page as usize + 1)
     }
 
     pub(super) fn set_hash(&mut self, page: u32, hash: u64) {
-        self.hashes.set(page as usize, hash);
+        self.words.set(2 * page as usize + 1, hash);
     }
 
     /// The first page of `pages` that is not untouched. Skips untouched 2 MiB at a time.
@@ -62,7 +61,7 @@ impl PageTable {
         while page < end {
             if page.is_multiple_of(CHUNK_PAGES) && self.touched.get(page / CHUNK_PAGES) == 0 {
                 page += CHUNK_PAGES;
-            } else if Entry::from_word(self.entries.get(page)).state() == PageState::Untouched {
+            } else if Entry::from_word(self.words.get(2 * page)).state() == PageState::Untouched {
                 page += 1;
             } else {
                 return Some(page as u32);
@@ -97,7 +96,7 @@ mod tests {
     fn sixteen_bytes_for_each_far_page() {
         let pages = 1 << 20;
         let table = PageTable::new(pages).unwrap();
-        let words = table.entries.len() + table.hashes.len() + table.touched.len();
+        let words = table.words.len() + table.touched.len();
         let bytes = (words * 8) as f64 / pages as f64;
         println!("{bytes:.3} bytes for each far page");
         assert!((16.0..16.1).contains(&bytes), "{bytes}");

@@ -24,11 +24,11 @@ impl Source {
 impl Backing {
     /// Where neighbouring pages from this slot on can be read without the lender, and whose they are, if there is no more to it than that.
     pub(in crate::pager) fn source_of(&mut self, slot: Slot, pages: u32) -> Option<(u32, Source)> {
-        if self.replicas > 1 || self.parts.is_some() {
+        if self.parts.is_some() {
             return None;
         }
         let (copies, page) = self.slots.locate(slot)?;
-        let &[SlabCopy { lender, slab, .. }] = copies else { return None };
+        let SlabCopy { lender, slab, .. } = self.sides.choose(copies)?;
         let (offset, bytes) = (u64::from(page) * PAGE_BYTES as u64, u64::from(pages) * PAGE_BYTES as u64);
         let place = self.sides.live(lender)?.file_of(slab, offset, bytes)?;
         let source = Source { lease: Arc::clone(place.lease), at: place.at };
