@@ -53,13 +53,24 @@ impl LocalCopy {
 
     /// Takes the place of what is mapped at `to`.
     ///
+    /// # Errors
+    /// As mremap(2), with the copy: nothing has changed.
+    ///
     /// # Safety
     /// The caller owns `to` for as many bytes as this has, and gives up what is there.
-    pub unsafe fn take_the_place_of(self, to: usize, protection: i32) -> io::Result<()> {
+    pub unsafe fn take_the_place_of(self, to: usize, protection: i32) -> Result<(), (Self, io::Error)> {
         // SAFETY: our own mapping, to which no reference exists; the caller owns `to`.
-        unsafe {
-            raw::mprotect(self.start, self.bytes, protection)?;
-            raw::move_to(self.start, self.bytes, to)?;
+        let moved = unsafe {
+            raw::mprotect(self.start, self.bytes, protection)
+                .and_then(|()| raw::move_to(self.start, self.bytes, to))
+        };
+        if let Err(error) = moved {
+            // SAFETY: as above.
+            return match unsafe { raw::mprotect(self.start, self.bytes, libc::PROT_READ | libc::PROT_WRITE) }
+            {
+                Ok(()) => Err((self, error)),
+                Err(_) => crate::thread::die("what was to become local memory can be neither moved nor read"),
+            };
         }
         std::mem::forget(self);
         Ok(())
@@ -88,7 +99,7 @@ mod tests {
         let mut copy = LocalCopy::new(2 * 4096).unwrap();
         copy.set(4090, &[7; 10]);
         // SAFETY: the place is this test's own.
-        unsafe { copy.take_the_place_of(place.start, libc::PROT_READ) }.unwrap();
+        unsafe { copy.take_the_place_of(place.start, libc::PROT_READ) }.map_err(|(_, error)| error).unwrap();
         let mut out = [0; 12];
         place.get(4089, &mut out);
         assert_eq!(out, [0, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 0]);

@@ -475,13 +475,18 @@ impl PagedArea {
     /// Puts plain local memory in place of a range of the area, whose pages are all missing. Who waits for one finds it there.
     ///
     /// # Errors
-    /// EINVAL outside the area; as mremap(2), and then nothing has changed.
-    pub fn replace_range(&self, address: usize, copy: LocalCopy, protection: i32) -> io::Result<()> {
-        let bytes = copy.bytes();
-        self.area.check(address, bytes)?;
+    /// EINVAL outside the area; as mremap(2). With the copy: nothing has changed.
+    pub fn replace_range(
+        &self,
+        address: usize,
+        copy: LocalCopy,
+        protection: i32,
+    ) -> Result<(), (LocalCopy, io::Error)> {
+        if let Err(error) = self.area.check(address, copy.bytes()) {
+            return Err((copy, error));
+        }
         // SAFETY: the range is inside our area (checked); whoever asked gives up what was there.
-        unsafe { copy.take_the_place_of(address, protection) }?;
-        self.wake(address, bytes)
+        unsafe { copy.take_the_place_of(address, protection) }
     }
 
     /// Wakes who waits for pages of a range: what they wait for may not come any more. They look again.

@@ -14,7 +14,11 @@ static size_t mappings_max(void) {
 int main(void) {
     size_t most = mappings_max() + 1000;
     char *p = anonymous(PAGES * PAGE), *others = anonymous(24 * MIB);
+    char *q = anonymous(PAGES * PAGE);
+    char *outside = mmap(NULL, PAGES * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    CHECK(outside != MAP_FAILED);
     fill(p, PAGES * PAGE, 1);
+    fill(q, PAGES * PAGE, 4);
     fill(others, 24 * MIB, 2);
     if (most > 200000) { /* It would take too long. */
         CHECK(holds(p, PAGES * PAGE, 1) && holds(others, 24 * MIB, 2));
@@ -32,6 +36,16 @@ int main(void) {
     int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
     CHECK(mmap(p + 40 * PAGE, PAGE, PROT_NONE, flags, -1, 0) == MAP_FAILED && errno == ENOMEM);
     CHECK(holds(p, PAGES * PAGE, 1));
+    /* What leaves far memory is copied first; with room for the copy there may be none to move it. */
+    int refused = 0;
+    while (mremap(q, PAGES * PAGE, PAGES * PAGE, MREMAP_MAYMOVE | MREMAP_FIXED, outside) == MAP_FAILED) {
+        CHECK(errno == ENOMEM && refused < 32 && holds(q, PAGES * PAGE, 4));
+        fill(others, 24 * MIB, 3);
+        refused++;
+        at -= 2;
+        CHECK(mprotect(crowd + at * PAGE, PAGE, PROT_READ | PROT_WRITE) == 0);
+    }
+    CHECK(refused > 0 && holds(outside, PAGES * PAGE, 4));
     CHECK(munmap(crowd, most * PAGE) == 0 && munmap(p + 31 * PAGE, PAGE) == 0);
     CHECK(faults(p + 31 * PAGE, 0) && !faults(p + 32 * PAGE, 1) && holds(others, 24 * MIB, 3));
     puts("ok");

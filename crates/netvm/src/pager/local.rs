@@ -31,22 +31,19 @@ impl Engine {
     fn put_in_place(&mut self, address: usize, bytes: usize, protection: i32) -> Result<()> {
         let pages = self.pages(address, bytes)?;
         let mut copy = LocalCopy::new(bytes).map_err(|e| PagerError::NoLocalMemory((&e).into()))?;
-        let done = self.copy_out(pages.clone(), &mut copy).and_then(|()| {
-            // Nothing of the range is left; transfers on their way find that out.
-            self.forget(pages.clone())?;
-            self.remove_range(address, bytes);
-            Ok(())
-        });
-        match done {
-            Ok(()) => {
-                let replaced = self.paged.replace_range(address, copy, protection);
-                replaced.map_err(|e| system("put local memory in place of far memory", e))
-            }
-            Err(error) => {
-                self.put_back(pages, &copy)?;
-                Err(error)
-            }
+        if let Err(error) = self.copy_out(pages.clone(), &mut copy) {
+            self.put_back(pages, &copy)?;
+            return Err(error);
         }
+        // The kernel's mappings first: there may be no room for another (vm.max_map_count).
+        if let Err((copy, error)) = self.paged.replace_range(address, copy, protection) {
+            self.put_back(pages, &copy)?;
+            return Err(PagerError::NoLocalMemory((&error).into()).into());
+        }
+        // Nothing of the range is left; transfers on their way find that out.
+        self.forget(pages)?;
+        self.remove_range(address, bytes);
+        self.wake(address, bytes)
     }
 
     /// Moves the contents of all pages to `copy`; they are untouched afterwards.
