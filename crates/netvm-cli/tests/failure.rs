@@ -311,13 +311,15 @@ fn addresses_for_far_memory_that_cannot_be_had() {
     if !can_run("addresses_for_far_memory_that_cannot_be_had", &[PYTHON]) {
         return;
     }
-    // 8 GiB of addresses for the process, 1 TiB for the far area.
-    let run = format!(
-        "ulimit -v 8388608; exec {} run --local 8M --lend-size 64M -- {PYTHON} -c 'bytearray(50000000)'",
-        env!("CARGO_BIN_EXE_netvm")
-    );
-    let done = finish(Command::new("sh").args(["-c", &run]));
-    must_say(&done, &["addresses"]);
+    // 8 GiB of addresses for the process, 1 TiB for the far area; 2 GiB of data, of which the page table is 4.
+    for (limit, named) in [("-v 8388608", "ulimit -v"), ("-d 2097152", "ulimit -d")] {
+        let run = format!(
+            "ulimit {limit}; exec {} run --local 8M --lend-size 64M -- {PYTHON} -c 'bytearray(50000000)'",
+            env!("CARGO_BIN_EXE_netvm")
+        );
+        let done = finish(Command::new("sh").args(["-c", &run]));
+        must_say(&done, &["addresses", named, "--area"]);
+    }
 }
 
 #[test]

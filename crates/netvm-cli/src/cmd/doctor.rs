@@ -55,7 +55,7 @@ pub fn run(args: &DoctorArgs) -> Outcome {
     let findings: Vec<Finding> = [kernel(), glibc()]
         .into_iter()
         .chain(userfaultfd())
-        .chain([preload(), encryption(), memory(), overcommit(), address_limit(), hugepages(), pressure()])
+        .chain([preload(), encryption(), memory(), overcommit(), address_limit(), data_limit(), hugepages(), pressure()])
         .chain(links())
         .chain(views())
         .collect();
@@ -208,21 +208,23 @@ fn overcommit() -> Finding {
 }
 
 fn address_limit() -> Finding {
+    let advice = "ulimit -v unlimited, or give a small --area";
+    limit("address space limit", "Max address space", u64::MAX, advice)
+}
+
+/// The page table of the far area counts as data, though most of it is never touched: 4 GiB for 1 TiB.
+fn data_limit() -> Finding {
+    limit("data size limit", "Max data size", 8 << 30, "ulimit -d unlimited, or give a small --area")
+}
+
+fn limit(what: &'static str, name: &str, enough_bytes: u64, advice: &'static str) -> Finding {
     let limits = read("/proc/self/limits").unwrap_or_default();
-    let line = limits.lines().find(|line| line.starts_with("Max address space")).unwrap_or_default();
-    let soft = line["Max address space".len().min(line.len())..]
-        .split_ascii_whitespace()
-        .next()
-        .unwrap_or("unknown");
-    if soft == "unlimited" || soft == "unknown" {
-        return finding("address space limit", Verdict::Ok, soft, None);
+    let line = limits.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
+    let soft = line.split_ascii_whitespace().next().unwrap_or("unknown");
+    if soft.parse::<u64>().map_or(true, |bytes| bytes >= enough_bytes) {
+        return finding(what, Verdict::Ok, soft, None);
     }
-    finding(
-        "address space limit",
-        Verdict::Missing,
-        format!("{soft} bytes"),
-        Some("ulimit -v unlimited, or give a small --area"),
-    )
+    finding(what, Verdict::Missing, format!("{soft} bytes"), Some(advice))
 }
 
 fn hugepages() -> Finding {

@@ -49,8 +49,13 @@ impl Memories {
 
     /// Reserves `count` slabs of `slab_bytes` each, in memory or on the file system of `folder`.
     pub(super) fn new(count: u32, slab_bytes: u64, hugepages: bool, folder: Option<&Path>) -> Result<Self> {
-        let reserve = |error: std::io::Error| Error::system("reserve the memory to lend", &error);
         let bytes = u64::from(count) * slab_bytes;
+        let reserve = |error: std::io::Error| {
+            Error::Other(format!(
+                "cannot reserve {} MiB of addresses to lend ({error}); check `ulimit -v` and vm.overcommit_memory, or lend less",
+                bytes >> 20
+            ))
+        };
         let common = match folder {
             None => Memfd::new(c"netvm-lender", bytes).map_err(reserve)?,
             Some(folder) => on_disk(folder, bytes, slab_bytes).map_err(|error| {

@@ -224,8 +224,10 @@ impl Engine {
             number,
             passing,
             learn,
-            table: PageTable::new(area.len() / PAGE_BYTES)
-                .map_err(|e| system("reserve the page table", e))?,
+            table: PageTable::new(area.len() / PAGE_BYTES).map_err(|source| PagerError::Reserve {
+                bytes: config.area_bytes,
+                errno: (&source).into(),
+            })?,
             paged,
             free: FrameSet::new(frames),
             empty,

@@ -164,7 +164,8 @@ impl fmt::Display for PagerError {
             ),
             Self::Reserve { bytes, errno } => write!(
                 f,
-                "cannot reserve {} GiB of addresses for far memory ({errno}); check `ulimit -v` and vm.overcommit_memory",
+                "cannot reserve {} GiB of addresses for far memory, and its page table ({errno}); check `ulimit -v`, `ulimit -d` and \
+                 vm.overcommit_memory, or give a smaller --area",
                 bytes >> 30
             ),
             Self::AreaTooLarge { bytes } => write!(
