@@ -85,7 +85,10 @@ pub unsafe extern "C" fn dlsym(handle: *mut c_void, name: *const c_char) -> *mut
         "ldp x29, x30, [sp], #32",
         "add x17, x0, #1",
         "cmp x17, #1",
-        "b.hi {by_handle}",
+        // A conditional branch does not reach as far.
+        "b.ls 2f",
+        "b {by_handle}",
+        "2:",
         "br x16",
         real = sym real,
         by_handle = sym by_handle,

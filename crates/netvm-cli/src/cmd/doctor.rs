@@ -55,7 +55,16 @@ pub fn run(args: &DoctorArgs) -> Outcome {
     let findings: Vec<Finding> = [kernel(), glibc()]
         .into_iter()
         .chain(userfaultfd())
-        .chain([preload(), encryption(), memory(), overcommit(), address_limit(), data_limit(), hugepages(), pressure()])
+        .chain([
+            preload(),
+            encryption(),
+            memory(),
+            overcommit(),
+            address_limit(),
+            data_limit(),
+            hugepages(),
+            pressure(),
+        ])
         .chain(links())
         .chain(views())
         .collect();
