@@ -79,6 +79,7 @@ unsafe extern "C" {
 
 unsafe extern "C" fn prepare() {
     let _internal = Internal::enter();
+    privileges::before_fork();
     // The stack of a handler may be far memory, and nobody serves faults until the fork is over.
     let mask = block_signals();
     // The order in which they are taken elsewhere.
@@ -124,7 +125,7 @@ unsafe extern "C" fn parent() {
 
 unsafe extern "C" fn child() {
     let _internal = Internal::enter();
-    privileges::set_up();
+    privileges::after_fork();
     let far = run::started();
     if far.is_some() {
         // SAFETY: of all threads there is only this one, and it is not in the list.

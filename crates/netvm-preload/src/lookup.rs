@@ -40,8 +40,10 @@ fn ours(name: *const c_char, found: *mut c_void) -> *mut c_void {
         return found;
     }
     // SAFETY: of the type that dlsym(3) has; `name` is the caller's, and was just found.
-    let first = unsafe { transmute::<*mut c_void, Dlsym>(real())(libc::RTLD_DEFAULT, name) };
-    if callers::is_ours(first as usize) { first } else { found }
+    let [first, next] = [libc::RTLD_DEFAULT, libc::RTLD_NEXT]
+        .map(|handle| unsafe { transmute::<*mut c_void, Dlsym>(real())(handle, name) });
+    // With another library behind this one that has it, too, it would be called by us, and call us.
+    if next == found && callers::is_ours(first as usize) { first } else { found }
 }
 
 /// dlsym(3) with a handle that is one.

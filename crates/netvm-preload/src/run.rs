@@ -97,21 +97,29 @@ pub(crate) fn far() -> &'static dyn Far {
     if let Some(far) = started() {
         return far;
     }
+    start_if_possible().unwrap_or_else(|message| sys::give_up(&message))
+}
+
+/// The same, where it may never be needed: if that fails it is told when it is.
+pub(crate) fn try_to_start() {
+    if started().is_none() {
+        let _ = start_if_possible();
+    }
+}
+
+fn start_if_possible() -> Result<&'static dyn Far, String> {
     let _internal = Internal::enter();
     let errno = sys::errno();
-    let far = START.with(|()| started().unwrap_or_else(start));
+    let far = START.with(|()| started().map_or_else(start, Ok));
     sys::set_errno(errno);
     far
 }
 
-fn start() -> &'static dyn Far {
+fn start() -> Result<&'static dyn Far, String> {
     let signals = fork::block_signals();
     let started = start_backend();
     fork::restore_signals(&signals);
-    let far: &'static dyn Far = match started {
-        Ok(far) => Box::leak(far),
-        Err(message) => sys::give_up(&message),
-    };
+    let far: &'static dyn Far = Box::leak(started?);
     let area = far.area();
     if let Err(errno) = small::set_up(&area) {
         let error = std::io::Error::from_raw_os_error(errno);
@@ -122,7 +130,7 @@ fn start() -> &'static dyn Far {
     AREA_LENGTH.store(area.len(), Ordering::Relaxed);
     // Release pairs with the Acquire in `started`.
     BACKEND.store(Box::leak(Box::new(far)), Ordering::Release);
-    far
+    Ok(far)
 }
 
 fn start_backend() -> Result<Box<dyn Far>, String> {

@@ -17,6 +17,10 @@ fn library() -> PathBuf {
 }
 
 fn compile(name: &str) -> PathBuf {
+    compile_with(name, &[])
+}
+
+fn compile_with(name: &str, options: &[&str]) -> PathBuf {
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     // Tests compile the same program at the same time.
     static COUNT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
@@ -26,6 +30,7 @@ fn compile(name: &str) -> PathBuf {
     let status = Command::new("cc")
         .args(["-O1", "-g", "-Wall", "-Wno-unused-function", "-fno-builtin-malloc", "-pthread", "-o"])
         .args([&program, &source])
+        .args(options)
         .status()
         .expect("these tests need a C compiler named cc");
     assert!(status.success(), "{name}.c does not compile");
@@ -280,6 +285,18 @@ fn functions_that_are_looked_up_by_a_handle() {
     run_with_local_area("handle");
     run_with_pager("handle", 0, 131_072);
     run_with_pager("handle", 0, 4096);
+}
+
+/// Which wraps what netvm's library wraps, too, and would be called by it.
+#[test]
+fn a_library_behind_ours_that_looks_functions_up_by_a_handle() {
+    let (tool, program) =
+        (compile_with("behind", &["-DTOOL", "-shared", "-fPIC", "-ldl"]), compile("behind"));
+    let libraries = format!("{}:{}", library().display(), tool.display());
+    let mut command = preloaded(&program);
+    let output = command.env("LD_PRELOAD", libraries).env("NETVM_PRELOAD_BACKEND", "local").output().unwrap();
+    must_succeed("behind", &output);
+    [tool, program].iter().for_each(|file| drop(std::fs::remove_file(file)));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 /* A server that is root, whose workers are not: they need far memory only then. And one that starts a program as somebody else, from a child of vfork. */
 #include "check.h"
 #include <grp.h>
+#include <sys/resource.h>
 
 #define BYTES (24 * MIB)
 
@@ -16,6 +17,23 @@ static void work(void) {
     fill(block, BYTES, 1);
     fill(mapped, BYTES, 2);
     CHECK(holds(block, BYTES, 1) && holds(mapped, BYTES, 2));
+}
+
+/* Without the library. */
+static void become_another_program(void) {
+    char *arguments[] = {"true", NULL}, *environment[] = {NULL};
+    execve("/bin/true", arguments, environment);
+    _exit(9);
+}
+
+static void become_anothers_program(void) {
+    if (setgid(65534) || setuid(65534)) _exit(8);
+    become_another_program();
+}
+
+static void *lives(void *argument) {
+    pause();
+    return argument;
 }
 
 int main(void) {
@@ -44,12 +62,25 @@ int main(void) {
     }
     for (int round = 0; round < 20; round++) {
         pid_t pid = vfork();
-        if (pid == 0) {
-            char *arguments[] = {"true", NULL}, *environment[] = {NULL};
-            if (setgid(65534) || setuid(65534)) _exit(8);
-            execve("/bin/true", arguments, environment);
-            _exit(9);
-        }
+        if (pid == 0) become_anothers_program();
+        CHECK(ended_well(pid));
+    }
+    /* Far memory cannot start here: who has no need of it does not mind. */
+    pid_t limited = fork();
+    if (limited == 0) {
+        struct rlimit limit = {1 << 30, 1 << 30};
+        CHECK(setrlimit(RLIMIT_AS, &limit) == 0 && setuid(65534) == 0);
+        pid_t pid = fork();
+        if (pid == 0) become_another_program();
+        _exit(!ended_well(pid));
+    }
+    CHECK(ended_well(limited));
+    /* Nor is it started in children of a process with threads. */
+    pthread_t thread;
+    CHECK(pthread_create(&thread, NULL, lives, NULL) == 0);
+    for (int round = 0; round < 20; round++) {
+        pid_t pid = fork();
+        if (pid == 0) become_anothers_program();
         CHECK(ended_well(pid));
     }
     /* The server itself has had no need of far memory. */
