@@ -8,18 +8,50 @@ use std::io;
 pub struct LocalCopy {
     start: usize,
     bytes: usize,
+    /// So that a process with too many mappings (vm.max_map_count) is told before anything is copied.
+    room: Option<Room>,
+}
+
+/// Mappings that stand for those that it takes to move one.
+#[derive(Debug)]
+struct Room(usize);
+
+/// More than the kernel wants to be free.
+const ROOM_PAGES: usize = 16;
+const PAGE_BYTES: usize = 4096;
+
+impl Room {
+    fn new() -> io::Result<Self> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice.
+        let room = Self(unsafe { raw::mmap(0, ROOM_PAGES * PAGE_BYTES, libc::PROT_READ, flags, -1) }?);
+        for page in (1..ROOM_PAGES).step_by(2) {
+            // SAFETY: our own page, to which nobody refers.
+            unsafe { raw::mprotect(room.0 + page * PAGE_BYTES, PAGE_BYTES, libc::PROT_NONE) }?;
+        }
+        Ok(room)
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        // SAFETY: our own mappings, without contents.
+        let _ = unsafe { raw::munmap(self.0, ROOM_PAGES * PAGE_BYTES) };
+    }
 }
 
 impl LocalCopy {
     /// `bytes` are whole pages.
     ///
     /// # Errors
-    /// ENOMEM.
+    /// ENOMEM, also where there would be no room to [move](LocalCopy::take_the_place_of) it.
     pub fn new(bytes: usize) -> io::Result<Self> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
         let start = unsafe { raw::mmap(0, bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1) }?;
-        Ok(Self { start, bytes })
+        let mut copy = Self { start, bytes, room: None };
+        copy.room = Some(Room::new()?);
+        Ok(copy)
     }
 
     fn check(&self, offset: usize, bytes: usize) {
@@ -58,7 +90,8 @@ impl LocalCopy {
     ///
     /// # Safety
     /// The caller owns `to` for as many bytes as this has, and gives up what is there.
-    pub unsafe fn take_the_place_of(self, to: usize, protection: i32) -> Result<(), (Self, io::Error)> {
+    pub unsafe fn take_the_place_of(mut self, to: usize, protection: i32) -> Result<(), (Self, io::Error)> {
+        self.room = None;
         // SAFETY: our own mapping, to which no reference exists; the caller owns `to`.
         let moved = unsafe {
             raw::mprotect(self.start, self.bytes, protection)
