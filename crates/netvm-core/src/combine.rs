@@ -275,6 +275,15 @@ impl Combine {
         self.posted.load(Ordering::Relaxed) == 0 && self.ended.load(Ordering::Relaxed) == 0
     }
 
+    /// The same, and only until an errand ends: what is posted is for later.
+    #[must_use]
+    pub fn fall_asleep_for_errands(&self) -> bool {
+        self.turn.store(ASLEEP, Ordering::Relaxed);
+        // Pairs with the fence of `end_errand`.
+        fence(Ordering::SeqCst);
+        self.ended.load(Ordering::Relaxed) == 0
+    }
+
     /// The holder has slept, or not.
     pub fn wake_up(&self) {
         self.turn.store(HELD, Ordering::Relaxed);
@@ -330,6 +339,14 @@ mod tests {
         fn signal(&self) {
             *self.event.0.lock().unwrap() = true;
             self.event.1.notify_all();
+        }
+
+        fn wait_for_event(&self) {
+            let mut event = self.event.0.lock().unwrap();
+            while !*event {
+                event = self.event.1.wait(event).unwrap();
+            }
+            *event = false;
         }
 
         fn begin(&self, number: u64) {
@@ -440,11 +457,7 @@ mod tests {
             // It sleeps until something is posted, as if for an answer that does not come.
             while !shared.combine.has_posts() {
                 if shared.combine.fall_asleep() {
-                    let mut event = shared.event.0.lock().unwrap();
-                    while !*event {
-                        event = shared.event.1.wait(event).unwrap();
-                    }
-                    *event = false;
+                    shared.wait_for_event();
                 }
                 shared.combine.wake_up();
             }
@@ -459,6 +472,8 @@ mod tests {
             let shared = Shared::new();
             let other = shared.clone();
             assert!(shared.combine.try_take());
+            // What has been posted does not keep it awake.
+            let (post, _) = shared.combine.post(3).unwrap();
             let errand = thread::spawn(move || {
                 *other.answered.lock().unwrap() = alloc::vec![7];
                 if other.combine.end_errand(5) {
@@ -472,16 +487,13 @@ mod tests {
                     assert_eq!(ended, 1 << 5);
                     break;
                 }
-                if shared.combine.fall_asleep() {
-                    let mut event = shared.event.0.lock().unwrap();
-                    while !*event {
-                        event = shared.event.1.wait(event).unwrap();
-                    }
-                    *event = false;
+                if shared.combine.fall_asleep_for_errands() {
+                    shared.wait_for_event();
                 }
                 shared.combine.wake_up();
             }
             assert!(shared.is_answered(7));
+            assert_eq!(shared.combine.withdraw(post), Withdrawn::New);
             shared.combine.give_back(shared.wake());
             errand.join().unwrap();
             assert_eq!(shared.combine.ended_errands(), 0, "each is told once");

@@ -180,9 +180,9 @@ fn copy_in(
     contents: &[u8],
     protect: bool,
 ) -> (usize, io::Result<()>) {
-    let mut copied = 0;
+    let (mut copied, mut together) = (0, contents.len());
     while copied < contents.len() {
-        let (to, left) = (address + copied, &contents[copied..]);
+        let (to, left) = (address + copied, &contents[copied..contents.len().min(copied + together)]);
         if let Err(error) = area.check(to, left.len()) {
             return (copied / PAGE_BYTES, Err(error));
         }
@@ -195,11 +195,14 @@ fn copy_in(
         };
         copied += done;
         match result {
+            Ok(()) => {}
             // The kernel may find the process changing its mappings at any time.
-            Err(error) if error.raw_os_error() != Some(libc::EAGAIN) => {
-                return (copied / PAGE_BYTES, Err(error));
+            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {}
+            // They may belong to two mappings.
+            Err(error) if error.raw_os_error() == Some(libc::ENOENT) && left.len() > PAGE_BYTES => {
+                together = PAGE_BYTES;
             }
-            _ => {}
+            Err(error) => return (copied / PAGE_BYTES, Err(error)),
         }
     }
     (copied / PAGE_BYTES, Ok(()))

@@ -112,6 +112,13 @@ fn threads_share_pages_while_others_are_mapped_and_discarded() {
     assert!(stats.read_at_once > 1000, "{stats:?}");
 }
 
+/// When these threads have ended so do others. One that fails must not leave those running for ever.
+fn end_with(threads: Vec<std::thread::ScopedJoinHandle<'_, ()>>, end: &AtomicBool) {
+    let failed = threads.into_iter().map(|thread| thread.join().is_err()).filter(|&failed| failed).count();
+    end.store(true, Ordering::Relaxed);
+    assert_eq!(failed, 0);
+}
+
 fn share_pages(link: LinkChoice) -> netvm::stats::PagerStats {
     let lent = lend(64 << 20);
     let pager = over(&lent, |config| {
@@ -171,11 +178,7 @@ fn share_pages(link: LinkChoice) -> netvm::stats::PagerStats {
                 assert!(read == 0 || read == index as u64 | 1, "{read}");
             }
         });
-        // A thread that fails must not leave the others running for ever.
-        let failed =
-            threads.into_iter().map(|thread| thread.join().is_err()).filter(|&failed| failed).count();
-        end.store(true, Ordering::Relaxed);
-        assert_eq!(failed, 0);
+        end_with(threads, end);
     });
     pager.set_local_bytes(LOCAL_BYTES_MIN).unwrap();
     assert!(pager.stats().local_frames <= LOCAL_BYTES_MIN / PAGE as u64);
@@ -467,14 +470,64 @@ fn pages_come_and_leave_on_errands_while_others_call() {
                 std::thread::sleep(std::time::Duration::from_micros(random.next() % 2000));
             }
         });
-        let failed =
-            threads.into_iter().map(|thread| thread.join().is_err()).filter(|&failed| failed).count();
-        end.store(true, Ordering::Relaxed);
-        assert_eq!(failed, 0);
+        end_with(threads, &end);
     });
     let stats = pager.stats();
     assert!(stats.read_at_once > stats.remote_reads / 2, "{stats:?}");
     println!("{} of {} pages left together", stats.left_together, stats.remote_reads);
+}
+
+/// Their pages move to another lender meanwhile: what is read at the old place is right, or read again.
+#[test]
+fn a_lender_leaves_while_threads_fetch_from_its_memory() {
+    let Some(_alone) = alone() else { return };
+    for replicas in [1, 2] {
+        let lenders: Vec<_> = (0..=replicas).map(|_| Serving::new(64)).collect();
+        let addresses: Vec<_> = lenders.iter().map(|lender| &lender.address[..]).collect();
+        let pager = start(&addresses, LOCAL_BYTES_MIN, |config| {
+            (config.replicas, config.link) = (replicas, LinkChoice::Shm);
+        });
+        let memory = mapped(&pager, 0, 4 * LOCAL_BYTES_MIN as usize);
+        let pages = memory.len() / PAGE;
+        (0..pages).for_each(|page| (0..3).for_each(|thread| set_word(memory, page * 512 + thread, 7)));
+        let end = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..3)
+                .map(|thread| {
+                    let end = &end;
+                    scope.spawn(move || {
+                        let mut random = Random::new(thread as u64 + 20);
+                        let mut model = vec![7; pages];
+                        while !end.load(Ordering::Relaxed) {
+                            let page = random.next() as usize % pages;
+                            assert_eq!(word(memory, page * 512 + thread), model[page], "page {page}");
+                            if random.next().is_multiple_of(16) {
+                                model[page] = random.next();
+                                set_word(memory, page * 512 + thread, model[page]);
+                            }
+                        }
+                        for (page, &value) in model.iter().enumerate() {
+                            assert_eq!(word(memory, page * 512 + thread), value, "page {page}");
+                        }
+                    })
+                })
+                .collect();
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            lenders[0].stop.stop();
+            let begun = std::time::Instant::now();
+            while pager.stats().lenders_left == 0 && begun.elapsed().as_secs() < 30 {
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            end.store(true, Ordering::Relaxed);
+            end_with(threads, &end);
+        });
+        let stats = pager.stats();
+        assert_eq!((stats.lenders_left, stats.lenders_lost, stats.wrong_pages), (1, 0, 0), "{stats:?}");
+        assert!(stats.pages_moved > 1000 && stats.read_at_once > stats.remote_reads / 4, "{stats:?}");
+        // Pagers have no end.
+        std::mem::forget(lenders);
+    }
 }
 
 #[test]
@@ -544,7 +597,10 @@ extern "C" fn own_handler(_: i32) {
 #[ignore = "started by other tests"]
 fn role() {
     let Ok(role) = std::env::var(ROLE) else { return };
+    // With a link, if it is to be another than a socket.
     let (role, lender) = role.split_once(' ').unwrap();
+    let (role, link) =
+        role.strip_suffix("-shm").map_or((role, LinkChoice::Socket), |role| (role, LinkChoice::Shm));
     // Whoever repeats an access for ever ends, too.
     // SAFETY: the signal's default ends the process.
     unsafe { libc::alarm(100) };
@@ -553,7 +609,7 @@ fn role() {
         unsafe { libc::signal(libc::SIGBUS, own_handler as *const () as usize) };
     }
     let pager = start(&[lender], LOCAL_BYTES_MIN, |config| {
-        config.link = LinkChoice::Socket;
+        config.link = link;
         if role.ends_with("shards") {
             (config.shards, config.local_bytes) = (2, 2 * LOCAL_BYTES_MIN);
         }
@@ -701,7 +757,7 @@ fn a_second_pager_comes_after_a_handler_that_passes_on() {
 fn a_child_of_a_fork_has_no_far_memory_and_does_not_hang() {
     let Some(_alone) = alone() else { return };
     let lent = lend(64 << 20);
-    for role in ["fork", "fork-shards", "touch-shards"] {
+    for role in ["fork", "fork-shm", "fork-shards", "fork-shards-shm", "touch-shards", "touch-shards-shm"] {
         let ended = play(role, lent.address());
         assert_eq!(ended.status.code(), Some(21), "{role}: {ended:?}");
     }
@@ -711,16 +767,18 @@ fn a_child_of_a_fork_has_no_far_memory_and_does_not_hang() {
 fn without_its_lender_the_process_ends_and_says_why() {
     use std::os::unix::process::ExitStatusExt;
     let Some(_alone) = alone() else { return };
-    let lent = Serving::new(64);
-    let address = lent.address.clone();
-    let player = std::thread::spawn(move || play("lost", &address));
-    std::thread::sleep(std::time::Duration::from_secs(1));
-    let address = lent.address.clone();
-    drop(lent);
-    let ended = player.join().unwrap();
-    let said = String::from_utf8_lossy(&ended.stderr);
-    assert_eq!(ended.status.signal(), Some(libc::SIGBUS), "{said}");
-    assert!(said.contains(&address) && said.contains("far memory is lost"), "{said}");
+    for role in ["lost", "lost-shm"] {
+        let lent = Serving::new(64);
+        let address = lent.address.clone();
+        let player = std::thread::spawn(move || play(role, &address));
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        let address = lent.address.clone();
+        drop(lent);
+        let ended = player.join().unwrap();
+        let said = String::from_utf8_lossy(&ended.stderr);
+        assert_eq!(ended.status.signal(), Some(libc::SIGBUS), "{role}: {said}");
+        assert!(said.contains(&address) && said.contains("far memory is lost"), "{role}: {said}");
+    }
 }
 
 unsafe extern "C-unwind" {
@@ -736,9 +794,10 @@ type Unwinds = extern "C-unwind" fn(*mut libc::c_void) -> *mut libc::c_void;
 extern "C-unwind" fn until_cancelled(job: *mut libc::c_void) -> *mut libc::c_void {
     // SAFETY: the job lives until this thread has been joined.
     let job = unsafe { &*job.cast::<Job>() };
-    let mut page = 0_usize;
+    // No stream.
+    let mut random = Random::new(77);
     loop {
-        page = (page + 77) % (job.0.len() / PAGE);
+        let page = random.next() as usize % (job.0.len() / PAGE);
         let _ = word(job.0, page * 512);
         if page.is_multiple_of(64) {
             job.1.store(true, Ordering::Relaxed);
@@ -752,10 +811,17 @@ extern "C-unwind" fn until_cancelled(job: *mut libc::c_void) -> *mut libc::c_voi
 #[test]
 fn threads_with_small_stacks_are_cancelled() {
     let Some(_alone) = alone() else { return };
-    let (first, second) = (Serving::new(64), Serving::new(64));
-    let pager = start(&[&first.address, &second.address], LOCAL_BYTES_MIN, |config| {
-        (config.tier, config.encrypt_pages, config.replicas) = (TierPolicy::Auto, true, 2);
+    cancel_threads(|config| {
+        (config.tier, config.encrypt_pages, config.replicas) = (TierPolicy::Auto, true, 2)
     });
+    // Pages come and leave on errands.
+    let stats = cancel_threads(|config| config.link = LinkChoice::Shm);
+    assert!(stats.read_at_once > 30, "{stats:?}");
+}
+
+fn cancel_threads(change: impl FnOnce(&mut PagerConfig)) -> netvm::stats::PagerStats {
+    let (first, second) = (Serving::new(64), Serving::new(64));
+    let pager = start(&[&first.address, &second.address], LOCAL_BYTES_MIN, change);
     let memory = mapped(&pager, 0, 3 * LOCAL_BYTES_MIN as usize);
     (0..memory.len() / PAGE).for_each(|page| set_word(memory, page * 512, page as u64 + 1));
     for _ in 0..30 {
@@ -781,4 +847,5 @@ fn threads_with_small_stacks_are_cancelled() {
     }
     (0..memory.len() / PAGE).for_each(|page| assert_eq!(word(memory, page * 512), page as u64 + 1));
     std::mem::forget((first, second));
+    pager.stats()
 }

@@ -518,7 +518,10 @@ impl Engine {
 
     /// Faults wait for frames, and nothing is under way that could free one: others must give some back.
     pub(super) fn is_starved(&self) -> bool {
-        !self.deferred.is_empty() && self.in_flight() == 0 && self.backing.pending() == 0
+        !self.deferred.is_empty()
+            && self.in_flight() == 0
+            && self.backing.pending() == 0
+            && !self.errands.are_under_way()
     }
 
     pub(super) fn in_flight(&self) -> usize {

@@ -49,6 +49,8 @@ pub(super) struct Leave {
 struct Fetched {
     page: u32,
     pages: u32,
+    /// What stands in place of a frame in the entries of remote pages.
+    stamps: [u32; FETCH_PAGES],
     lender: u32,
     class: u8,
     protect: bool,
@@ -205,14 +207,15 @@ impl Engine {
         let Some((lender, source)) = self.backing.source_of(slot, pages) else { return Ok(false) };
         let class = self.backing.slots.class(lender);
         let (mut again, mut age, mut protect) = (false, 0, true);
-        let mut hashes = [0; FETCH_PAGES];
+        let (mut hashes, mut stamps) = ([0; FETCH_PAGES], [0; FETCH_PAGES]);
         for index in 0..pages {
-            let (one, is_again);
-            (age, is_again) = self.note_back(page + index, class, Arrival::Alone, true, index == 0);
-            (one, again) = (page + index, again || is_again);
-            let entry = self.table.get(one).with_state(PageState::Fetching).with_frame(NO_FRAME);
+            let (one, place, entry) = (page + index, index as usize, self.table.get(page + index));
+            let is_again;
+            (age, is_again) = self.note_back(one, class, Arrival::Alone, true, index == 0);
+            again |= is_again;
+            (hashes[place], stamps[place]) = (self.table.hash(one), entry.frame());
+            let entry = entry.with_state(PageState::Fetching).with_frame(NO_FRAME);
             self.table.set(one, entry.with_wanted(true));
-            hashes[index as usize] = self.table.hash(one);
             protect &= self.protects_next(one, again);
         }
         let promote = pages == 1 && self.backing.promotes(slot, age);
@@ -222,7 +225,8 @@ impl Engine {
         self.stats.remote_reads += u64::from(pages);
         self.stats.bytes_in += u64::from(pages) * PAGE_BYTES as u64;
         self.errands.under_way |= 1 << number;
-        self.errands.fetched[number] = Fetched { page, pages, lender, class, protect, again, promote };
+        self.errands.fetched[number] =
+            Fetched { page, pages, stamps, lender, class, protect, again, promote };
         let (address, pages) = (self.address_of(page), pages as usize);
         let fetch = Fetch { number, address, source, hashes, pages, protect };
         if self.paged.told() == Told::Faulter {
@@ -263,7 +267,8 @@ impl Engine {
     }
 
     fn take_fetch_back(&mut self, number: usize, outcome: Outcome) -> Result<()> {
-        let Fetched { page, pages, lender, class, protect, again, promote } = self.errands.fetched[number];
+        let Fetched { page, pages, stamps, lender, class, protect, again, promote } =
+            self.errands.fetched[number];
         let there = match outcome {
             Outcome::Fetched { pages: there, ns } => {
                 self.stats.read_at_once += there;
@@ -280,7 +285,9 @@ impl Engine {
             debug_assert!(entry.state() == PageState::Fetching && entry.frame() == NO_FRAME);
             if index >= there {
                 self.spare += 1;
-                self.note_dropped(page + index);
+                // It has not left anew.
+                let entry = entry.with_state(PageState::Remote).with_frame(stamps[index as usize]);
+                self.table.set(page + index, entry.with_wanted(false));
                 continue;
             }
             if promote {
@@ -318,10 +325,7 @@ impl Engine {
         if left > 0 {
             self.tier.choice.costs.send.note(ns as f64 / left as f64);
         }
-        if stayed > 0 {
-            self.take_out(&rest[..stayed])?;
-        }
-        Ok(())
+        self.move_out(&rest[..stayed]).map(drop)
     }
 }
 

@@ -172,11 +172,18 @@ impl Engine {
     pub(super) fn take_out(&mut self, victims: &[u32]) -> Result<usize> {
         let mut rest = [0; EVICT_PAGES_MAX];
         let (together, count) = self.take_out_together(victims, &mut rest)?;
-        let victims = &rest[..count];
+        let (moved, runs) = self.move_out(&rest[..count])?;
+        self.scattered = runs * 2 > count + together;
+        self.in_runs = together == 0 && runs * RUN_PAGES_MIN <= count;
+        self.together = together > count;
+        self.note_left(together + moved);
+        Ok(together + moved)
+    }
+
+    /// Moves mapped pages, in order, to frames; writes those that changed. Returns how many it took, and in how many runs of neighbours they came.
+    pub(super) fn move_out(&mut self, victims: &[u32]) -> Result<(usize, usize)> {
         // Neighbours are moved and written together.
-        let mut start = 0;
-        let mut taken = together;
-        let mut runs = 0;
+        let (mut start, mut taken, mut runs, count) = (0, 0, 0, victims.len());
         let mut changed = [Taken { page: 0, frame: 0 }; EVICT_PAGES_MAX];
         let mut changes = 0;
         while start < count {
@@ -212,12 +219,8 @@ impl Engine {
                 }
             }
         }
-        self.scattered = runs * 2 > count + together;
-        self.in_runs = together == 0 && runs * RUN_PAGES_MIN <= count;
-        self.together = together > count;
-        self.note_left(taken);
         self.write_back(&changed[..changes])?;
-        Ok(taken)
+        Ok((taken, runs))
     }
 
     /// A victim that could not be moved.

@@ -56,8 +56,10 @@ pub(super) struct InThread {
     posted: EventFd,
     /// Wakes the pager's thread, unless the next thread that leaves work behind sets it anew before.
     left_over: Timer,
-    /// When it was set last, in nanoseconds since `began`.
+    /// When it was set last, in nanoseconds since `began`,
     set_ns: AtomicU64,
+    /// and when the pager's thread looked last.
+    looked_ns: AtomicU64,
     began: Instant,
     /// A child of a fork has no far memory.
     process: u32,
@@ -81,6 +83,7 @@ impl InThread {
             posted: EventFd::new().map_err(|e| system("eventfd", e))?,
             left_over: Timer::new().map_err(|e| system("timerfd_create", e))?,
             set_ns: AtomicU64::new(0),
+            looked_ns: AtomicU64::new(0),
             began: Instant::now(),
             process: std::process::id(),
         })
@@ -106,12 +109,19 @@ impl InThread {
         left
     }
 
-    /// The pager's thread looks after what is left over, if nobody else does before: a clock that whoever leaves sets back. So it does not wake
+    fn now_ns(&self) -> u64 {
+        self.began.elapsed().as_nanos() as u64
+    }
+
+    /// The pager's thread looks after what is left over, if nobody else does before: a clock that whoever leaves sets back. So it rarely wakes
     /// while threads fault all the time, and does soon after the last has.
     fn watch(&self) {
-        let now_ns = self.began.elapsed().as_nanos() as u64;
-        // A system call for each fault would be too many. It goes off in half of its time at the earliest.
-        if now_ns.wrapping_sub(self.set_ns.load(Ordering::Relaxed)) >= LEFT_OVER.as_nanos() as u64 / 2 {
+        let now_ns = self.now_ns();
+        let since =
+            |then: &AtomicU64| Duration::from_nanos(now_ns.saturating_sub(then.load(Ordering::Relaxed)));
+        // A system call for each fault would be too many. It goes off in half of its time at the earliest; after a tick without a look, whoever faults.
+        let at_least = if since(&self.looked_ns) < TICK { LEFT_OVER / 2 } else { 2 * LEFT_OVER };
+        if since(&self.set_ns) >= at_least {
             self.set_ns.store(now_ns, Ordering::Relaxed);
             self.left_over.set(LEFT_OVER);
         }
@@ -221,6 +231,7 @@ impl InThread {
         let mut links = Vec::new();
         let (mut served, mut ticked) = (0, Instant::now());
         loop {
+            self.looked_ns.store(self.now_ns(), Ordering::Relaxed);
             links.clear();
             links.push(readable(&self.left_over));
             let (next, left) = self.with_turn(|engine| {
@@ -370,6 +381,10 @@ impl Engine {
     /// Takes up which errands have ended.
     fn take_errands_back(&mut self, all: &InThread) -> Result<()> {
         let mut ended = all.combine.ended_errands();
+        if ended != 0 {
+            // Who waits for an errand's page looks for it as for an answer.
+            self.look.came(Awaited::Answer, Instant::now);
+        }
         while ended != 0 {
             let number = ended.trailing_zeros() as usize;
             ended &= ended - 1;
@@ -394,7 +409,15 @@ impl Engine {
             } else if looks < SPINS + YIELDS {
                 std::thread::yield_now();
             } else {
-                self.sleep(all, NAP)?;
+                // What has been posted, or comes from lenders, is not for now: whoever does the errand may need this CPU.
+                self.poll_fds.clear();
+                self.poll_fds.push(readable(&all.posted));
+                if all.combine.fall_asleep_for_errands() {
+                    let slept = netvm_sys::thread::poll(&mut self.poll_fds, Some(NAP));
+                    slept.map_err(|e| system("poll", e))?;
+                }
+                all.combine.wake_up();
+                all.posted.take();
             }
         }
     }
@@ -409,10 +432,10 @@ impl Engine {
             self.errands.page = None;
             if let Some(fetch) = self.errands.fetch.take() {
                 self.errands.takes_leave = true;
-                self.evict_ahead()?;
+                let went_on = self.go_on(false);
                 self.errands.takes_leave = false;
-                self.make_spare()?;
-                self.backing.push()?;
+                went_on?;
+                self.backing.keep_looking()?;
                 return Ok((Some(fetch), self.errands.leave.take()));
             }
         }
@@ -421,18 +444,7 @@ impl Engine {
         loop {
             self.take_errands_back(all)?;
             all.combine.take_posts(|other| self.fault(posted(other)))?;
-            self.backing.push()?;
-            let moved = (look || self.writing_frames > 0 || self.backing.has_ended()) && self.progress()?;
-            if !self.deferred.is_empty() && self.in_flight() == 0 {
-                self.retry_deferred()?;
-            }
-            if moved {
-                self.look.came(Awaited::Answer, Instant::now);
-            }
-            // While an answer is on its way; or else somebody has to do it.
-            let evicted = self.evict_ahead()? | self.tend_pool()?;
-            self.make_spare()?;
-            self.backing.push()?;
+            let (moved, evicted) = self.go_on(look)?;
             if self.is_settled(fault.address) {
                 return Ok((None, None));
             }
@@ -442,6 +454,24 @@ impl Engine {
             }
             look = true;
         }
+    }
+
+    /// What a fault does for those before and after it: takes up what has come (at least if it is to `look`), and evicts. Whether something had come,
+    /// and whether something was evicted.
+    fn go_on(&mut self, look: bool) -> Result<(bool, bool)> {
+        self.backing.push()?;
+        let moved = (look || self.writing_frames > 0 || self.backing.has_ended()) && self.progress()?;
+        if !self.deferred.is_empty() && self.in_flight() == 0 {
+            self.retry_deferred()?;
+        }
+        if moved {
+            self.look.came(Awaited::Answer, Instant::now);
+        }
+        // While an answer is on its way; or else somebody has to do it.
+        let evicted = self.evict_ahead()? | self.tend_pool()?;
+        self.make_spare()?;
+        self.backing.push()?;
+        Ok((moved, evicted))
     }
 
     /// Nothing has come: lets others run, or sleeps until something comes.

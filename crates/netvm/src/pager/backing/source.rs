@@ -28,6 +28,13 @@ impl Backing {
             return None;
         }
         let (copies, page) = self.slots.locate(slot)?;
+        // Who chooses has asked: of others the engine asks itself.
+        let is_nearby = |copy: &SlabCopy| {
+            self.sides[copy.lender].borrower.as_ref().is_some_and(crate::lender::Borrower::is_nearby)
+        };
+        if !copies.iter().all(is_nearby) {
+            return None;
+        }
         let SlabCopy { lender, slab, .. } = self.sides.choose(copies)?;
         let (offset, bytes) = (u64::from(page) * PAGE_BYTES as u64, u64::from(pages) * PAGE_BYTES as u64);
         let place = self.sides.live(lender)?.file_of(slab, offset, bytes)?;

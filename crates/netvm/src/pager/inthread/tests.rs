@@ -13,7 +13,7 @@ fn alone() -> MutexGuard<'static, ()> {
     TURN.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
-fn start() -> Option<Arc<Pager>> {
+fn start(link: LinkChoice) -> Option<Arc<Pager>> {
     if let Err(error) = netvm_sys::uffd::probe() {
         eprintln!("what_is_left_over: skipped (userfaultfd: {error})");
         return None;
@@ -27,7 +27,7 @@ fn start() -> Option<Arc<Pager>> {
         local_bytes: LOCAL_BYTES_MIN,
         lenders,
         area_bytes: 1 << 30,
-        link: LinkChoice::Socket,
+        link,
         fault_path: FaultPath::InThread,
         tier: TierPolicy::Lender,
         ..PagerConfig::default()
@@ -63,7 +63,7 @@ fn sleeps() -> u64 {
 #[test]
 fn what_is_left_over_is_looked_after_soon_and_not_while_others_do() {
     let _alone = alone();
-    let Some(pager) = start() else { return };
+    let Some(pager) = start(LinkChoice::Socket) else { return };
     let address = pager.area().start;
     pager.map(address, BYTES, libc::PROT_READ | libc::PROT_WRITE).unwrap();
     let memory = pager.memory(address, BYTES).unwrap();
@@ -103,6 +103,34 @@ fn what_is_left_over_is_looked_after_soon_and_not_while_others_do() {
     assert!(least < 50, "{least} looks in 100 ms");
 }
 
+/// Threads that fetch their pages by themselves leave nothing behind, and each sets the clock back.
+#[test]
+fn however_busy_others_are_the_pagers_thread_looks_now_and_then() {
+    let _alone = alone();
+    let Some(pager) = start(LinkChoice::Shm) else { return };
+    let address = pager.area().start;
+    pager.map(address, BYTES, libc::PROT_READ | libc::PROT_WRITE).unwrap();
+    let memory = pager.memory(address, BYTES).unwrap();
+    for page in 0..BYTES / PAGE_BYTES {
+        memory.write_from(page * PAGE_BYTES, &(page + 1).to_le_bytes()).unwrap();
+    }
+    // It waits for nothing any more.
+    std::thread::sleep(4 * TICK);
+    let shared = pager.shards[0].in_thread.clone().unwrap();
+    let (before, start, errands) = (sleeps(), Instant::now(), pager.stats().read_at_once);
+    let mut pages = scattered(9);
+    let mut longest = Duration::ZERO;
+    while start.elapsed() < 20 * TICK {
+        pages.by_ref().take(20).for_each(|page| touch(memory, page..page + 1));
+        let looked = Duration::from_nanos(shared.now_ns() - shared.looked_ns.load(Ordering::Relaxed));
+        longest = longest.max(looked.min(start.elapsed()));
+    }
+    let looks = sleeps() - before;
+    println!("{looks} looks in a second, the longest pause {longest:?}");
+    assert!(pager.stats().read_at_once > errands + 1000, "{:?}", pager.stats());
+    assert!(longest < 6 * TICK, "nobody looked for {longest:?}");
+}
+
 /// Number of a page that has been filled with `round`.
 fn number(page: usize, round: usize) -> usize {
     page << 16 | round | 1
@@ -126,7 +154,7 @@ fn scattered(seed: usize) -> impl Iterator<Item = usize> {
 #[test]
 fn pages_that_nobody_writes_to_leave_together_and_writes_are_not_lost() {
     let _alone = alone();
-    let Some(pager) = start() else { return };
+    let Some(pager) = start(LinkChoice::Socket) else { return };
     let shared = pager.shards[0].in_thread.clone().unwrap();
     if !without_signals(|| shared.with_turn(|engine| engine.paged.takes_together()).0) {
         eprintln!("pages_that_nobody_writes_to: skipped (this kernel cannot take pages together)");
