@@ -239,6 +239,9 @@ const NEARBY: &str = "nearby";
 const NEARBY_UNPINNED: &str = "nearby-unpinned";
 const ROUND_TRIP: &str = "round-trip-16-4096";
 const STREAM: &str = "stream";
+/// The sequential cases' first passes: while what the case before has left is taken out.
+const SEQ_READ_FIRST: &str = "seq-read-first";
+const SEQ_WRITE_FIRST: &str = "seq-write-first";
 const FAULT_COPY: &str = "fault-copy";
 const FAULT_COPY_SIGBUS: &str = "fault-copy-sigbus";
 const FAULT_COPY_THREADS: &str = "fault-copy-threads";
@@ -246,6 +249,10 @@ const FAULT_COPY_SHARDS: &str = "fault-copy-shards";
 const FAULT_MOVE: &str = "fault-move";
 const COPY_PAGE: &str = "copy-4k";
 const COPY_SEQUENTIAL: &str = "copy-sequential";
+
+fn is_sequential(case: &str) -> bool {
+    matches!(case, "seq-read" | "seq-write" | SEQ_READ_FIRST | SEQ_WRITE_FIRST)
+}
 
 fn is_nearby(placement: Option<&str>) -> bool {
     matches!(placement, Some(NEARBY | NEARBY_UNPINNED))
@@ -276,6 +283,25 @@ impl Table {
         }
     }
 
+    /// What a worker found, which for the sequential cases is two lines.
+    fn add_case(
+        &mut self,
+        placement: Option<&'static str>,
+        peer: Option<&'static str>,
+        case: Case,
+        mut outcome: Outcome,
+    ) {
+        let first = match case {
+            Case::SeqRead => SEQ_READ_FIRST,
+            _ => SEQ_WRITE_FIRST,
+        };
+        if let Some(pass) = outcome.first_pass.take() {
+            let local_bytes_peak = outcome.local_bytes_peak;
+            self.add(placement, peer, first, Ok(Outcome { local_bytes_peak, ..*pass }));
+        }
+        self.add(placement, peer, case.name(), Ok(outcome));
+    }
+
     fn median(&self, placement: Option<&str>, peer: &str, case: &str) -> Option<f64> {
         let found = self
             .series
@@ -296,7 +322,7 @@ impl Table {
                 self.median(placement, "floor-uffd", FAULT_COPY)?
                     + self.median(placement, "floor-tcp", ROUND_TRIP)?,
             ),
-            "seq-read" | "seq-write" => self.median(placement, "floor-tcp", STREAM),
+            _ if is_sequential(case) => self.median(placement, "floor-tcp", STREAM),
             _ => None,
         }
     }
@@ -306,7 +332,7 @@ impl Table {
     }
 
     fn row(&self, series: &Series) -> Row {
-        let sequential = matches!(series.case, "seq-read" | "seq-write" | STREAM | COPY_SEQUENTIAL);
+        let sequential = is_sequential(series.case) || matches!(series.case, STREAM | COPY_SEQUENTIAL);
         let mut row = Row::new("fault", series.case, if sequential { "GB/s" } else { "us" });
         row.placement = series.placement;
         row.peer = series.peer;
@@ -314,7 +340,7 @@ impl Table {
         row.link = matches!(series.peer, None | Some("floor-tcp")).then_some(link.into());
         row.size_bytes = Some(match series.case {
             STREAM | COPY_SEQUENTIAL => floors::STREAM_BYTES,
-            "seq-read" | "seq-write" => CHUNK_BYTES,
+            case if is_sequential(case) => CHUNK_BYTES,
             _ => PAGE_BYTES,
         } as u64);
         row.note.clone_from(&series.note);
@@ -481,7 +507,7 @@ impl Setup {
             floors::fault(true, self.placement.pager, plan.floor),
         );
         for &case in plan.cases {
-            table.add(name, None, case.name(), Ok(self.started.worker.ask(case.name())?));
+            table.add_case(name, None, case, self.started.worker.ask(case.name())?);
         }
         if plan.far.threads > 1 && plan.cases.contains(&Case::RandomRead) {
             be(self.placement.program)?;
@@ -514,7 +540,7 @@ fn measure_swap(plan: &Plan, kind: Kind, table: &mut Table) {
             for (case, outcomes) in measured.outcomes {
                 outcomes
                     .into_iter()
-                    .for_each(|outcome| table.add(None, Some(kind.peer()), case.name(), Ok(outcome)));
+                    .for_each(|outcome| table.add_case(None, Some(kind.peer()), case, outcome));
             }
         }
         Err(error) => {

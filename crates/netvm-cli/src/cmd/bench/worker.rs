@@ -163,6 +163,9 @@ pub struct Outcome {
     pub n: u64,
     /// Faults (or pages) per second of the whole repetition.
     pub per_s: f64,
+    /// Sequential cases: a pass before those that count, which takes out what the case before has left.
+    #[serde(default)]
+    pub first_pass: Option<Box<Outcome>>,
     /// Local memory in use at most, in bytes, as far as known.
     pub local_bytes_peak: u64,
     /// Bytes of packed pages: part of the local memory, or of a swap device beside it.
@@ -596,13 +599,19 @@ impl Worker {
     }
 
     fn sequential(&mut self, case: Case) -> Result<Outcome, Box<dyn Error>> {
+        let first_pass = Some(Box::new(self.passes(case, Duration::ZERO)?));
+        Ok(Outcome { first_pass, ..self.passes(case, self.case)? })
+    }
+
+    /// All pages in order, until the time is over. Whole passes only, so that what is still local from the last one weighs the same
+    /// every time.
+    fn passes(&mut self, case: Case, time: Duration) -> Result<Outcome, Box<dyn Error>> {
         let chunk_pages = CHUNK_BYTES / PAGE_BYTES;
         let mut histogram = super::histogram()?;
         let mut bytes = [0; PAGE_BYTES];
         let mut walked = 0u64;
         let start = Instant::now();
-        // Whole passes only, so that what is still local from the last one weighs the same every time.
-        while walked == 0 || start.elapsed() < self.case {
+        while walked == 0 || start.elapsed() < time {
             for chunk in 0..self.pages / chunk_pages {
                 let begun = Instant::now();
                 for page in chunk * chunk_pages..(chunk + 1) * chunk_pages {
