@@ -16,20 +16,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use netvm::memory::RawRange;
-use netvm_sys::mapping::Mapping;
 use netvm_sys::shared::SharedSlice;
 
 use crate::code::{Code, Failure, Result};
-use crate::fork;
-
-/// The first word of a page that is never given back.
-pub(crate) fn static_word(page: Mapping) -> &'static AtomicU32 {
-    let word = page.shared().as_ptr().cast::<AtomicU32>();
-    std::mem::forget(page);
-    // SAFETY: a mapping begins at a page and has at least one, so the word is aligned and inside; it stays mapped, and is used as an
-    // atomic only.
-    unsafe { &*word }
-}
 
 /// What a handle may stand for.
 pub(crate) trait Opaque {
@@ -58,10 +47,19 @@ fn check<T: Opaque>(pointer: *const Handle<T>) -> Result<()> {
     if tag != T::TAG {
         return Err(other_handle(T::NAME));
     }
-    if process != fork::process()? {
+    if process != this_process()? {
         return Err(inherited(T::NAME));
     }
     Ok(())
+}
+
+/// Handles are not for the child of a fork.
+#[inline]
+fn this_process() -> Result<u32> {
+    let no_page = |error| {
+        Failure::new(Code::System, format!("cannot map a page that a fork wipes (MADV_WIPEONFORK): {error}"))
+    };
+    netvm_sys::fork::process().map_err(no_page)
 }
 
 #[cold]
@@ -137,7 +135,7 @@ impl<T: Opaque> OutHandle<T> {
     /// Makes the handle with what `make` returns; NULL when that fails.
     pub(crate) fn fill(&self, make: impl FnOnce() -> Result<T>) -> Result<()> {
         let place = self.clear()?;
-        let process = fork::process()?;
+        let process = this_process()?;
         let handle = Handle { tag: AtomicU32::new(T::TAG), process, value: make()? };
         // SAFETY: as above.
         unsafe { place.write(Box::into_raw(Box::new(handle))) };

@@ -11,7 +11,6 @@ mod channel;
 pub mod code;
 mod copy;
 mod ffi;
-mod fork;
 mod lasting;
 pub mod layout;
 mod memory;

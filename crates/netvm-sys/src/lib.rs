@@ -12,6 +12,7 @@ pub mod direct;
 pub mod epoll;
 pub mod fdpass;
 pub mod filemap;
+pub mod fork;
 pub mod fuse;
 pub mod guarded;
 pub mod local;

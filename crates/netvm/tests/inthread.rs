@@ -699,6 +699,33 @@ fn role() {
             });
             std::process::exit(21);
         }
+        // Who has its parent's memory until it executes another program has all of it.
+        "vfork" => {
+            extern "C" fn child(memory: *mut libc::c_void) -> libc::c_int {
+                // SAFETY: the parent's local, which lives while the parent waits.
+                let memory = unsafe { *memory.cast::<SharedSlice>() };
+                let is_there = (0..memory.len() / PAGE).all(|page| {
+                    let (of, was) = (page * 512, word(memory, page * 512));
+                    set_word(memory, of, was + 1);
+                    was == page as u64
+                });
+                if is_there { 7 } else { 1 }
+            }
+            (0..memory.len() / PAGE).for_each(|page| set_word(memory, page * 512, page as u64));
+            let (mut stack, mut memory_of_child) = (vec![0_u128; 1 << 16], memory);
+            let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+            // SAFETY: the end of a stack of a MiB, which the child alone uses; it ends before clone returns here.
+            let pid = unsafe {
+                let top = stack.as_mut_ptr().add(stack.len()).cast();
+                libc::clone(child, top, flags, std::ptr::from_mut(&mut memory_of_child).cast())
+            };
+            let mut status = 0;
+            // SAFETY: a local.
+            assert_eq!(unsafe { libc::waitpid(pid, &mut status, 0) }, pid);
+            assert!(libc::WIFEXITED(status) && libc::WEXITSTATUS(status) == 7, "{status:#x}");
+            (0..memory.len() / PAGE).for_each(|page| assert_eq!(word(memory, page * 512), page as u64 + 1));
+            std::process::exit(21);
+        }
         "lost" => loop {
             churn(memory, 3, 3000);
             pager.map(pager.area().start, memory.len(), READ_WRITE).unwrap();
@@ -758,6 +785,16 @@ fn a_child_of_a_fork_has_no_far_memory_and_does_not_hang() {
     let Some(_alone) = alone() else { return };
     let lent = lend(64 << 20);
     for role in ["fork", "fork-shm", "fork-shards", "fork-shards-shm", "touch-shards", "touch-shards-shm"] {
+        let ended = play(role, lent.address());
+        assert_eq!(ended.status.code(), Some(21), "{role}: {ended:?}");
+    }
+}
+
+#[test]
+fn a_child_of_vfork_has_its_parents_far_memory() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    for role in ["vfork", "vfork-shm"] {
         let ended = play(role, lent.address());
         assert_eq!(ended.status.code(), Some(21), "{role}: {ended:?}");
     }

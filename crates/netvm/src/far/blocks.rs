@@ -9,6 +9,11 @@ use netvm_sys::uffd::PAGE_BYTES;
 
 use crate::pager::{BlockAt, Pager};
 
+/// Asked for at each block: no system call, but where the kernel has no page for it.
+fn this_process() -> u32 {
+    netvm_sys::fork::process().unwrap_or_else(|_| std::process::id())
+}
+
 /// All blocks of one far memory.
 pub(super) struct FarBlocks {
     pager: Arc<Pager>,
@@ -19,7 +24,7 @@ pub(super) struct FarBlocks {
 
 impl FarBlocks {
     pub(super) fn new(pager: Arc<Pager>, heap: Arc<Mutex<Heap>>) -> Self {
-        Self { pager, heap, process: std::process::id() }
+        Self { pager, heap, process: this_process() }
     }
 
     fn heap(&self) -> MutexGuard<'_, Heap> {
@@ -28,7 +33,7 @@ impl FarBlocks {
 
     /// Zero pages; a child of a fork has none.
     fn pages(&self, bytes: usize, alignment: usize) -> Option<usize> {
-        if self.process != std::process::id() {
+        if self.process != this_process() {
             return None;
         }
         self.pager.take_range(bytes, alignment).ok().map(|(address, _)| address)
@@ -36,7 +41,7 @@ impl FarBlocks {
 
     /// Moves a large block to `bytes` bytes elsewhere: its pages, not their bytes.
     fn relocate(&self, address: usize, held: usize, new: Layout) -> Option<usize> {
-        if self.process != std::process::id() {
+        if self.process != this_process() {
             return None;
         }
         let (to, _) = self.pager.take_range_like(new.size(), new.align(), address).ok()?;
@@ -108,7 +113,7 @@ impl Blocks for FarBlocks {
     }
 
     fn give(&self, address: usize, layout: Layout) {
-        if self.process != std::process::id() {
+        if self.process != this_process() {
             return;
         }
         if is_large(layout) {
@@ -146,7 +151,7 @@ impl Blocks for FarBlocks {
 
 impl Drop for FarBlocks {
     fn drop(&mut self) {
-        if self.process == std::process::id() {
+        if self.process == this_process() {
             let spans: Vec<usize> = self.heap().spans().collect();
             spans.into_iter().for_each(|span| self.pager.give_range(span, SPAN_BYTES));
         }

@@ -17,6 +17,7 @@ use crate::stats::PagerStats;
 use netvm_core::combine::{Combine, ERRANDS, Post, Withdrawn};
 use netvm_core::residency::PageState;
 use netvm_sys::epoll::{EventFd, Timer};
+use netvm_sys::fork;
 use netvm_sys::paged::Helper;
 use netvm_sys::sigbus::{self, Server};
 use netvm_sys::thread::{Gate, die, futex_wait, futex_wake, readable, without_signals};
@@ -61,7 +62,7 @@ pub(super) struct InThread {
     /// and when the pager's thread looked last.
     looked_ns: AtomicU64,
     began: Instant,
-    /// A child of a fork has no far memory.
+    /// A child of a fork has no far memory; one of vfork(2) has its parent's.
     process: u32,
 }
 
@@ -85,8 +86,13 @@ impl InThread {
             set_ns: AtomicU64::new(0),
             looked_ns: AtomicU64::new(0),
             began: Instant::now(),
-            process: std::process::id(),
+            process: fork::process().map_err(|e| system("map a page that a fork wipes", e))?,
         })
+    }
+
+    /// Whether this is the process whose far memory it is. It is asked at each fault: no system call.
+    fn is_ours(&self) -> bool {
+        fork::process().is_ok_and(|process| process == self.process)
     }
 
     /// With the turn.
@@ -169,7 +175,7 @@ impl InThread {
 
     /// A thread of the program: has `call` carried out.
     pub(super) fn call(&self, call: Call, pager: &Pager) -> Result<()> {
-        if self.process != std::process::id() {
+        if !self.is_ours() {
             let error = std::io::ErrorKind::Unsupported.into();
             return Err(system("use far memory in a child of a fork, which has none", error));
         }
@@ -284,7 +290,7 @@ impl Server for Faults {
     fn serve(&self, address: usize, write: bool) -> bool {
         let all = &*self.shards[self.stripes.shard_of(address)];
         // A child has no far memory: what is there now is somebody else's.
-        if all.process != std::process::id() {
+        if !all.is_ours() {
             return false;
         }
         let (address, offset) = (address & !(PAGE_BYTES - 1), address & (PAGE_BYTES - 1));
