@@ -382,6 +382,30 @@ fn a_program_that_is_local_is_told_of() {
     }
 }
 
+/// Databases reserve more addresses than there are by default: they are told, and the user what to do.
+#[test]
+fn who_finds_no_addresses_is_told_of() {
+    if !can_run("who_finds_no_addresses_is_told_of", &[PYTHON]) {
+        return;
+    }
+    let reserve = "import mmap, sys\n\
+        try: mmap.mmap(-1, 3 << 40, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000)\n\
+        except OSError as error: print(error.errno)";
+    let run = |more: &[&str]| {
+        let mut command = netvm();
+        command.args(["run", "--local", "8M"]).args(more).args(["--", PYTHON, "-c", reserve]);
+        let done = finish(&mut command);
+        assert!(done.status.success(), "{}", done.err);
+        (String::from_utf8_lossy(&done.out).trim().to_owned(), done.err)
+    };
+    let (refused, said) = run(&[]);
+    assert_eq!(refused, libc::ENOMEM.to_string(), "{said}");
+    assert!(said.contains("wanted 3 TiB") && said.contains("larger --area"), "{said}");
+    assert_eq!(said.matches("--area").count(), 1, "{said}");
+    let (refused, said) = run(&["--area", "4T"]);
+    assert!(refused.is_empty() && !said.contains("--area"), "{refused}: {said}");
+}
+
 #[test]
 fn a_library_that_the_loader_cannot_find_is_refused() {
     let folder = Folder::new("library");

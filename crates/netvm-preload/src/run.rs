@@ -207,6 +207,15 @@ extern "C" fn begin() {
 }
 
 /// Runs at exit.
+/// ENOMEM: the area has no room for so many bytes. `netvm run` says what to do.
+#[cold]
+pub(crate) fn no_room(bytes: usize) -> i32 {
+    if let Some(run) = RUN.get() {
+        run.note_no_room(bytes as u64);
+    }
+    libc::ENOMEM
+}
+
 extern "C" fn end() {
     let _internal = Internal::enter();
     if let Some(run) = RUN.get() {

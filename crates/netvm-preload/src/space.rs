@@ -2,6 +2,7 @@
 
 use crate::backend::Far;
 use crate::range::{Piece, RangeMap};
+use crate::run;
 use crate::sys::{self, Locked, PAGE_BYTES};
 use netvm_core::ranges::FreeRanges;
 use std::ops::Range;
@@ -61,7 +62,7 @@ impl Space {
         protection: i32,
         kind: Kind,
     ) -> Result<usize, i32> {
-        let address = self.free.take(bytes, alignment).ok_or(libc::ENOMEM)?;
+        let address = self.free.take(bytes, alignment).ok_or_else(|| run::no_room(bytes))?;
         if let Err(errno) = far.map(address, bytes, protection) {
             self.free.put(address, bytes);
             return Err(errno);

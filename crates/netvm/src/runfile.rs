@@ -79,7 +79,9 @@ const PROGRAM_ENDED: usize = 35;
 const SUPERVISOR_SPACE: usize = 36;
 const STUCK_SPACE: usize = 37;
 const STUCK_BY_SPACE: usize = 38;
-const CLASSES: usize = 39;
+/// The most bytes that a process wanted at once, for which it had no addresses.
+const NO_ROOM: usize = 39;
+const CLASSES: usize = 40;
 const CLASSES_MAX: usize = 64;
 const LENDERS: usize = CLASSES + CLASSES_MAX;
 const TEXT_WORDS: usize = 512;

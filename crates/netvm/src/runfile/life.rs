@@ -195,6 +195,16 @@ impl RunFile {
         })
     }
 
+    /// A process has no addresses left for so many bytes in one piece.
+    pub fn note_no_room(&self, bytes: u64) {
+        self.word(NO_ROOM).fetch_max(bytes, Relaxed);
+    }
+
+    /// The most bytes for which a process had no addresses, if any did not.
+    pub fn no_room(&self) -> Option<u64> {
+        Some(self.word(NO_ROOM).load(Relaxed)).filter(|&bytes| bytes > 0)
+    }
+
     /// Whether the process that made the run file lives.
     pub fn is_supervised(&self) -> bool {
         let pid = self.word(SUPERVISOR).load(Relaxed);

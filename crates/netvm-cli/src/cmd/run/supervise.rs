@@ -23,6 +23,7 @@ pub struct Supervisor<'a> {
     signals: &'a Signals,
     descendants: Descendants,
     told_stuck: Cell<bool>,
+    told_no_room: Cell<bool>,
 }
 
 /// How the program has ended.
@@ -39,7 +40,7 @@ impl<'a> Supervisor<'a> {
     pub fn new(run: &'a Arc<RunFile>, signals: &'a Signals) -> Result<Self, String> {
         let descendants = Descendants::follow()
             .map_err(|error| format!("cannot follow the processes of the program: {error}"))?;
-        Ok(Self { run, signals, descendants, told_stuck: Cell::new(false) })
+        Ok(Self { run, signals, descendants, told_stuck: Cell::new(false), told_no_room: Cell::new(false) })
     }
 
     /// Hands signals on until the program has ended.
@@ -58,7 +59,7 @@ impl<'a> Supervisor<'a> {
             // However many signals come.
             if looked.elapsed() >= LOOK {
                 self.run.reap_all();
-                self.tell_of_stuck();
+                self.tell_of_trouble();
                 looked = Instant::now();
             }
             match self.signals.wait_from_within(LOOK.saturating_sub(looked.elapsed())) {
@@ -75,7 +76,7 @@ impl<'a> Supervisor<'a> {
 
     /// Processes that the program left in the background still need the run's folder and lender, or may soon.
     pub fn wait_for_the_rest(&self) {
-        self.tell_of_stuck();
+        self.tell_of_trouble();
         if self.rest() == 0 {
             return;
         }
@@ -88,7 +89,7 @@ impl<'a> Supervisor<'a> {
         while self.rest() > 0 {
             let mut fds: Vec<_> = until.iter().map(netvm_sys::thread::readable).collect();
             match netvm_sys::thread::poll(&mut fds, Some(LOOK_AT_REST)) {
-                Ok(0) | Err(_) => self.tell_of_stuck(),
+                Ok(0) | Err(_) => self.tell_of_trouble(),
                 // Told to stop: their memory goes with the lender.
                 Ok(_) if self.signals.wait() != SIGCHLD => return,
                 Ok(_) => {}
@@ -105,6 +106,23 @@ impl<'a> Supervisor<'a> {
         pids.sort_unstable();
         pids.dedup();
         pids.len()
+    }
+
+    /// Says once what has gone wrong, as soon as it is known.
+    fn tell_of_trouble(&self) {
+        self.tell_of_stuck();
+        self.tell_of_no_room();
+    }
+
+    /// Says once that a process has asked for more addresses than are left.
+    fn tell_of_no_room(&self) {
+        let Some(bytes) = self.run.no_room().filter(|_| !self.told_no_room.replace(true)) else { return };
+        let area = Size(self.run.params().area_bytes);
+        tell!(
+            "netvm: the program wanted {} in one piece, more than is left of the {area} of addresses for far memory, and was told ENOMEM. If it cannot do \
+             without, run it with a larger --area",
+            Size(bytes),
+        );
     }
 
     /// Says once that a process waits for memory that another does not give.
