@@ -466,10 +466,10 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `address`; port 0 means any free one. A Unix socket that nobody listens on any more is replaced.
+    /// Listens at `address`; port 0 means any free one. A Unix socket that nobody listens on any more is replaced; other files stay.
     ///
     /// # Errors
-    /// Those of bind(2), EADDRINUSE first of all.
+    /// Those of bind(2), EADDRINUSE first of all; EEXIST where a file is that is no socket.
     pub fn bind(address: &Address) -> io::Result<Self> {
         match address {
             Address::Tcp(host) => {
@@ -481,6 +481,10 @@ impl Listener {
             Address::Unix(path) => {
                 let listener = match UnixListener::bind(path) {
                     Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
+                        // Nobody listens at other files either.
+                        if !is_socket(path) {
+                            return Err(io::Error::from_raw_os_error(libc::EEXIST));
+                        }
                         let refused = matches!(UnixStream::connect(path),
                             Err(gone) if gone.kind() == io::ErrorKind::ConnectionRefused);
                         if !refused {
@@ -538,10 +542,18 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Address::Unix(path) = &self.address {
+        if let Address::Unix(path) = &self.address
+            && is_socket(path)
+        {
             let _ = std::fs::remove_file(path);
         }
     }
+}
+
+/// Whether a socket itself is there, and no link to one.
+fn is_socket(path: &std::path::Path) -> bool {
+    use std::os::unix::fs::FileTypeExt;
+    path.symlink_metadata().is_ok_and(|there| there.file_type().is_socket())
 }
 
 impl AsFd for Listener {
@@ -584,6 +596,32 @@ mod tests {
         stream.wake_at(20_000).unwrap();
         drop(sender);
         assert!(stream.wait(false, long).unwrap(), "the end of the stream");
+    }
+
+    #[test]
+    fn only_sockets_that_nobody_listens_at_are_replaced() {
+        let path = std::env::temp_dir().join(format!("netvm-net-place-{}", std::process::id()));
+        let address: Address = format!("unix:{}", path.display()).parse().unwrap();
+        let refused = |errno| assert_eq!(Listener::bind(&address).unwrap_err().raw_os_error(), Some(errno));
+        std::fs::write(&path, "precious").unwrap();
+        refused(libc::EEXIST);
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+        std::fs::remove_file(&path).unwrap();
+        let gone = path.with_extension("gone");
+        drop(UnixListener::bind(&gone).unwrap());
+        std::os::unix::fs::symlink(&gone, &path).unwrap();
+        refused(libc::EEXIST);
+        assert!(path.symlink_metadata().is_ok_and(|there| there.is_symlink()));
+        // Nobody listens any more.
+        std::fs::rename(&gone, &path).unwrap();
+        let listener = Listener::bind(&address).unwrap();
+        refused(libc::EADDRINUSE);
+        // Something else has taken its place.
+        std::fs::remove_file(&path).unwrap();
+        std::fs::write(&path, "precious").unwrap();
+        drop(listener);
+        assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+        std::fs::remove_file(path).unwrap();
     }
 
     #[test]

@@ -338,7 +338,9 @@ impl Lender {
                             return Ok(());
                         }
                         self.draining = true;
-                        self.leave_by = self.config.leave_timeout.map(|timeout| Instant::now() + timeout);
+                        // Nobody waits as long as one that is beyond all clocks.
+                        self.leave_by =
+                            self.config.leave_timeout.and_then(|timeout| Instant::now().checked_add(timeout));
                         self.say(format_args!("asked to stop: waiting for {}", counted(self.borrowers())));
                         self.ask_all_to_leave();
                     }
