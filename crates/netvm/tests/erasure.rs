@@ -188,6 +188,8 @@ fn parts_that_cannot_be() {
     if netvm_sys::uffd::probe().is_ok() {
         assert!(refused(&[&lender.address], 1).contains("2+1 needs 3 lenders, and there are 1"));
         assert!(refused(&[lender.address.as_str(), "b:1", &lender.address], 1).contains("named twice"));
+        let (other, local) = (Serving::new(1), lender.address.replace("127.0.0.1", "localhost"));
+        assert!(refused(&[&lender.address, &other.address, &local], 1).contains("are the same lender"));
         assert!(refused(&["a:1", "b:1", "c:1"], 2).contains("not both"));
     }
     let lost =

@@ -282,6 +282,9 @@ fn replicas_that_cannot_be() {
     if netvm_sys::uffd::probe().is_ok() {
         assert!(refused(&[&lender.address], 2).contains("2 replicas on 1 lender"));
         assert!(refused(&[lender.address.as_str(); 2], 2).contains("named twice"));
+        // By another name.
+        let local = lender.address.replace("127.0.0.1", "localhost");
+        assert!(refused(&[&lender.address, &local], 2).contains("are the same lender"));
         assert!(refused(&[&lender.address], 0).contains("0 replicas"));
         assert!(refused(&["a:1", "b:1", "c:1", "d:1", "e:1"], 5).contains("1 to 4 replicas"));
     }

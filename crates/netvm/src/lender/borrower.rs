@@ -45,6 +45,7 @@ pub struct BorrowerParts {
     limits: (u32, u32),
     nearby: Option<Nearby>,
     kind: Class,
+    identity: Option<[u8; 16]>,
 }
 
 impl std::fmt::Debug for BorrowerParts {
@@ -81,6 +82,8 @@ pub struct Borrower {
     pub(super) nearby: Option<Nearby>,
     /// What it lends, as far as it has been asked.
     kind: Class,
+    /// By which it is told from others, if it has been asked.
+    identity: Option<[u8; 16]>,
     /// How often nothing has been received because everything had ended.
     unheard: u32,
 }
@@ -103,6 +106,11 @@ impl Borrower {
     /// Where its memory is. Of a fork's lease it is not known how the lender keeps it.
     pub fn class(&self) -> Class {
         if self.nearby.is_some() { Class::Nearby } else { self.kind }
+    }
+
+    /// Whether both leases are at one lender, by whatever addresses. Of a fork's lease it is not known.
+    pub fn is_at_lender_of(&self, other: &Borrower) -> bool {
+        self.identity.is_some() && self.identity == other.identity
     }
 
     /// Whether something has ended that the next [`Borrower::poll`] tells, without anything having to arrive.

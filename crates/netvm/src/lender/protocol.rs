@@ -37,7 +37,8 @@ pub(super) const CANNOT: u32 = 12;
 /// By the lender: is anybody there?
 pub(super) const PING: u32 = 13;
 
-/// Answer: what it lends, 0 memory, 1 a file, 2 memory in which pages are packed. Lenders that do not know this call lend memory.
+/// Answer: what it lends, 0 memory, 1 a file, 2 memory in which pages are packed; and 16 bytes by which this lender is told from others, whatever
+/// it is called, others each time it starts. Lenders that do not know this call lend memory.
 pub(super) const KIND: u32 = 14;
 
 /// How dear the memory of a lender is, by where it is: pages go to the cheapest that has room.

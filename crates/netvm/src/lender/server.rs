@@ -195,6 +195,8 @@ impl Served {
 /// A lender that listens.
 pub struct Lender {
     pub(super) config: LenderConfig,
+    /// By which it is told from others.
+    identity: [u8; 16],
     listeners: Vec<Listener>,
     pub(super) memories: Memories,
     epoll: Epoll,
@@ -264,8 +266,12 @@ impl Lender {
             listeners.push(listener);
         }
         let now = Instant::now();
+        let mut identity = [0; 16];
+        getrandom::fill(&mut identity)
+            .map_err(|error| Error::system("get random bytes", &std::io::Error::other(error.to_string())))?;
         Ok(Self {
             config,
+            identity,
             listeners,
             memories,
             epoll,
@@ -671,7 +677,7 @@ impl Lender {
                 out.u32(u32::from(sole));
             }
             protocol::CANNOT => {}
-            protocol::KIND => drop(out.u32(self.memories.class().kind())),
+            protocol::KIND => drop(out.u32(self.memories.class().kind()).bytes(&self.identity)),
             protocol::DISCARD => {
                 let (slab, offset, bytes) = range(slabs, lease, &mut reader)?;
                 self.memories.discard(slab, offset, bytes);

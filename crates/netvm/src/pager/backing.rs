@@ -113,6 +113,9 @@ impl Backing {
         let (known, mut left) = (run.filter(|_| replicas > 1).map(RunFile::lost), run.map(RunFile::left));
         let sides = Sides::connect(addresses, options, hook, replicas, timeout, known, left.as_mut())?;
         let left = left.unwrap_or(0);
+        if let Some(same) = Borrower::two_at_one(sides.borrowers()).filter(|_| replicas > 1) {
+            return Err(PagerError::SameLender(same.map(|borrower| borrower.lender().to_owned())).into());
+        }
         let Some(smallest) = sides.borrowers().min_by_key(|borrower| borrower.slab_bytes()) else {
             return Err(PagerError::CopiesLost { pages: 0, why: sides.losses() }.into());
         };

@@ -53,6 +53,8 @@ pub enum PagerError {
         /// A lender that is named twice.
         twice: Option<String>,
     },
+    /// Two addresses are those of one lender: who loses it loses more than one copy, or part, of each page.
+    SameLender([String; 2]),
     /// Pages in parts have no replicas.
     ReplicasOfParts,
     /// Of these pages too few parts are left.
@@ -202,6 +204,10 @@ impl fmt::Display for PagerError {
                 f,
                 "erasure coding {erasure} needs {} lenders, and there are {lenders}: give more --lender, or fewer parts",
                 erasure.lenders()
+            ),
+            Self::SameLender([one, other]) => write!(
+                f,
+                "{one} and {other} are the same lender: what must outlive a lender has to be on different ones"
             ),
             Self::ReplicasOfParts => f.write_str(
                 "pages are kept either as replicas or in parts: give --replicas or --erasure, not both",

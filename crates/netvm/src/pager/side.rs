@@ -153,7 +153,7 @@ impl Sides {
         self.sides.len() as u32
     }
 
-    pub(super) fn borrowers(&self) -> impl Iterator<Item = &Borrower> + '_ {
+    pub(super) fn borrowers(&self) -> impl Iterator<Item = &Borrower> + Clone + '_ {
         self.sides.iter().filter_map(|side| side.borrower.as_ref())
     }
 
@@ -304,12 +304,15 @@ impl Sides {
             let found = side.comeback.as_mut().and_then(Comeback::take);
             let Some(mut borrower) = found else { continue };
             side.comeback = None;
-            if borrower.slab_bytes() < bytes_min {
+            let is_other = |other: &Borrower| self.replicas > 1 && borrower.is_at_lender_of(other);
+            if borrower.slab_bytes() < bytes_min || self.borrowers().any(is_other) {
+                let side = &mut self.sides[lender];
                 // Another lender than before at the same address.
                 side.distrusted = true;
                 continue;
             }
             borrower.set_call_timeout(self.options.call_timeout);
+            let side = &mut self.sides[lender];
             (side.borrower, side.lost) = (Some(borrower), None);
             (side.usual_ns, side.read_ns) = (0, 0);
             return Some(lender as u32);

@@ -244,7 +244,15 @@ impl Volume {
                 probed: Instant::now(),
             });
         }
-        let slabs = sides.iter().filter_map(|side| side.borrower.as_ref().map(Borrower::slab_bytes));
+        let borrowers = sides.iter().filter_map(|side| side.borrower.as_ref());
+        if let Some([one, other]) = Borrower::two_at_one(borrowers.clone()).filter(|_| replicas > 1) {
+            return Err(Error::Other(format!(
+                "{} and {} are the same lender: replicas must be on different ones",
+                one.lender(),
+                other.lender()
+            )));
+        }
+        let slabs = borrowers.map(Borrower::slab_bytes);
         let extent_bytes = slabs.min().unwrap_or(0) / BLOCK_BYTES * BLOCK_BYTES;
         if extent_bytes == 0 {
             return Err(Error::Other("a lender's slabs are smaller than a block of 4096 bytes".to_owned()));
@@ -711,12 +719,17 @@ impl Volume {
         }
         let Some(borrower) = side.comeback.as_mut().and_then(Comeback::take) else { return };
         let (slab_bytes, extent_bytes) = (borrower.slab_bytes(), self.core.extent_bytes());
-        let fits = if slab_bytes < extent_bytes {
+        let is_same =
+            |other: &Side| other.borrower.as_ref().is_some_and(|other| borrower.is_at_lender_of(other));
+        let fits = if self.options.replicas > 1 && self.sides.iter().any(is_same) {
+            Err("it is one of the others now, under another address".to_owned())
+        } else if slab_bytes < extent_bytes {
             let (slab, extent) = (slab_bytes >> 10, extent_bytes >> 10);
             Err(format!("it lends slabs of {slab} KiB now, and this volume needs {extent} KiB"))
         } else {
             watch(&self.epoll, &borrower).map_err(|error| error.to_string())
         };
+        let side = &mut self.sides[lender];
         let address = side.address.clone();
         if let Err(reason) = fits {
             // Somebody may start it once more, as it was.

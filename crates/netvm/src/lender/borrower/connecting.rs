@@ -25,6 +25,15 @@ impl Borrower {
         together(&waits, lenders.into_iter().zip(&waits).map(attach))
     }
 
+    /// Two of these that are at one lender, if any are: what has one there twice loses both at once.
+    pub(crate) fn two_at_one<'a>(borrowers: impl Iterator<Item = &'a Self> + Clone) -> Option<[&'a Self; 2]> {
+        let is_same = |(index, one): (usize, &'a Self)| {
+            let other = borrowers.clone().skip(index + 1).find(|other| one.is_at_lender_of(other))?;
+            Some([one, other])
+        };
+        borrowers.clone().enumerate().find_map(is_same)
+    }
+
     /// Connects to the lender of a forked lease and takes it, with the secret of the connection that the ticket came over.
     ///
     /// # Errors
@@ -63,13 +72,17 @@ impl Borrower {
         let answer = borrower.ask(wait, protocol::ATTACH, body.0, "lease").await?;
         borrower.slab_bytes = borrower.slab_size(&answer)?;
         borrower.look_around(wait, options.link).await?;
-        // Who takes a fork's lease knows; and memory that is shared is memory.
-        if *ticket == [0; 16] && borrower.nearby.is_none() {
-            borrower.kind = match borrower.ask(wait, protocol::KIND, Vec::new(), "kind of memory").await {
-                Ok(answer) => Class::from_kind(BodyReader(&answer).u32().unwrap_or(0)),
-                Err(Error::Op { .. }) => Class::Remote,
+        // Who takes a fork's lease knows.
+        if *ticket == [0; 16] {
+            match borrower.ask(wait, protocol::KIND, Vec::new(), "kind of memory").await {
+                Ok(answer) => {
+                    let mut answer = BodyReader(&answer);
+                    borrower.kind = Class::from_kind(answer.u32().unwrap_or(0));
+                    borrower.identity = answer.key();
+                }
+                Err(Error::Op { .. }) => {}
                 Err(error) => return Err(error),
-            };
+            }
         }
         Ok(borrower)
     }
@@ -93,6 +106,7 @@ impl Borrower {
             limits: (theirs.ops_max, theirs.window),
             nearby: None,
             kind: Class::Remote,
+            identity: None,
         }))
     }
 
@@ -102,15 +116,36 @@ impl Borrower {
     /// When an operation is under way, or when anything but forking and attaching was ever posted on the connection.
     pub fn into_parts(self) -> BorrowerParts {
         assert!(self.pending() == 0, "operations are under way");
-        let Self { session, lender, slab_bytes, security, call_timeout, limits, nearby, kind, .. } = self;
+        let Self {
+            session, lender, slab_bytes, security, call_timeout, limits, nearby, kind, identity, ..
+        } = self;
         let transport = session.into_links().next().expect("one rail");
-        BorrowerParts { lender, slab_bytes, transport, security, call_timeout, limits, nearby, kind }
+        BorrowerParts {
+            lender,
+            slab_bytes,
+            transport,
+            security,
+            call_timeout,
+            limits,
+            nearby,
+            kind,
+            identity,
+        }
     }
 
     /// Takes a connection given away with [`Borrower::into_parts`] before any write was posted on it.
     pub fn from_parts(parts: BorrowerParts) -> Self {
-        let BorrowerParts { lender, slab_bytes, transport, security, call_timeout, limits, nearby, kind } =
-            parts;
+        let BorrowerParts {
+            lender,
+            slab_bytes,
+            transport,
+            security,
+            call_timeout,
+            limits,
+            nearby,
+            kind,
+            identity,
+        } = parts;
         let session = Session::new(vec![transport], limits.0, limits.1);
         let ready = Vec::with_capacity(OPS_MAX);
         let (waiting_since, broken) = (None, None);
@@ -129,6 +164,7 @@ impl Borrower {
             recall: None,
             nearby,
             kind,
+            identity,
             unheard: 0,
         }
     }
