@@ -64,10 +64,17 @@ impl Drop for Folder {
 pub fn runs() -> Vec<(u32, Arc<RunFile>)> {
     let bases = ["/dev/shm", "/tmp"].into_iter().map(Path::new);
     let open = |(pid, path)| Some((pid, RunFile::open(&Folder::at(path).run_file()).ok()?));
-    let mut runs: Vec<_> =
-        bases.flat_map(folders).filter_map(open).filter(|(_, run)| run.is_supervised()).collect();
+    let mut runs: Vec<_> = bases.flat_map(folders).filter_map(open).filter(|(_, run)| goes_on(run)).collect();
     runs.sort_unstable_by_key(|&(pid, _)| pid);
     runs
+}
+
+/// Whether its `netvm run` lives, or, where that was killed, one of its processes.
+pub fn goes_on(run: &RunFile) -> bool {
+    run.is_supervised() || {
+        run.reap();
+        run.processes() > 0
+    }
 }
 
 /// This user's folders, with the process that made each.
@@ -102,8 +109,7 @@ impl Folder {
 /// listens is there for them; without one, their environment tells.
 fn is_over(folder: &Folder) -> bool {
     let Ok(run) = RunFile::open(&folder.run_file()) else { return false };
-    run.reap();
-    if run.is_supervised() || run.processes() > 0 {
+    if goes_on(&run) {
         return false;
     }
     if folder.socket().exists() {

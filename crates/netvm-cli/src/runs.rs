@@ -83,7 +83,7 @@ impl Run {
 
     /// Whether it goes on.
     pub fn is_alive(&self) -> bool {
-        self.file.is_supervised()
+        folder::goes_on(&self.file)
     }
 
     /// One look at it.

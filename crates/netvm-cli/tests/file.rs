@@ -47,6 +47,7 @@ fn what_does_not_fit_into_memory_goes_to_the_file() {
     let done = finish(run(&file, &["--explain", "--json"]).stdin(Stdio::null())).must_succeed();
     assert_eq!(done.out(), "filled\nchecked\n");
     let lenders = done.summary()["lenders"].clone();
+    assert!(done.summary()["faults"].is_u64() && done.summary()["fault_path"]["path"].is_string());
     let moved = |lender: usize| lenders[lender]["bytes_out"].as_u64().unwrap() >> 20;
     // A slab may change places meanwhile, and is written once more for that.
     assert!((10..=48).contains(&moved(0)) && moved(1) >= 20, "{lenders}");

@@ -9,6 +9,8 @@ use serde_json::Value;
 mod common;
 use common::{Folder, Guard, Lender, can_run, finish, netvm, until, wait};
 
+const PYTHON: &str = "/usr/bin/python3";
+
 fn look(pid: u32) -> Option<Value> {
     let done = finish(netvm().args(["top", "--json", "--interval", "0.1", "--pid", &pid.to_string()]));
     if !done.status.success() {
@@ -16,6 +18,32 @@ fn look(pid: u32) -> Option<Value> {
         return None;
     }
     Some(serde_json::from_str(&done.out()).unwrap())
+}
+
+/// Its program goes on, on its lender.
+#[test]
+fn a_run_whose_netvm_was_killed_is_seen_as_long_as_its_program_lives() {
+    if !can_run("a_run_whose_netvm_was_killed_is_seen_as_long_as_its_program_lives", &[PYTHON]) {
+        return;
+    }
+    let mut command = netvm();
+    command.args(["run", "--local", "8M", "--", PYTHON, "-c"]);
+    command.arg("x = bytearray(32 << 20); print(1, flush=True); input(); print(sum(x[::4096]), flush=True)");
+    let mut run = Guard(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
+    let pid = run.0.id();
+    let mut said = BufReader::new(run.0.stdout.take().unwrap());
+    let mut line = String::new();
+    said.read_line(&mut line).unwrap();
+    let mut input = run.0.stdin.take().unwrap();
+    run.0.kill().unwrap();
+    run.0.wait().unwrap();
+    let seen = look(pid).expect("it goes on");
+    assert!(seen["command"].as_str().unwrap().contains("bytearray"), "{seen}");
+    input.write_all(b"\n").unwrap();
+    line.clear();
+    said.read_line(&mut line).unwrap();
+    assert_eq!(line, "0\n");
+    until("nothing of it is left", || look(pid).is_none());
 }
 
 #[test]

@@ -596,7 +596,7 @@ fn to_json(args: &RunArgs, report: &Report) -> serde_json::Value {
     }
     if args.explain {
         object["tiers"] = explain::to_json(&report.stats);
-        object["faults"] = explain::faults_to_json(args.fault_path);
+        object["fault_path"] = explain::faults_to_json(args.fault_path);
         object["lenders"] = explain::lenders_to_json(&report.detail, &report.lenders, &report.classes);
     }
     object
