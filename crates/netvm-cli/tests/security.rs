@@ -15,6 +15,19 @@ fn secret(folder: &Folder, name: &str) -> PathBuf {
     path
 }
 
+#[test]
+fn shells_offer_only_what_is_for_people() {
+    for shell in ["bash", "zsh", "fish"] {
+        let done = finish(netvm().args(["completions", shell])).must_succeed();
+        for there in ["lend-size", "bench", "fault", "replicas"] {
+            assert!(done.out().contains(there), "{there} in {shell}");
+        }
+        for hidden in ["demo-worker", "ublk-guard"] {
+            assert!(!done.out().contains(hidden), "{hidden} in {shell}");
+        }
+    }
+}
+
 /// `netvm completions bash | head -1`
 #[test]
 fn who_prints_ends_quietly_when_nobody_reads() {
