@@ -110,6 +110,12 @@ fn secret_files_are_checked_and_networks_need_one() {
     must_say(&finish(netvm().args(["secret", "new"]).arg(&one)), &["exists"]);
     std::fs::set_permissions(&one, std::fs::Permissions::from_mode(0o644)).unwrap();
     must_say(&status("127.0.0.1:1", &[], Some(&one)), &["mode 644", "chmod 600"]);
+    // To change the mode of these would harm others.
+    for (path, words) in [("/tmp", "is a folder"), ("/dev/zero", "no ordinary file")] {
+        let done = status("127.0.0.1:1", &[], Some(Path::new(path)));
+        must_say(&done, &[path, words]);
+        assert!(!done.err.contains("chmod"), "{}", done.err);
+    }
     let network = ["lend", "--size", "64M", "--listen", "0.0.0.0:0"];
     let done = finish(netvm().args(network).env_remove("NETVM_SECRET_FILE"));
     must_say(&done, &["0.0.0.0:", "--secret FILE", "--insecure"]);

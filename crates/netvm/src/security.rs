@@ -137,7 +137,17 @@ impl Secret {
             |what: &dyn fmt::Display| Error::Other(format!("cannot use the secret file {name}: {what}"));
         let file = File::open(path).map_err(|error| failed(&error))?;
         // Of the open file, not of the path: nobody can exchange it between the check and the reading.
-        let mode = file.metadata().map_err(|error| failed(&error))?.mode() & 0o777;
+        let metadata = file.metadata().map_err(|error| failed(&error))?;
+        let mode = metadata.mode() & 0o777;
+        if metadata.is_dir() {
+            return Err(failed(&"it is a folder; name the file with the secret"));
+        }
+        // Of a pipe the shell makes the mode; that of a device is for others to change, if anybody.
+        if mode & 0o077 != 0 && !metadata.is_file() {
+            return Err(failed(
+                &"it is no ordinary file, and others can get at it; name the file with the secret",
+            ));
+        }
         if mode & 0o077 != 0 {
             return Err(failed(&format!(
                 "others can get at it (mode {mode:03o}); `chmod 600 {name}`, and if it lay open for long, make a new one"
