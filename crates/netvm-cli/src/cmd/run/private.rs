@@ -55,6 +55,8 @@ pub struct PrivateLender {
     folder: Option<PathBuf>,
 }
 
+/// It lends memory in pieces of this size.
+const SLAB: Size = Size(16 << 20);
 /// Between the end of a lender's connections and its own, while its file is freed.
 const DEATH: Duration = Duration::from_millis(200);
 
@@ -66,10 +68,22 @@ impl PrivateLender {
         security: &Security,
         folder: Option<&Path>,
     ) -> Result<Self, String> {
+        if size < SLAB {
+            return Err(match folder {
+                None => format!(
+                    "a private lender of {size} has no room for one slab of {SLAB}; give a --lend-size of at least that"
+                ),
+                Some(folder) => format!(
+                    "a file of {size} in {} has no room for one slab of {SLAB}; give it at least that, in a folder that has so much room",
+                    folder.display()
+                ),
+            });
+        }
         let program =
             std::env::current_exe().map_err(|error| format!("cannot find netvm itself: {error}"))?;
         let mut command = Command::new(program);
-        command.args(["lend", "--private", "--size", &size.0.to_string(), "--listen"]);
+        command.args(["lend", "--private", "--size", &size.0.to_string()]);
+        command.args(["--slab", &SLAB.0.to_string(), "--listen"]);
         command.arg(format!("unix:{}", socket.display()));
         if let Some(folder) = folder {
             command.arg("--file").arg(folder);
