@@ -322,6 +322,22 @@ fn addresses_for_far_memory_that_cannot_be_had() {
     }
 }
 
+/// Nobody has started the private lender: the option is that of the run.
+#[test]
+fn a_full_private_lender_names_the_option_of_the_run() {
+    if !can_run("a_full_private_lender_names_the_option_of_the_run", &[PYTHON]) {
+        return;
+    }
+    let script = "import os; x = os.urandom(1 << 20) * 64; print(sum(x[::4096]))";
+    let done =
+        finish(netvm().args(["run", "--lend-size", "16M", "--local", "8M", "--", PYTHON, "-c", script]));
+    must_say(
+        &done,
+        &["the private lender is full: 16 of its 16 MiB are lent", "larger --lend-size", "cannot go on"],
+    );
+    assert!(!done.err.contains("--size (") && !done.err.contains("unix:"), "{}", done.err);
+}
+
 #[test]
 fn no_memory_left_on_the_machine() {
     const TEST: &str = "no_memory_left_on_the_machine";

@@ -641,7 +641,10 @@ fn runs_that_cannot_be_meant_are_refused_with_what_is_wrong() {
         (&["--local", "8M", "--file", "/nowhere/there:1G"][..], "/nowhere/there: No such file"),
         (&["--local", "64K"][..], "too little"),
         (&["--local", "8M", "--lend-size", "1M"][..], "--lend-size of at least that"),
-        (&["--local", "8M", "--lend-size", "16M", "--file", "/proc"][..], "a file of 0 B in /proc has no room"),
+        (
+            &["--local", "8M", "--lend-size", "16M", "--file", "/proc"][..],
+            "a file of 0 B in /proc has no room",
+        ),
         (&["--local", "8M", "--lend-size", "16M", "--file", "/var/tmp:0"][..], "give it at least that"),
     ] {
         let output = netvm().arg("run").args(arguments).args(["--", "true"]).output().unwrap();

@@ -406,7 +406,10 @@ pub fn execute(
         erasure: args.erasure,
         lost: run.lost_lenders(),
         left: run.left_lenders(),
-        message: run.message(),
+        message: run.message().map(|message| {
+            let ours = || [&private, &on_disk].into_iter().flatten();
+            ours().find_map(|lender| lender.in_words_of_the_run(&message)).unwrap_or(message)
+        }),
         lenders: names,
         classes: run.classes(),
     };

@@ -52,6 +52,7 @@ impl FileTier {
 /// A lender for this run alone. It ends when its standard input does and no borrower is left.
 pub struct PrivateLender {
     child: Child,
+    address: String,
     folder: Option<PathBuf>,
 }
 
@@ -84,7 +85,8 @@ impl PrivateLender {
         let mut command = Command::new(program);
         command.args(["lend", "--private", "--size", &size.0.to_string()]);
         command.args(["--slab", &SLAB.0.to_string(), "--listen"]);
-        command.arg(format!("unix:{}", socket.display()));
+        let address = format!("unix:{}", socket.display());
+        command.arg(&address);
         if let Some(folder) = folder {
             command.arg("--file").arg(folder);
         }
@@ -119,7 +121,7 @@ impl PrivateLender {
                 ),
             });
         }
-        Ok(Self { child, folder: folder.map(Path::to_owned) })
+        Ok(Self { child, address, folder: folder.map(Path::to_owned) })
     }
 
     /// How it has ended, if it has. It should not, as long as this lives.
@@ -141,6 +143,23 @@ impl PrivateLender {
         }
     }
 
+    /// The last words of a process that it had no room for, as the user of the run can follow them; `None` for other words.
+    pub fn in_words_of_the_run(&self, message: &str) -> Option<String> {
+        let name = self.name();
+        if let Some(rest) = message.strip_prefix(&format!("the disk of lender {} ", self.address)) {
+            return Some(format!("the disk of {name} {rest}"));
+        }
+        let rest = message.strip_prefix(&format!("lender {} is full: ", self.address))?;
+        let advice = match self.folder {
+            None => "give a larger --lend-size, or --file FOLDER for the rest",
+            Some(_) => "give it a larger size (--file FOLDER:SIZE)",
+        };
+        let (room, rest) = rest.split_once(';')?;
+        // Behind the advice to whoever starts lenders is what became of the program.
+        let end = rest.rsplit_once(';').map_or("", |(_, end)| end);
+        Some(format!("{name} is full: {room}; {advice}{}{end}", if end.is_empty() { "" } else { ";" }))
+    }
+
     /// Its process.
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -158,6 +177,40 @@ impl Drop for PrivateLender {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use netvm::{Error, LenderLimit};
+
+    #[test]
+    fn nobody_is_told_to_start_a_private_lender() {
+        let mut lender = PrivateLender {
+            child: Command::new("true").stdin(Stdio::null()).spawn().unwrap(),
+            address: "unix:/run/lender".into(),
+            folder: None,
+        };
+        let full = |lender: &str, limit| {
+            let error = Error::LenderFull {
+                lender: lender.into(),
+                size_bytes: 32 << 20,
+                used_bytes: 16 << 20,
+                limit,
+            };
+            format!("{error}; far memory is lost")
+        };
+        let ours = full("unix:/run/lender", LenderLimit::Size);
+        assert_eq!(
+            lender.in_words_of_the_run(&ours).unwrap(),
+            "the private lender is full: 16 of its 32 MiB are lent; give a larger --lend-size, or --file FOLDER for the rest; far memory is lost"
+        );
+        assert_eq!(lender.in_words_of_the_run(&full("unix:/run/lender2", LenderLimit::Size)), None);
+        lender.folder = Some("/var/tmp".into());
+        assert!(
+            lender
+                .in_words_of_the_run(&ours)
+                .unwrap()
+                .contains("/var/tmp is full: 16 of its 32 MiB are lent; give it a larger size")
+        );
+        let disk = lender.in_words_of_the_run(&full("unix:/run/lender", LenderLimit::Disk)).unwrap();
+        assert!(disk.starts_with("the disk of the lender of the file in /var/tmp is full: 16 MiB"), "{disk}");
+    }
 
     #[test]
     fn a_folder_may_have_a_size_behind_it() {
