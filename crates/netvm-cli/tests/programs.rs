@@ -637,6 +637,11 @@ fn runs_that_cannot_be_meant_are_refused_with_what_is_wrong() {
     for (arguments, word) in [
         (&["--local", "8M", "--area", "1M"][..], "leave --area out"),
         (&["--local", "8M", "--area", "16T"][..], "give less than 16 TiB"),
+        (
+            &["--local", "900T"][..],
+            "--local 900 TiB is more than far memory can have addresses for; give less",
+        ),
+        (&["--local", "2T"][..], "have addresses for; give less, or as large an --area"),
         (&["--local", "8M", "--file", "/nowhere/there:xx"][..], "\"xx\" is no size"),
         (&["--local", "8M", "--file", "/nowhere/there:1G"][..], "/nowhere/there: No such file"),
         (&["--local", "64K"][..], "too little"),

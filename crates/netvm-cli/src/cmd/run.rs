@@ -33,6 +33,8 @@ use supervise::{Ended, Supervisor};
 
 /// Exit code when netvm itself could not go on, as of other tools that run a program (env, timeout).
 pub const EXIT_NETVM: u8 = 125;
+/// Addresses for far memory.
+const AREA_DEFAULT: Size = Size(1 << 40);
 const PRELOAD: &str = "libnetvm_preload.so";
 
 /// Arguments of `netvm run`.
@@ -294,10 +296,23 @@ pub fn execute(
         )
         .into());
     }
-    if args.area.0 < args.local.0 {
+    if args.local.0 > AREA_BYTES_MAX {
         return Err(format!(
-            "--area {} has fewer addresses than --local {} has memory; leave --area out for 1T",
-            args.area, args.local
+            "--local {} is more than far memory can have addresses for; give less than {}",
+            args.local,
+            Size(AREA_BYTES_MAX.next_power_of_two())
+        )
+        .into());
+    }
+    if args.area.0 < args.local.0 {
+        // The default is no help where it is what was too little.
+        let remedy = match args.local.0 <= AREA_DEFAULT.0 {
+            true => format!("leave --area out for {AREA_DEFAULT}"),
+            false => "give less, or as large an --area".to_owned(),
+        };
+        return Err(format!(
+            "--local {} is more memory than {} of far memory have addresses for; {remedy}",
+            args.local, args.area
         )
         .into());
     }
