@@ -179,7 +179,7 @@ fn arguments_that_make_no_sense_are_refused() {
     for (arguments, words) in [
         (&["--quota", "1M"][..], "less than one slab"),
         (&["--pressure", "0"], "percent"),
-        (&["--pressure", "10", "--pressure-file", "/nonexistent"], "--reserve"),
+        (&["--pressure", "10", "--pressure-file", "/nonexistent"], "cannot read /nonexistent (No such file"),
         (&["--lease-timeout", "0"], "0"),
     ] {
         let done = finish(netvm().args(["lend", "--size", "32M", "--listen", "127.0.0.1:0"]).args(arguments));

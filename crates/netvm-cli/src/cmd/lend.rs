@@ -14,6 +14,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 use zeroize::Zeroizing;
 
+/// Of the whole machine.
+const PRESSURE_FILE: &str = "/proc/pressure/memory";
+
 /// Arguments of `netvm lend`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -71,7 +74,7 @@ pub struct LendArgs {
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
     pressure: Option<u32>,
     /// What tells that: for a control group its memory.pressure
-    #[arg(long, value_name = "FILE", default_value = "/proc/pressure/memory", requires = "pressure")]
+    #[arg(long, value_name = "FILE", default_value = PRESSURE_FILE, requires = "pressure")]
     pressure_file: PathBuf,
     /// What tells how much memory is available (tests)
     #[arg(long, value_name = "FILE", default_value = "/proc/meminfo", hide = true)]
@@ -123,11 +126,13 @@ pub fn run(args: LendArgs) -> Outcome {
     if args.pressure.is_some()
         && let Err(error) = std::fs::read(&args.pressure_file)
     {
-        return Err(format!(
-            "cannot read {} ({error}): this kernel does not measure pressure (CONFIG_PSI, psi=1); use --reserve",
-            args.pressure_file.display()
-        )
-        .into());
+        let file = args.pressure_file.display();
+        // Of a file that was named the kernel says nothing by its absence.
+        let remedy = match args.pressure_file == Path::new(PRESSURE_FILE) {
+            true => "this kernel does not measure pressure (CONFIG_PSI, psi=1); use --reserve",
+            false => "name another --pressure-file, or leave it out for the whole machine",
+        };
+        return Err(format!("cannot read {file} ({error}): {remedy}").into());
     }
     let signals = Signals::block(&[SIGTERM, SIGINT]);
     if let Some(cpu) = args.cpu {
