@@ -3,6 +3,8 @@
 mod common;
 #[path = "transfer/names.rs"]
 mod names;
+#[path = "transfer/refusals.rs"]
+mod refusals;
 
 use common::{Done, Folder, Guard, Random, finish, netvm, signal, until, wait};
 use netvm_core::wire::{Hello, Role};

@@ -273,6 +273,9 @@ impl Dialogue<'_> {
             Refusal::Encryption => return Err(Error::NoEncryption { lender }),
             Refusal::Busy => "it has too many connections; try again later",
             Refusal::Stopping => STOPPING,
+            Refusal::Role if theirs.role == Role::Transfer => {
+                "it does not serve this kind of peer, but a `netvm send` with its own --framing; give both sides the same"
+            }
             Refusal::Role => "it does not serve this kind of peer; check the address",
         };
         Err(Error::Refused { lender, reason: reason.to_owned() })
