@@ -13,3 +13,19 @@ fn other_framings_are_told_apart_from_other_servers() {
         assert!(!done.err.contains("check the address"), "{done:?}");
     }
 }
+
+#[test]
+fn the_kernel_cannot_encrypt_and_both_sides_know_at_once() {
+    let (folder, source, target) = folders("transfer-contrary");
+    let file = random_file(&source.join("a"), 10);
+    let key = folder.path("key");
+    finish(netvm().args(["secret", "new"]).arg(&key)).must_succeed();
+    let how = ["--secret", key.to_str().unwrap(), "--method", "sendfile", "--encrypt"];
+    // Nobody listens there.
+    let sent = finish(&mut send("127.0.0.1:1", &[&file], &how));
+    let received = finish(netvm().arg("recv").arg(&target).args(["--listen", "127.0.0.1:0"]).args(how));
+    for done in [sent, received] {
+        assert!(!done.status.success() && done.err.contains("copy or mmap"), "{done:?}");
+        assert_eq!(done.err.lines().count(), 1, "{done:?}");
+    }
+}

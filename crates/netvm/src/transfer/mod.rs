@@ -32,7 +32,7 @@ mod wire;
 use std::time::Duration;
 
 use crate::error::Error;
-use crate::security::{Protection, Security};
+use crate::security::{Encryption, Protection, Security};
 use crate::shm::LinkChoice;
 pub use receiver::Receiver;
 pub use sender::send;
@@ -58,6 +58,15 @@ impl Method {
     /// Whether the sender writes into the receiver's file.
     fn is_one_sided(self) -> bool {
         matches!(self, Self::OneSided | Self::Device)
+    }
+
+    /// Before anybody connects or waits: the kernel neither encrypts nor decrypts what it moves by itself.
+    fn check(self, security: &Security) -> Result<(), Error> {
+        if self == Self::Sendfile && security.encryption == Encryption::Always {
+            let error = "the method sendfile is not for encrypted connections: the kernel moves bytes as they are; use the method copy or mmap";
+            return Err(Error::Other(error.to_owned()));
+        }
+        Ok(())
     }
 }
 

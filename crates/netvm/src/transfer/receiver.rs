@@ -58,6 +58,7 @@ impl Receiver {
                 "one-sided writes are the sender's choice: a receiver follows, whatever its own method";
             return Err(Error::Other(error.to_owned()));
         }
+        options.method.check(&options.security)?;
         let shown = folder.display().to_string();
         let folder = Folder::open(folder).map_err(|error| match error.kind() {
             ErrorKind::NotFound => {

@@ -39,6 +39,7 @@ pub fn send(
     options: &SendOptions,
     observer: Observer<'_>,
 ) -> Result<Summary> {
+    options.method.check(&options.security)?;
     let gathered = Gathered::of(paths)?;
     let simple = options.framing == Framing::Simple;
     if let Some((_, path)) = gathered.entries.iter().find(|(entry, _)| simple && entry.folder) {
