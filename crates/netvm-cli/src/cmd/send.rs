@@ -177,12 +177,17 @@ pub fn report(done: &str, summary: &Summary, as_json: bool) -> Outcome {
             Size(summary.bytes)
         );
     }
+    let folders = summary.kept_folders;
     for (count, what) in [
         (summary.there, "were there already, with the same content"),
         (summary.left_out, "are links, devices or the like and were left out"),
         (
-            summary.kept,
-            "were kept as they are at the receiver, with other content; `netvm recv --overwrite` replaces them",
+            summary.kept - folders.min(summary.kept),
+            "were kept as they are at the receiver, with other content; `netvm recv --overwrite` replaces files, not folders",
+        ),
+        (
+            folders,
+            "were not received, as a folder of the same name is in the way; move it, or receive into another folder",
         ),
     ] {
         if count > 0 {

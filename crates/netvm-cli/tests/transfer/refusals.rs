@@ -29,3 +29,32 @@ fn the_kernel_cannot_encrypt_and_both_sides_know_at_once() {
         assert_eq!(done.err.lines().count(), 1, "{done:?}");
     }
 }
+
+#[test]
+fn a_folder_in_the_way_is_not_to_be_overwritten() {
+    let (_folder, source, target) = folders("transfer-in-the-way");
+    let file = random_file(&source.join("a"), 10);
+    fs::create_dir(target.join("a")).unwrap();
+    fs::create_dir(target.join("file-0001")).unwrap();
+    for (how, code) in [
+        (&[][..], 1),
+        (&["--overwrite"], 125),
+        (&["--framing", "simple"], 125),
+        (&["--framing", "simple", "--overwrite"], 125),
+    ] {
+        let receiver = Receiver::start(&target, how);
+        let framing = how.iter().filter(|word| **word != "--overwrite").copied().collect::<Vec<_>>();
+        let sent = finish(&mut send(&receiver.address, &[&file], &framing));
+        let received = receiver.end();
+        assert_eq!(received.status.code(), Some(code), "{received:?}");
+        // In the simple framing the sender may be done before anybody has looked.
+        if framing.is_empty() {
+            assert_eq!(sent.status.code(), Some(code), "{sent:?}");
+        }
+        assert!(
+            received.err.contains("is in the way") && !received.err.contains("--overwrite"),
+            "{received:?}"
+        );
+        assert!(target.join("a").is_dir() && target.join("file-0001").is_dir());
+    }
+}

@@ -160,6 +160,8 @@ pub struct Summary {
     pub there: u64,
     /// Files that were not sent because something else has their name at the receiver.
     pub kept: u64,
+    /// Those of them where this is a folder, which no file replaces. Only the receiver knows.
+    pub kept_folders: u64,
     /// Links, devices and the like, which are not sent.
     pub left_out: u64,
     /// Bytes of the sent files.

@@ -326,7 +326,10 @@ impl Receiving<'_> {
                     return Ok(Plan::Keep);
                 }
             }
-            Found::File { .. } | Found::Folder | Found::Other if !replace => return Ok(Plan::Keep),
+            Found::File { .. } | Found::Folder | Found::Other if !replace => {
+                self.summary.kept_folders += u64::from(matches!(found, Found::Folder));
+                return Ok(Plan::Keep);
+            }
             _ => {}
         }
         // What came last may have been on its way when everything stopped.
@@ -595,8 +598,13 @@ impl Receiving<'_> {
             self.progress.total_bytes = self.progress.total_bytes.saturating_add(bytes);
             let found =
                 self.folder.find(&entry.name).map_err(|error| self.failed("look for", &entry, &error))?;
-            if !self.options.overwrite && !matches!(found, Found::Nothing) {
-                return Err(self.failed("write", &entry, &io::Error::from_raw_os_error(libc::EEXIST)));
+            let in_the_way = match found {
+                Found::Folder => Some(libc::EISDIR),
+                Found::File { .. } | Found::Other if !self.options.overwrite => Some(libc::EEXIST),
+                _ => None,
+            };
+            if let Some(errno) = in_the_way {
+                return Err(self.failed("write", &entry, &io::Error::from_raw_os_error(errno)));
             }
             let mut coming = self.open(&entry, 0, None, self.options.method)?;
             if let Err(error) = self.take(&mut coming, &entry, 0, bytes, false) {

@@ -174,6 +174,7 @@ pub(super) fn failed(shown: &str, what: &str, entry: &Entry, error: &io::Error) 
     let advice = match error.raw_os_error() {
         Some(libc::ENOSPC | libc::EDQUOT) => "; make room and start both sides again: what has come is kept",
         Some(libc::EEXIST) => "; --overwrite replaces what is there",
+        Some(libc::EISDIR) => "; a folder is in the way: move it, or receive into another folder",
         Some(libc::ELOOP | libc::ENOTDIR) => "; a file or a symbolic link is where a folder should be",
         _ => "",
     };
