@@ -203,6 +203,15 @@ impl Security {
     /// # Errors
     /// [`Error::Listen`] for a network address without a secret.
     pub fn check_listener(&self, address: &Address) -> Result<()> {
+        self.check_listener_or(address, ", or --insecure if you trust everybody on the network")
+    }
+
+    /// The same for who has no option to do without.
+    pub(crate) fn check_shared(&self, address: &Address) -> Result<()> {
+        self.check_listener_or(address, "")
+    }
+
+    fn check_listener_or(&self, address: &Address, or: &str) -> Result<()> {
         self.check()?;
         let is_local = match address {
             Address::Unix(_) => true,
@@ -215,9 +224,9 @@ impl Security {
         }
         Err(Error::Listen {
             address: address.to_string(),
-            reason: "whoever reaches this address could use what it offers; give --secret FILE (`netvm secret new FILE` \
-                     makes one), or --insecure if you trust everybody on the network"
-                .to_owned(),
+            reason: format!(
+                "whoever reaches this address could use what it offers; give --secret FILE (`netvm secret new FILE` makes one){or}"
+            ),
         })
     }
 }

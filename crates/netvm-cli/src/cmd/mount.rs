@@ -221,7 +221,7 @@ fn serve(
         security: security.clone(),
         read_only: args.read_only,
     };
-    let mut server = MountServer::new(folder, volume, config)?;
+    let mut server = MountServer::new(folder, volume, config).map_err(may_not)?;
     for segment in &args.segment {
         let key = read_key(&segment.key)?;
         let node = Arc::new(Node::with_security(security.clone())?);
@@ -281,8 +281,19 @@ fn join(
     Ok(())
 }
 
-/// What to do about a mount that was refused.
+/// What to do about a mount that was refused, in the words of this command.
 fn may_not(error: Error) -> String {
+    match &error {
+        Error::Listen { address, reason } => {
+            return format!("cannot listen at {address}: {reason}; choose another --share address");
+        }
+        Error::Connect { lender, reason } => {
+            return format!(
+                "cannot connect to {lender}: {reason}; is a mount (`netvm mount --share {lender}`) shared there?"
+            );
+        }
+        _ => {}
+    }
     let hint = match &error {
         Error::System { errno, .. } if errno.0 == libc::EPERM => ": this process may not mount",
         Error::System { errno, .. } if matches!(errno.0, libc::ENOENT | libc::ENODEV) => {

@@ -125,7 +125,7 @@ impl MountServer {
             })?;
             let refused = |error: std::io::Error| Error::listen(address.to_string(), &error);
             let listener = Listener::bind(&address).map_err(refused)?;
-            config.security.check_listener(listener.address())?;
+            config.security.check_shared(listener.address())?;
             entrances.push(Entrance { listener, read_only });
         }
         // What is mounted over looks as it did.
