@@ -243,10 +243,16 @@ pub fn detach(number: u32, force: bool) -> Result<()> {
 /// Maps a device, reads the byte at `offset`, and tells how its page is mapped: the entries of the page tables, and the physical address.
 ///
 /// # Errors
-/// [`Error::Bounds`]; [`Error::System`]: EPERM without CAP_SYS_ADMIN, EIO when the peer is lost.
+/// [`Error::Bounds`]; [`Error::Other`] without the module or the device; [`Error::System`]: EPERM without CAP_SYS_ADMIN, EIO when the peer is lost.
 pub fn page(number: u32, offset: u64) -> Result<Page> {
     let failed = |error: &io::Error| Error::system("look at the device's page", error);
-    let file = File::open(path(number)).map_err(|error| failed(&error))?;
+    let file = File::open(path(number)).map_err(|error| match error.kind() {
+        io::ErrorKind::NotFound => match check_module() {
+            Ok(()) => Error::Other(format!("there is no {}", path(number).display())),
+            Err(missing) => missing,
+        },
+        _ => failed(&error),
+    })?;
     let folder = PathBuf::from(format!("{CLASS}/netvm_mem{number}"));
     let status = DeviceStatus::read(&folder, number);
     let len = status.ok_or_else(|| Error::Other(format!("there is no {}", folder.display())))?.bytes;
