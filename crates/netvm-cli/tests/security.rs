@@ -107,7 +107,7 @@ fn secret_files_are_checked_and_networks_need_one() {
     let folder = Folder::new("files");
     let one = secret(&folder, "one");
     assert_eq!(one.metadata().unwrap().permissions().mode() & 0o777, 0o600);
-    must_say(&finish(netvm().args(["secret", "new"]).arg(&one)), &["exists"]);
+    must_say(&finish(netvm().args(["secret", "new"]).arg(&one)), &["exists and is kept", "another file"]);
     std::fs::set_permissions(&one, std::fs::Permissions::from_mode(0o644)).unwrap();
     must_say(&status("127.0.0.1:1", &[], Some(&one)), &["mode 644", "chmod 600"]);
     // To change the mode of these would harm others.

@@ -13,7 +13,7 @@
 
 use std::fmt;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
@@ -165,7 +165,14 @@ impl Secret {
     /// [`Error::Other`], a sentence.
     pub fn write_new_file(&self, path: &Path) -> Result<()> {
         let name = path.display();
-        let failed = |error| Error::Other(format!("cannot write the secret file {name}: {error}"));
+        let failed = |error: io::Error| {
+            Error::Other(match error.kind() {
+                io::ErrorKind::AlreadyExists => {
+                    format!("{name} exists and is kept as it is; name another file, or remove it first")
+                }
+                _ => format!("cannot write the secret file {name}: {error}"),
+            })
+        };
         let mut file =
             OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
         file.write_all(self.to_content().as_bytes()).and_then(|()| file.sync_all()).map_err(failed)
