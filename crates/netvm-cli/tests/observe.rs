@@ -249,3 +249,17 @@ fn a_run_in_parts_says_what_it_lacks() {
     run.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     assert!(said.contains("pages that were not here were in 2+1 parts"), "{said}");
 }
+
+#[test]
+fn what_is_no_address_or_number_is_told_with_an_example() {
+    for (arguments, words) in [
+        (&["metrics", "--listen", "foo"][..], "127.0.0.1:9477"),
+        (&["metrics", "--listen", "unix:/x"], "127.0.0.1:9477"),
+        (&["metrics", "--listen", ":9477"], "127.0.0.1:9477"),
+        (&["device", "detach", "xx"], "0 for /dev/netvm_mem0"),
+        (&["device", "page", "1x"], "0 for /dev/netvm_mem0"),
+    ] {
+        let done = finish(netvm().args(arguments));
+        assert!(!done.status.success() && done.err.contains(words), "{arguments:?}: {}", done.err);
+    }
+}

@@ -73,7 +73,7 @@ struct AttachArgs {
 #[derive(Args, Debug)]
 struct DetachArgs {
     /// Number of the device: 0 for /dev/netvm_mem0
-    #[arg(value_name = "N")]
+    #[arg(value_name = "N", value_parser = parse_number)]
     number: u32,
     /// Though it is open, and though not everything can be written
     #[arg(long)]
@@ -83,7 +83,7 @@ struct DetachArgs {
 #[derive(Args, Debug)]
 struct PageArgs {
     /// Number of the device: 0 for /dev/netvm_mem0
-    #[arg(value_name = "N")]
+    #[arg(value_name = "N", value_parser = parse_number)]
     number: u32,
     /// Where in the device, e.g. 64K
     #[arg(long, default_value = "0")]
@@ -96,6 +96,10 @@ struct StatusArgs {
     /// Print JSON
     #[arg(long)]
     json: bool,
+}
+
+fn parse_number(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "give the number of a device: 0 for /dev/netvm_mem0".to_owned())
 }
 
 impl DeviceArgs {

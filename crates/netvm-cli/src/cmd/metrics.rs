@@ -38,6 +38,15 @@ pub fn run(args: &MetricsArgs) -> Outcome {
         crate::say::text(&text(&runs::find()));
         return Ok(ExitCode::SUCCESS);
     }
+    // What is no address at all would be told in the words of a library.
+    let port = args.listen.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
+    if port.is_none_or(|port| port.parse::<u16>().is_err()) {
+        return Err(format!(
+            "cannot listen at {}: give HOST:PORT, as 127.0.0.1:9477; metrics go over TCP only",
+            args.listen
+        )
+        .into());
+    }
     let server =
         Server::http(&args.listen).map_err(|error| format!("cannot listen at {}: {error}", args.listen))?;
     out!("metrics at http://{}/metrics", server.server_addr());
