@@ -181,6 +181,7 @@ fn arguments_that_make_no_sense_are_refused() {
         (&["--pressure", "0"], "percent"),
         (&["--pressure", "10", "--pressure-file", "/nonexistent"], "cannot read /nonexistent (No such file"),
         (&["--lease-timeout", "0"], "0"),
+        (&["--reserve", "500T"], "leaves nothing to lend: this machine has"),
     ] {
         let done = finish(netvm().args(["lend", "--size", "32M", "--listen", "127.0.0.1:0"]).args(arguments));
         assert!(!done.status.success() && done.err.contains(words), "{arguments:?}: {}", done.err);

@@ -116,6 +116,16 @@ pub fn run(args: LendArgs) -> Outcome {
         Some(folder) => check_room(folder, args.size)?,
     }
     let compress = compress(&args)?;
+    if let (Some(reserve), Some(ram)) = (args.reserve, meminfo("MemTotal"))
+        && reserve.0 >= ram
+    {
+        // All would be asked back at once, for ever.
+        return Err(format!(
+            "--reserve {reserve} leaves nothing to lend: this machine has {} of memory; give less",
+            Size(ram)
+        )
+        .into());
+    }
     if let Some(quota) = args.quota.filter(|quota| quota.0 < args.slab.0) {
         return Err(format!(
             "a quota of {quota} is less than one slab of {}; give more, or a smaller --slab",
