@@ -39,6 +39,7 @@ const PRELOAD: &str = "libnetvm_preload.so";
 
 /// Arguments of `netvm run`.
 #[derive(Args, Debug)]
+#[command(mut_arg("encrypt", |arg| arg.help("Encrypt everything on the way; needs a secret; the private lender has one by itself")))]
 #[command(after_help = "\
 Large anonymous memory of the program (malloc, mmap) becomes far memory: at most --local of it is in this machine at any
 time, for all processes of the run together; the rest is on the lenders. Small programs pay nothing. Small allocations are local besides that, up to
