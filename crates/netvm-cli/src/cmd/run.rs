@@ -105,10 +105,10 @@ pub struct RunArgs {
     /// Print at the end what each place costs and what was chosen
     #[arg(long)]
     pub explain: bool,
-    /// Print a summary at the end
+    /// Print a summary at the end, to standard error
     #[arg(long)]
     pub stats: bool,
-    /// Print the summary as JSON
+    /// Print the summary as JSON, to standard error: standard output is the program's
     #[arg(long)]
     pub json: bool,
     /// Write a trace of the run, for chrome://tracing or Perfetto
