@@ -8,6 +8,7 @@ mod cmd;
 mod elf;
 mod folder;
 mod machine;
+mod picture;
 mod runs;
 mod size;
 

@@ -488,3 +488,16 @@ fn output_that_goes_nowhere_stops_nobody() {
     let said = String::from_utf8_lossy(&done.stderr);
     assert!(done.status.code() == Some(125) && said.contains("standard output: No space left"), "{done:?}");
 }
+
+#[test]
+fn a_picture_that_does_not_get_onto_the_disk_is_told() {
+    if !common::can_run("a_picture_that_does_not_get_onto_the_disk_is_told", &[]) {
+        return;
+    }
+    let done = finish(netvm().args(["demo", "--local", "4M", "--svg", "/dev/full"]));
+    assert_eq!(done.status.code(), Some(125), "{}", done.err);
+    assert!(
+        done.err.contains("cannot write /dev/full: No space left") && !done.out().contains("Plot"),
+        "{done:?}"
+    );
+}

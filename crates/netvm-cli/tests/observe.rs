@@ -195,22 +195,24 @@ fn what_cannot_be_watched_is_told() {
 
 #[test]
 fn a_full_disk_is_told_before_the_program_starts() {
-    let mut command = netvm();
-    command.args([
-        "run",
-        "--local",
-        "16M",
-        "--lend-size",
-        "1G",
-        "--trace",
-        "/dev/full",
-        "--",
-        "echo",
-        "started",
-    ]);
-    let done = finish(&mut command);
-    assert!(!done.status.success() && done.out().is_empty(), "{done:?}");
-    assert!(done.err.contains("cannot write /dev/full"), "{}", done.err);
+    for option in ["--trace", "--report"] {
+        let mut command = netvm();
+        command.args([
+            "run",
+            "--local",
+            "16M",
+            "--lend-size",
+            "1G",
+            option,
+            "/dev/full",
+            "--",
+            "echo",
+            "started",
+        ]);
+        let done = finish(&mut command);
+        assert!(done.status.code() == Some(125) && done.out().is_empty(), "{done:?}");
+        assert!(done.err.contains("cannot write /dev/full: No space left"), "{}", done.err);
+    }
 }
 
 #[test]

@@ -3,12 +3,13 @@
 use super::Outcome;
 use super::run::{RunArgs, Tier, execute};
 use super::secret::SecurityArgs;
+use crate::picture::{self, Area};
 use crate::size::Size;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 use plotters::prelude::*;
 use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
 /// Arguments of `netvm demo`.
@@ -122,8 +123,7 @@ pub fn run(args: &DemoArgs) -> Outcome {
         seconds(on_netvm) / seconds(in_ram).max(0.001),
         on_netvm.peak_kib as f64 / in_ram.peak_kib.max(1) as f64 * 100.0
     );
-    plot(&args.svg, data, [in_ram, on_netvm])
-        .map_err(|error| format!("cannot write {}: {error}", args.svg.display()))?;
+    picture::write(&args.svg, (760, 380), |root| plot(root, data, [in_ram, on_netvm]))?;
     out!("Plot: {}", args.svg.display());
     Ok(ExitCode::SUCCESS)
 }
@@ -255,11 +255,9 @@ fn say(line: &str) {
 }
 
 /// Two pairs of bars: time, and peak local memory.
-fn plot(path: &Path, data: Size, results: [Sorted; 2]) -> Result<(), Box<dyn std::error::Error>> {
+fn plot(root: &Area<'_>, data: Size, results: [Sorted; 2]) -> Result<(), Box<dyn std::error::Error>> {
     const RAM: RGBColor = RGBColor(0x8A, 0x94, 0xA6);
     const NETVM: RGBColor = RGBColor(0x1F, 0x77, 0xB4);
-    let root = SVGBackend::new(path, (760, 380)).into_drawing_area();
-    root.fill(&WHITE)?;
     let title = format!("Sorting {data}: in RAM and on lent memory");
     let root = root.titled(&title, ("sans-serif", 20))?;
     let panels = root.split_evenly((1, 2));
@@ -294,6 +292,5 @@ fn plot(path: &Path, data: Size, results: [Sorted; 2]) -> Result<(), Box<dyn std
             chart.draw_series([Text::new(text, (left + 0.05, value + top * 0.06), ("sans-serif", 14))])?;
         }
     }
-    root.present()?;
     Ok(())
 }

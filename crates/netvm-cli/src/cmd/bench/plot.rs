@@ -6,6 +6,7 @@ use std::path::Path;
 use plotters::prelude::*;
 
 use super::report::Row;
+use crate::picture;
 
 /// Width, and most that one chart is high.
 const SIZE: (u32, u32) = (1000, 900);
@@ -138,16 +139,15 @@ fn draw(path: &Path, peers: &str, charts: &[(String, Vec<Bar>)]) -> Result<(), B
     // Where only a part was measured, the rest is no empty chart.
     let charts = || charts.iter().filter(|(_, bars)| !bars.is_empty());
     let all: u32 = charts().map(|(_, bars)| height(bars)).sum();
-    let root = SVGBackend::new(path, (SIZE.0, all.max(TOP as u32))).into_drawing_area();
-    root.fill(&WHITE)?;
-    let mut rest = root.clone();
-    for (title, bars) in charts() {
-        let (area, below) = rest.split_vertically(height(bars));
-        chart(&area, title, bars, peers)?;
-        rest = below;
-    }
-    root.present()?;
-    Ok(())
+    picture::write(path, (SIZE.0, all.max(TOP as u32)), |root| {
+        let mut rest = root.clone();
+        for (title, bars) in charts() {
+            let (area, below) = rest.split_vertically(height(bars));
+            chart(&area, title, bars, peers)?;
+            rest = below;
+        }
+        Ok(())
+    })
 }
 
 fn bars(rows: &[Row], cases: &[&str]) -> Vec<Bar> {

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use netvm::detail::PagerDetail;
 use netvm_core::observe::Heat;
-use plotters::coord::Shift;
 use plotters::prelude::*;
 
+use crate::picture::{self, Area};
 use crate::runs::{Look, Rates};
 
 /// Looks that are kept: with more, every second one goes.
@@ -45,7 +45,6 @@ pub struct Report {
     heats: HashMap<u32, Heat>,
 }
 
-type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 /// A name, a colour, and a value for each point in time.
 type Curve = (&'static str, RGBColor, Vec<(f64, f64)>);
 
@@ -170,9 +169,15 @@ impl Report {
         (name, color, self.looks.iter().map(|(at, look)| (at.as_secs_f64(), mib(look))).collect())
     }
 
-    pub fn draw(&self, path: &Path) -> Result<(), Box<dyn Error>> {
-        let root = SVGBackend::new(path, SIZE).into_drawing_area();
-        root.fill(&WHITE)?;
+    /// Writes the picture of what was seen up to now.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write(&self, path: &Path) -> Result<(), Box<dyn Error>> {
+        picture::write(path, SIZE, |root| self.draw(root))
+    }
+
+    fn draw(&self, root: &Area<'_>) -> Result<(), Box<dyn Error>> {
         let title: String = self.program.chars().take(100).collect();
         let root = root.titled(&format!("netvm run: {title}"), ("sans-serif", 20).into_font().color(&INK))?;
         let parts = root.split_evenly((4, 1));
@@ -194,9 +199,7 @@ impl Report {
             self.gauge("far memory that holds something", ORANGE, |look| look.stats.far_pages),
         ];
         self.chart(&parts[2], "MiB", &memory)?;
-        self.heat_map(&parts[3])?;
-        root.present()?;
-        Ok(())
+        self.heat_map(&parts[3])
     }
 
     fn chart(&self, area: &Area<'_>, unit: &str, curves: &[Curve]) -> Result<(), Box<dyn Error>> {
@@ -321,7 +324,7 @@ mod tests {
             report.add(at, Look { at: start + at, budget_frames: 10, stats, detail }, &[(7, detail)]);
         }
         let path = std::env::temp_dir().join(format!("netvm-report-test-{}.svg", std::process::id()));
-        report.draw(&path).unwrap();
+        report.write(&path).unwrap();
         let picture = std::fs::read_to_string(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
         let (key, curve) = text_and_curve(&picture, "fetched from lenders", "#D06A2C");

@@ -39,9 +39,9 @@ impl Watch {
         // Now rather than after hours: whether there is a place for it.
         let mut report = report
             .map(|path| {
-                std::fs::File::create(path)
-                    .map_err(|error| format!("cannot create {}: {error}", path.display()))?;
-                Ok::<_, String>((Report::new(program), PathBuf::from(path)))
+                let report = Report::new(program);
+                report.write(path).map_err(|error| error.to_string())?;
+                Ok::<_, String>((report, PathBuf::from(path)))
             })
             .transpose()?;
         let (end, ended) = channel::<()>();
@@ -68,9 +68,9 @@ impl Watch {
                 tell!("netvm: the trace is not complete: {error}");
             }
             if let Some((report, path)) = report
-                && let Err(error) = report.draw(&path)
+                && let Err(error) = report.write(&path)
             {
-                tell!("netvm: cannot draw {}: {error}", path.display());
+                tell!("netvm: {error}");
             }
         };
         let thread = std::thread::Builder::new().name("netvm-watch".to_owned()).spawn(body);

@@ -7,6 +7,7 @@ use plotters::prelude::*;
 use plotters::style::text_anchor::{HPos, Pos, VPos};
 
 use super::super::report::Row;
+use crate::picture::{self, Area};
 
 const INK: RGBColor = RGBColor(0x22, 0x2b, 0x33);
 const GRID: RGBColor = RGBColor(0xe4, 0xe8, 0xec);
@@ -52,8 +53,10 @@ impl Axis {
 pub fn write(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
     let bars: Vec<_> = rows.iter().filter_map(|row| Some((row, row.ratio?))).collect();
     let bottom = TOP + STEP * bars.len() as i32 + 4;
-    let root = SVGBackend::new(path, (WIDTH as u32, (bottom + BOTTOM) as u32)).into_drawing_area();
-    root.fill(&WHITE)?;
+    picture::write(path, (WIDTH as u32, (bottom + BOTTOM) as u32), |root| draw(root, &bars, bottom))
+}
+
+fn draw(root: &Area<'_>, bars: &[(&Row, f64)], bottom: i32) -> Result<(), Box<dyn Error>> {
     let font = |size: i32| ("sans-serif", size).into_font().color(&INK);
     let centered = font(13).pos(Pos::new(HPos::Center, VPos::Top));
     root.draw(&Text::new(
@@ -84,7 +87,6 @@ pub fn write(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
     }
     root.draw(&PathElement::new(vec![(ram, TOP - 4), (ram, bottom)], INK.stroke_width(1)))?;
     root.draw(&Text::new("in RAM", (ram, TOP - 19), centered))?;
-    root.present()?;
     Ok(())
 }
 

@@ -7,6 +7,7 @@ use netvm_core::residency::Eviction;
 use plotters::prelude::*;
 
 use super::PICTURE;
+use crate::picture::{self, Area};
 
 const WIDTH: u32 = 560;
 const HEIGHT: u32 = 330;
@@ -35,9 +36,11 @@ pub type Curves = (String, [(Eviction, [(u64, f64); PICTURE.len()]); Eviction::A
 pub fn write(traces: &[Curves], path: &Path) -> Result<(), Box<dyn Error>> {
     let columns = traces.len().clamp(1, 2);
     let lines = traces.len().div_ceil(columns).max(1);
-    let root =
-        SVGBackend::new(path, (WIDTH * columns as u32, HEIGHT * lines as u32 + 60)).into_drawing_area();
-    root.fill(&WHITE)?;
+    let size = (WIDTH * columns as u32, HEIGHT * lines as u32 + 60);
+    picture::write(path, size, |root| draw(root, traces, columns, lines))
+}
+
+fn draw(root: &Area<'_>, traces: &[Curves], columns: usize, lines: usize) -> Result<(), Box<dyn Error>> {
     let root =
         root.titled("Accesses that miss, by local memory", ("sans-serif", 18).into_font().color(&INK))?;
     let (legend, charts) = root.split_vertically(26);
@@ -71,6 +74,5 @@ pub fn write(traces: &[Curves], path: &Path) -> Result<(), Box<dyn Error>> {
             chart.draw_series(LineSeries::new(points, color(*eviction).stroke_width(width)))?;
         }
     }
-    root.present()?;
     Ok(())
 }

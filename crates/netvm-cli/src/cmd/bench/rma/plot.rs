@@ -7,6 +7,7 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::super::report::Row;
+use crate::picture;
 
 const WIDTH: u32 = 1240;
 const HEIGHT: u32 = 420;
@@ -230,15 +231,14 @@ pub fn write(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
     if placements.is_empty() {
         return Err("nothing was measured that could be drawn".into());
     }
-    let root = SVGBackend::new(path, (WIDTH, HEIGHT * placements.len() as u32)).into_drawing_area();
-    root.fill(&WHITE)?;
-    for (area, placement) in root.split_evenly((placements.len(), 1)).iter().zip(&placements) {
-        let (left, right) = area.split_horizontally(WIDTH as i32 / 2);
-        LATENCY.draw(&left, rows, placement)?;
-        BANDWIDTH.draw(&right, rows, placement)?;
-    }
-    root.present()?;
-    Ok(())
+    picture::write(path, (WIDTH, HEIGHT * placements.len() as u32), |root| {
+        for (area, placement) in root.split_evenly((placements.len(), 1)).iter().zip(&placements) {
+            let (left, right) = area.split_horizontally(WIDTH as i32 / 2);
+            LATENCY.draw(&left, rows, placement)?;
+            BANDWIDTH.draw(&right, rows, placement)?;
+        }
+        Ok(())
+    })
 }
 
 #[cfg(test)]

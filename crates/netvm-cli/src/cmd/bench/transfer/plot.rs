@@ -6,6 +6,7 @@ use std::path::Path;
 use plotters::prelude::*;
 
 use super::super::report::Row;
+use crate::picture::{self, Area};
 use crate::size::Size;
 
 const SIZE: (u32, u32) = (1000, 460);
@@ -45,6 +46,10 @@ fn name(row: &Row) -> String {
 /// # Errors
 /// When the file cannot be written.
 pub fn write(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
+    picture::write(path, SIZE, |root| draw(root, rows))
+}
+
+fn draw(root: &Area<'_>, rows: &[Row]) -> Result<(), Box<dyn Error>> {
     let mut sizes: Vec<u64> = rows.iter().filter_map(|row| row.size_bytes).collect();
     sizes.dedup();
     let mut names: Vec<String> = Vec::new();
@@ -56,8 +61,6 @@ pub fn write(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
     }
     let floor = rows.iter().find_map(|row| row.floor).unwrap_or(0.0);
     let highest = rows.iter().filter_map(|row| row.spread).map(|(_, high)| high).fold(floor, f64::max);
-    let root = SVGBackend::new(path, SIZE).into_drawing_area();
-    root.fill(&WHITE)?;
     let (chart, legend) = root.split_horizontally(SIZE.0 as i32 - 190);
     let style = ("sans-serif", 13).into_font().color(&INK);
     let last = sizes.len().saturating_sub(1) as f64;
@@ -110,7 +113,6 @@ pub fn write(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
     legend.draw(&PathElement::new([(0, y + 7), (6, y + 7)], FLOOR.stroke_width(2)))?;
     legend.draw(&PathElement::new([(16, y + 7), (22, y + 7)], FLOOR.stroke_width(2)))?;
     legend.draw(&Text::new("bare TCP stream", (30, y), style))?;
-    root.present()?;
     Ok(())
 }
 
