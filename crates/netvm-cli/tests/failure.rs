@@ -491,7 +491,7 @@ fn output_that_goes_nowhere_stops_nobody() {
 
 #[test]
 fn a_picture_that_does_not_get_onto_the_disk_is_told() {
-    if !common::can_run("a_picture_that_does_not_get_onto_the_disk_is_told", &[]) {
+    if !can_run("a_picture_that_does_not_get_onto_the_disk_is_told", &[]) {
         return;
     }
     let done = finish(netvm().args(["demo", "--local", "4M", "--svg", "/dev/full"]));

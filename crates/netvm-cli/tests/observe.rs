@@ -2,6 +2,7 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::path::Path;
 use std::process::Stdio;
 
 use serde_json::Value;
@@ -213,6 +214,35 @@ fn a_full_disk_is_told_before_the_program_starts() {
         assert!(done.status.code() == Some(125) && done.out().is_empty(), "{done:?}");
         assert!(done.err.contains("cannot write /dev/full: No space left"), "{}", done.err);
     }
+}
+
+#[test]
+fn two_outputs_of_a_run_are_two_files() {
+    let folder = Folder::new("observe-outputs");
+    let (one, link) = (folder.path("one"), folder.path("link"));
+    let also = folder.path("./one");
+    let run = |first: (&str, &Path), second: (&str, &Path)| {
+        let mut command = netvm();
+        command.args(["run", "--local", "16M", "--lend-size", "64M", first.0]).arg(first.1).arg(second.0);
+        finish(command.arg(second.1).args(["--", "echo", "started"]))
+    };
+    // Before there is such a file, and when it has two names.
+    for is_there in [false, true] {
+        if is_there {
+            std::fs::write(&one, "").unwrap();
+            std::fs::hard_link(&one, &link).unwrap();
+        }
+        let other = if is_there { &link } else { &also };
+        for (first, second) in [("--trace", "--report"), ("--report", "--learn"), ("--learn", "--trace")] {
+            let done = run((first, &one), (second, other));
+            assert!(done.status.code() == Some(125) && done.out().is_empty(), "{done:?}");
+            assert!(done.err.contains("give each a file of its own"), "{}", done.err);
+        }
+    }
+    assert_eq!(std::fs::read(&one).unwrap(), b"");
+    // A device takes what both write.
+    let device = Path::new("/dev/zero");
+    run(("--trace", device), ("--report", device)).must_succeed();
 }
 
 #[test]

@@ -25,6 +25,7 @@ use netvm_sys::signal::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, Signals};
 use private::{FileTier, PrivateLender};
 use serde_json::json;
 use std::ffi::OsString;
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
@@ -327,6 +328,7 @@ pub fn execute(
     }
     check_page_size(args)?;
     check_replicas(args)?;
+    check_outputs(args)?;
     let fault_path = fault_path(args.fault_path)?;
     let Some((program, rest)) = args.program.split_first() else { return Err("no program is given".into()) };
     let path = elf::find(&program.to_string_lossy())?;
@@ -434,6 +436,32 @@ pub fn execute(
     }
     drop((private, on_disk));
     Ok(report)
+}
+
+/// What one option writes another must not write over.
+fn check_outputs(args: &RunArgs) -> Result<(), String> {
+    let files = [("--learn", &args.learn), ("--trace", &args.trace), ("--report", &args.report)];
+    let files: Vec<_> = files.iter().filter_map(|(option, path)| Some((option, path.as_deref()?))).collect();
+    for (index, (option, path)) in files.iter().enumerate() {
+        if let Some((other, _)) = files[..index].iter().find(|(_, other)| is_same_file(path, other)) {
+            return Err(format!(
+                "{other} and {option} would write to one file, {}; give each a file of its own",
+                path.display()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// Whether two paths are of one file, also of one that is not there yet. A device such as /dev/null takes what all write.
+fn is_same_file(one: &Path, other: &Path) -> bool {
+    let place = |path: &Path| Some((path.parent()?.canonicalize().ok()?, path.file_name()?.to_owned()));
+    let place = |path: &Path| place(&std::path::absolute(path).ok()?);
+    match (one.metadata(), other.metadata()) {
+        (Ok(one), Ok(other)) => one.is_file() && (one.dev(), one.ino()) == (other.dev(), other.ino()),
+        (Err(_), Err(_)) => place(one).is_some_and(|one| place(other) == Some(one)),
+        _ => false,
+    }
 }
 
 /// Who serves faults, with `auto` decided.
