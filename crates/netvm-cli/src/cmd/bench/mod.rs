@@ -2,7 +2,6 @@
 
 use std::error::Error;
 use std::fs::OpenOptions;
-use std::io::Write;
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
@@ -139,13 +138,14 @@ pub fn run(args: BenchArgs) -> Result<(), Box<dyn Error>> {
 }
 
 fn print(rows: &[report::Row], json: bool) -> Result<(), Box<dyn Error>> {
-    let mut out = std::io::stdout().lock();
+    let mut text = Vec::new();
     if json {
-        report::write_json(rows, &mut out)?;
+        report::write_json(rows, &mut text)?;
     } else {
-        report::write_table(rows, &mut out)?;
+        report::write_table(rows, &mut text)?;
     }
-    out.flush()?;
+    // Standard output that takes nothing is told at the end, as of all commands.
+    crate::say::text(&String::from_utf8(text)?);
     Ok(())
 }
 
