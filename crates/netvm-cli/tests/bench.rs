@@ -96,6 +96,13 @@ fn bench_fault_measures_one_case_by_itself() {
     let output = Command::new(env!("CARGO_BIN_EXE_netvm")).args(command).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.code() == Some(2) && said.contains("1..=64"), "{said}");
+    for seconds in ["0", "-1", "nan", "inf", "x"] {
+        let seconds = format!("--seconds={seconds}");
+        let command = ["bench", "fault", "--peers", "none", "--placement", "same-cpu", &seconds];
+        let output = Command::new(env!("CARGO_BIN_EXE_netvm")).args(command).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains("seconds"), "{seconds}: {said}");
+    }
     let command = [&["bench"][..], &arguments, &["zipf"]].concat();
     let output = Command::new(env!("CARGO_BIN_EXE_netvm")).args(command).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);

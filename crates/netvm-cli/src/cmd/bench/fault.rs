@@ -59,7 +59,7 @@ pub struct FaultArgs {
     #[arg(long, default_value = "256M")]
     size: Size,
     /// Seconds for all repetitions of one case
-    #[arg(long, default_value_t = 3.0)]
+    #[arg(long, default_value_t = 3.0, value_parser = seconds)]
     seconds: f64,
     /// Measure accesses instead, whether they fault or not: at random, by Zipf's law, in order, strided, by pointers; on random
     /// and on half-compressible data, with and without packed pages
@@ -99,6 +99,12 @@ pub struct FaultArgs {
     /// Whether to measure disk swap and zram as well (needs root)
     #[arg(long, value_enum, default_value = "auto")]
     peers: Peers,
+}
+
+/// Time in which a case has something to measure in each repetition.
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("{text:?} is no number of seconds"))?;
+    if (0.1..=86400.0).contains(&seconds) { Ok(seconds) } else { Err("give 0.1 to 86400 seconds".to_owned()) }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
