@@ -103,6 +103,12 @@ fn bench_fault_measures_one_case_by_itself() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.code() == Some(2) && said.contains("seconds"), "{seconds}: {said}");
     }
+    for option in [["--local", "16M"], ["--size", "64M"], ["--seconds", "1"]] {
+        let command = [&["bench"][..], &arguments, &["seq-read"], &option].concat();
+        let output = Command::new(env!("CARGO_BIN_EXE_netvm")).args(command).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.code() == Some(2) && said.contains("'--quick' cannot be used with"), "{said}");
+    }
     let command = [&["bench"][..], &arguments, &["zipf"]].concat();
     let output = Command::new(env!("CARGO_BIN_EXE_netvm")).args(command).output().unwrap();
     let said = String::from_utf8_lossy(&output.stderr);

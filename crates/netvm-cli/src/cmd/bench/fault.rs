@@ -70,7 +70,7 @@ pub struct FaultArgs {
           value_parser = clap::value_parser!(u32).range(1..=95))]
     local_percent: Vec<u32>,
     /// A short run on little memory, for tests
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["local", "size", "seconds"])]
     quick: bool,
     /// How many lenders hold each page, each a process of its own
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=4))]
