@@ -87,7 +87,7 @@ pub struct FaultArgs {
     /// Encrypt the pages that lenders get
     #[arg(long)]
     encrypt_pages: bool,
-    /// Who serves faults: auto, thread, spin or in-thread
+    /// Who serves faults: auto, thread, same-cpu, spin or in-thread
     #[arg(long, value_name = "PATH", default_value = "auto")]
     fault_path: FaultPath,
     /// Only this one: random-read, random-rmw, seq-read or seq-write; with --walks uniform, zipf, sequential, stride or chase
