@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use netvm_core::residency::{Index, PageState, RECORD_MAX, Replay};
 use netvm_sys::table::LazyTable;
 use std::fs;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
 const MAGIC: [u8; 8] = *b"netvmlr1";
@@ -61,16 +61,26 @@ impl Learn {
     /// # Errors
     /// [`Error::Other`] with a sentence.
     pub(super) fn keep(&self) -> Result<()> {
-        let Some(file) = &self.file else { return Ok(()) };
+        let Some(named) = &self.file else { return Ok(()) };
+        let failed = |error| Error::Other(format!("cannot write the record {}: {error}", named.display()));
+        let mut bytes = MAGIC.to_vec();
+        bytes.extend(self.replay.pages().flat_map(u32::to_le_bytes));
+        // A link stays one.
+        let file = fs::canonicalize(named).unwrap_or_else(|_| named.clone());
+        if fs::metadata(&file).is_ok_and(|there| !there.is_file()) {
+            // A file must not take the place of a device such as /dev/null.
+            return fs::OpenOptions::new()
+                .write(true)
+                .open(&file)
+                .and_then(|mut it| it.write_all(&bytes))
+                .map_err(failed);
+        }
         let mut part = file.clone().into_os_string();
         part.push(".part");
         let part = PathBuf::from(part);
-        let mut bytes = MAGIC.to_vec();
-        bytes.extend(self.replay.pages().flat_map(u32::to_le_bytes));
-        let written = fs::write(&part, bytes).and_then(|()| fs::rename(&part, file));
-        written.map_err(|error| {
+        fs::write(&part, bytes).and_then(|()| fs::rename(&part, &file)).map_err(|error| {
             let _ = fs::remove_file(&part);
-            Error::Other(format!("cannot write the record {}: {error}", file.display()))
+            failed(error)
         })
     }
 
@@ -172,6 +182,22 @@ mod tests {
         }
         fs::write(&file, vec![b'x'; 9 << 20]).unwrap();
         assert!(Learn::new(&file, 10).unwrap_err().to_string().contains("name another file"));
+        fs::write(&file, b"").unwrap();
+        // What is no file, or a link to one, stays what it is: here a pipe in place of a device.
+        let link = file.with_extension("link");
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        Learn::new(&link, 10).unwrap().keep().unwrap();
+        assert!(link.symlink_metadata().unwrap().is_symlink() && load(&file).unwrap() == Some(vec![]));
+        fs::remove_file(&link).unwrap();
+        fs::remove_file(&file).unwrap();
+        let pipe = std::process::Command::new("mkfifo").arg(&file).status().unwrap();
+        assert!(pipe.success());
+        let reader = fs::OpenOptions::new().read(true).write(true).open(&file).unwrap();
+        let learn =
+            Learn { file: Some(file.clone()), ..Learn::new(Path::new("/nonexistent/record"), 10).unwrap() };
+        learn.keep().unwrap();
+        drop(reader);
+        assert!(!fs::metadata(&file).unwrap().is_file());
         fs::remove_file(&file).unwrap();
         let nowhere = Learn::new(Path::new("/nonexistent/record"), 10).unwrap();
         assert!(nowhere.keep().unwrap_err().to_string().contains("/nonexistent/record"));
