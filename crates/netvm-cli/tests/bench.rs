@@ -653,3 +653,30 @@ fn evictions_are_compared_on_traces() {
     assert!(!output.status.success());
     assert!(String::from_utf8_lossy(&output.stderr).contains("no record in /nonexistent/record"));
 }
+
+#[test]
+fn a_bench_that_is_interrupted_leaves_nothing() {
+    let folder = std::env::temp_dir().join(format!("netvm-bench-interrupted-{}", std::process::id()));
+    std::fs::create_dir(&folder).unwrap();
+    let left = || std::fs::read_dir(&folder).unwrap().count();
+    let until = |what: &str, so: &dyn Fn() -> bool| {
+        let end = std::time::Instant::now() + std::time::Duration::from_secs(20);
+        while !so() {
+            assert!(std::time::Instant::now() < end, "{what}");
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+    };
+    for signal in ["-INT", "-TERM"] {
+        for arguments in [&["transfer"][..], &["failure"], &["rma", "--peers", "none", "--link", "unix"]] {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_netvm"));
+            command.arg("bench").args(arguments).env("TMPDIR", &folder);
+            let mut bench = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+            until("it never began", &|| left() > 0);
+            std::thread::sleep(std::time::Duration::from_millis(200));
+            assert!(Command::new("kill").args([signal, &bench.id().to_string()]).status().unwrap().success());
+            assert!(bench.wait().unwrap().code().is_none(), "{arguments:?} has not ended by {signal}");
+            until(&format!("{arguments:?} leaves something at {signal}"), &|| left() == 0);
+        }
+    }
+    std::fs::remove_dir(&folder).unwrap();
+}

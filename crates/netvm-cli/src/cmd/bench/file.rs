@@ -19,6 +19,7 @@ use super::block::{Ended, find, netvm};
 use super::child::Helper;
 use super::floors;
 use super::report::{Row, median_and_spread, percentile};
+use super::sweeper::Sweeper;
 use crate::folder::Folder;
 
 /// Arguments of `netvm bench file`.
@@ -76,6 +77,7 @@ struct Place {
     _mount: Option<Mounted>,
     _device: Option<Device>,
     _processes: Ended,
+    _sweeper: Option<Sweeper>,
 }
 
 /// A device of the kernel module, which is detached with this.
@@ -147,6 +149,7 @@ fn ours(folder: &Folder, size: u64, lender: &'static str) -> Result<Place, Failu
         _mount: Some(mount),
         _device: None,
         _processes: processes,
+        _sweeper: None,
     })
 }
 
@@ -171,6 +174,7 @@ fn of_kernel(size: u64) -> Result<Place, Failure> {
         _mount: None,
         _device: Some(Device(attached.number)),
         _processes: processes,
+        _sweeper: None,
     })
 }
 
@@ -181,8 +185,16 @@ fn tmpfs() -> Result<Place, Failure> {
         return Err("/dev/shm is no tmpfs".into());
     }
     let file = Path::new("/dev/shm").join(format!("netvm-bench-file-{}", std::process::id()));
-    let processes = Ended(Vec::new());
-    Ok(Place { peer: Some("tmpfs"), lender: None, file, _mount: None, _device: None, _processes: processes })
+    let sweeper = Some(Sweeper::start(&file)?);
+    Ok(Place {
+        peer: Some("tmpfs"),
+        lender: None,
+        file,
+        _mount: None,
+        _device: None,
+        _processes: Ended(Vec::new()),
+        _sweeper: sweeper,
+    })
 }
 
 fn nbdfuse(folder: &Folder, size: u64) -> Result<Place, Failure> {
@@ -212,15 +224,8 @@ fn nbdfuse(folder: &Folder, size: u64) -> Result<Place, Failure> {
         _mount: Some(mount),
         _device: None,
         _processes: Ended(Vec::new()),
+        _sweeper: None,
     })
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        if self._mount.is_none() && self._device.is_none() {
-            let _ = fs::remove_file(&self.file);
-        }
-    }
 }
 
 /// The first eight bytes of a page: where it is, and in which round it was written.

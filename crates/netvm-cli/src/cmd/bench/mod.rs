@@ -22,6 +22,7 @@ mod plot;
 mod report;
 mod rma;
 mod swap;
+mod sweeper;
 mod tiers;
 mod transfer;
 mod walks;
@@ -109,6 +110,8 @@ enum Which {
     Worker(worker::WorkerArgs),
     #[command(hide = true)]
     SwapKeeper(swap::KeeperArgs),
+    #[command(hide = true)]
+    Sweeper(sweeper::SweeperArgs),
 }
 
 /// Runs `netvm bench`.
@@ -134,6 +137,7 @@ pub fn run(args: BenchArgs) -> Result<(), Box<dyn Error>> {
         Which::Echo(args) => floors::serve(&args),
         Which::Worker(args) => worker::run(&args),
         Which::SwapKeeper(args) => swap::keep(&args),
+        Which::Sweeper(args) => sweeper::sweep(&args),
     }
 }
 

@@ -15,6 +15,7 @@ use clap::{Args, ValueEnum};
 use super::Form;
 use super::report::{self, Row};
 use super::swap::Kind;
+use super::sweeper::Sweeper;
 use measure::on_netvm;
 pub(super) use measure::{Outcome, Work, carry_out, in_ram, part};
 use programs::App;
@@ -56,23 +57,16 @@ impl AppsArgs {
     }
 }
 
-/// A folder for what is compiled, read and written; removed on drop.
+/// A folder for what is compiled, read and written; removed with this process.
 #[derive(Debug)]
-pub(super) struct Folder(pub(super) PathBuf);
+pub(super) struct Folder(pub(super) PathBuf, #[expect(dead_code, reason = "removes the folder")] Sweeper);
 
 impl Folder {
     /// For the bench of this name.
-    pub(super) fn new(bench: &str) -> std::io::Result<Self> {
+    pub(super) fn new(bench: &str) -> Result<Self, Box<dyn Error>> {
         let path = std::env::temp_dir().join(format!("netvm-bench-{bench}-{}", std::process::id()));
-        std::fs::create_dir(&path)?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        // A few files are left behind at worst.
-        let _ = std::fs::remove_dir_all(&self.0);
+        let sweeper = Sweeper::of_new_folder(&path)?;
+        Ok(Self(path, sweeper))
     }
 }
 

@@ -16,6 +16,7 @@ use netvm::region::{Peer, Region};
 use netvm::security::{Encryption, Secret, Security};
 use netvm_sys::cpu::pin;
 
+use super::super::sweeper::Sweeper;
 use super::meet::There;
 use super::{Link, raw, shm};
 
@@ -51,6 +52,8 @@ pub struct Side {
     /// Address and key, for the other side.
     pub ticket: String,
     rails: usize,
+    /// Of the socket, which goes when the node has ended.
+    _sweeper: Option<Sweeper>,
 }
 
 impl Side {
@@ -67,12 +70,14 @@ impl Side {
             })?,
             None => Node::new()?,
         };
+        let mut sweeper = None;
         let address = match link {
             Link::Tcp | Link::Shm => node.listen("127.0.0.1:0")?,
             Link::Unix => {
                 let path = std::env::temp_dir().join(format!("netvm-rma-{}", std::process::id()));
                 // One that had this number before, and was killed.
                 let _ = std::fs::remove_file(&path);
+                sweeper = Some(Sweeper::start(&path)?);
                 node.listen(&format!("unix:{}", path.display()))?
             }
         };
@@ -81,7 +86,7 @@ impl Side {
         memory.shared().fill(1);
         let (key, board) = node.export_notified("rma", Arc::clone(&memory), Rights::ReadWrite, NUMBERS)?;
         let key: String = key.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { link, node, memory, board, ticket: format!("{address} {key}"), rails })
+        Ok(Self { link, node, memory, board, ticket: format!("{address} {key}"), rails, _sweeper: sweeper })
     }
 
     /// Connects to the side with that ticket and opens its memory.

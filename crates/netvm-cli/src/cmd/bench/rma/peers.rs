@@ -8,6 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::super::report::Row;
+use super::super::sweeper::Sweeper;
 use super::Link;
 use super::plan::Placement;
 
@@ -239,50 +240,46 @@ fn libfabric(program: &Path, placement: &Placement) -> Vec<Result<Found>> {
 
 fn open_mpi(mpicc: &Path, mpirun: &Path, link: Link, placement: &Placement) -> Result<Vec<Found>> {
     let folder = std::env::temp_dir().join(format!("netvm-bench-mpi-{}", std::process::id()));
-    std::fs::create_dir_all(&folder)?;
-    let result = (|| -> Result<Vec<Found>> {
-        let (source, program) = (folder.join("rma.c"), folder.join("rma"));
-        std::fs::write(&source, MPI_PROGRAM)?;
-        let arguments = ["-O2", "-o", &program.display().to_string(), &source.display().to_string()];
-        start(mpicc, &words(&arguments), None, &[])?.output()?;
-        let btl = if link == Link::Tcp { "self,tcp" } else { "self,vader" };
-        let cpus = |cpu: Option<usize>| cpu.map_or("-1".to_owned(), |cpu| cpu.to_string());
-        let mut arguments = words(&[
-            "--oversubscribe",
-            "--bind-to",
-            "none",
-            "-np",
-            "2",
-            "--mca",
-            "pml",
-            "ob1",
-            "--mca",
-            "btl",
-            btl,
-        ]);
-        if link == Link::Tcp {
-            // The other components put windows of one host into shared memory, whatever carries the messages.
-            arguments.extend(words(&["--mca", "osc", "pt2pt"]));
-        }
-        if std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self")?) == 0 {
-            arguments.insert(0, "--allow-run-as-root".to_owned());
-        }
-        arguments.extend([program.display().to_string(), cpus(placement.here), cpus(placement.there)]);
-        let text = start(mpirun, &arguments, None, &[])?.output()?;
-        let names = ["put-complete", "get", "fetch-add", "cas"];
-        let found: Vec<Found> = text
-            .lines()
-            .filter_map(parse_mpi)
-            .filter_map(|(case, size, value, n)| {
-                let case = names.into_iter().find(|name| *name == case)?;
-                let note = "the target waits in a barrier";
-                Some(Found { case, size, unit: "us", value, per_s: Some(1e6 / value), n, note })
-            })
-            .collect();
-        if found.is_empty() { Err("it printed something else than expected".into()) } else { Ok(found) }
-    })();
-    let _ = std::fs::remove_dir_all(&folder);
-    result
+    let _sweeper = Sweeper::of_new_folder(&folder)?;
+    let (source, program) = (folder.join("rma.c"), folder.join("rma"));
+    std::fs::write(&source, MPI_PROGRAM)?;
+    let arguments = ["-O2", "-o", &program.display().to_string(), &source.display().to_string()];
+    start(mpicc, &words(&arguments), None, &[])?.output()?;
+    let btl = if link == Link::Tcp { "self,tcp" } else { "self,vader" };
+    let cpus = |cpu: Option<usize>| cpu.map_or("-1".to_owned(), |cpu| cpu.to_string());
+    let mut arguments = words(&[
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        "-np",
+        "2",
+        "--mca",
+        "pml",
+        "ob1",
+        "--mca",
+        "btl",
+        btl,
+    ]);
+    if link == Link::Tcp {
+        // The other components put windows of one host into shared memory, whatever carries the messages.
+        arguments.extend(words(&["--mca", "osc", "pt2pt"]));
+    }
+    if std::os::unix::fs::MetadataExt::uid(&std::fs::metadata("/proc/self")?) == 0 {
+        arguments.insert(0, "--allow-run-as-root".to_owned());
+    }
+    arguments.extend([program.display().to_string(), cpus(placement.here), cpus(placement.there)]);
+    let text = start(mpirun, &arguments, None, &[])?.output()?;
+    let names = ["put-complete", "get", "fetch-add", "cas"];
+    let found: Vec<Found> = text
+        .lines()
+        .filter_map(parse_mpi)
+        .filter_map(|(case, size, value, n)| {
+            let case = names.into_iter().find(|name| *name == case)?;
+            let note = "the target waits in a barrier";
+            Some(Found { case, size, unit: "us", value, per_s: Some(1e6 / value), n, note })
+        })
+        .collect();
+    if found.is_empty() { Err("it printed something else than expected".into()) } else { Ok(found) }
 }
 
 /// Rows of all peers for one placement. `floor` finds the floor of a case and size in the same run, in the case's unit.

@@ -4,9 +4,9 @@ use std::error::Error;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use super::super::sweeper::Sweeper;
 use super::timing::{self, Sample};
 use super::{Link, shm};
 
@@ -43,15 +43,7 @@ const SINK: u8 = b's';
 /// Where the floors are served. Dropping it removes the socket's file; who is served goes on.
 pub struct Floors {
     pub address: String,
-    file: Option<PathBuf>,
-}
-
-impl Drop for Floors {
-    fn drop(&mut self) {
-        if let Some(file) = &self.file {
-            let _ = std::fs::remove_file(file);
-        }
-    }
+    _sweeper: Option<Sweeper>,
 }
 
 /// Serves the floors on a thread until the process ends.
@@ -70,12 +62,13 @@ pub fn serve(link: Link) -> Result<Floors, Box<dyn Error>> {
                     let _ = serve_one(Box::new(stream));
                 }
             });
-            Ok(Floors { address, file: None })
+            Ok(Floors { address, _sweeper: None })
         }
         Link::Unix | Link::Shm => {
             let path = std::env::temp_dir().join(format!("netvm-rma-raw-{}", std::process::id()));
             // One that had this number before, and was killed.
             let _ = std::fs::remove_file(&path);
+            let sweeper = Sweeper::start(&path)?;
             let listener = UnixListener::bind(&path)?;
             let address = path.display().to_string();
             std::thread::spawn(move || {
@@ -83,7 +76,7 @@ pub fn serve(link: Link) -> Result<Floors, Box<dyn Error>> {
                     let _ = serve_one(Box::new(stream));
                 }
             });
-            Ok(Floors { address, file: Some(path) })
+            Ok(Floors { address, _sweeper: Some(sweeper) })
         }
     }
 }

@@ -8,10 +8,12 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use clap::Args;
+use netvm_sys::signal::die_with_parent;
 
 use super::child::Helper;
 use super::floors;
 use super::report::{Row, median_and_spread};
+use super::sweeper::Sweeper;
 
 mod floor;
 mod peers;
@@ -120,20 +122,14 @@ fn ways(cpus: usize) -> Vec<Way> {
     ]
 }
 
-/// A folder that goes with everything in it.
-struct Place(PathBuf);
+/// A folder that goes with everything in it, at the latest with this process.
+struct Place(PathBuf, #[expect(dead_code, reason = "removes the folder")] Sweeper);
 
 impl Place {
     fn make(base: &Path) -> Result<Self, Failure> {
         let path = base.join(format!("netvm-bench-transfer-{}", std::process::id()));
-        fs::create_dir(&path).map_err(|error| format!("cannot make {}: {error}", path.display()))?;
-        Ok(Self(path))
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
+        let sweeper = Sweeper::of_new_folder(&path)?;
+        Ok(Self(path, sweeper))
     }
 }
 
@@ -209,6 +205,8 @@ fn netvm(
     let mut command = Command::new(&program);
     command.arg("recv").arg(target).args(["--listen", "127.0.0.1:0", "--json", "--method", receives]);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+    // Whoever kills the bench leaves nobody behind who writes.
+    die_with_parent(&mut command);
     let mut receiver = Running(command.spawn()?);
     let mut said = BufReader::new(receiver.0.stderr.take().ok_or("no output")?);
     let mut line = String::new();
@@ -223,6 +221,7 @@ fn netvm(
     }
     // Whether one-sided writes use that the receiver is on this machine.
     command.env("NETVM_LINK", if link == "tcp" { "socket" } else { "auto" });
+    die_with_parent(&mut command);
     let done = command.stdin(Stdio::null()).output()?;
     if !done.status.success() {
         return Err(format!("netvm send: {}", String::from_utf8_lossy(&done.stderr).trim()).into());

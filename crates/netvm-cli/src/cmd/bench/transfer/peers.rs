@@ -29,6 +29,7 @@ fn free_port() -> Result<u16, Failure> {
 }
 
 fn quiet(command: &mut Command) -> &mut Command {
+    netvm_sys::signal::die_with_parent(command);
     command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped())
 }
 
