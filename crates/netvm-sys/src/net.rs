@@ -542,11 +542,16 @@ impl Listener {
 
 impl Drop for Listener {
     fn drop(&mut self) {
-        if let Address::Unix(path) = &self.address
-            && is_socket(path)
-        {
-            let _ = std::fs::remove_file(path);
-        }
+        remove_socket(&self.address);
+    }
+}
+
+/// Removes the file of a Unix socket at which this process listens, as far as it is one: also for who ends without dropping its [`Listener`].
+pub fn remove_socket(address: &Address) {
+    if let Address::Unix(path) = address
+        && is_socket(path)
+    {
+        let _ = std::fs::remove_file(path);
     }
 }
 

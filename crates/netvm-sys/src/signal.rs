@@ -124,6 +124,21 @@ pub fn end_at_closed_pipes() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
+/// Ends this process by a signal, as if nobody had waited for it.
+pub fn end_by(signal: i32) -> ! {
+    // SAFETY: signal(2) takes numbers only, and the default disposition runs no code of ours; the set is a local that sigemptyset initialises.
+    unsafe {
+        libc::signal(signal, libc::SIG_DFL);
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, signal);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut());
+        libc::raise(signal);
+    }
+    // It was one that ends nothing.
+    std::process::exit(128 + signal)
+}
+
 /// Sends a signal to a process.
 ///
 /// # Errors

@@ -6,6 +6,8 @@ use super::send::{Bar, TransferArgs, report};
 use clap::Args;
 use netvm::security::Security;
 use netvm::transfer::{ReceiveOptions, Receiver};
+use netvm_sys::net::{Address, remove_socket};
+use netvm_sys::signal::{SIGHUP, SIGINT, SIGTERM, Signals, end_by};
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -51,7 +53,14 @@ pub fn run(args: RecvArgs) -> Outcome {
     if options.security.secret.is_none() && args.insecure {
         tell!("netvm: without a secret, whoever reaches the address can write into the folder");
     }
+    let signals = Signals::block(&[SIGINT, SIGTERM, SIGHUP]);
     let receiver = Receiver::bind(&args.folder, options)?;
+    let address: Address = receiver.address().parse()?;
+    std::thread::spawn(move || {
+        let number = signals.wait();
+        remove_socket(&address);
+        end_by(number)
+    });
     // Standard output is for the summary: it may be JSON.
     let _ = writeln!(std::io::stderr(), "netvm: waiting for a sender at {}", receiver.address());
     let bar = Bar::new();

@@ -58,3 +58,20 @@ fn a_folder_in_the_way_is_not_to_be_overwritten() {
         assert!(target.join("a").is_dir() && target.join("file-0001").is_dir());
     }
 }
+
+#[test]
+fn who_is_told_to_stop_while_it_waits_leaves_no_socket() {
+    use std::os::unix::process::ExitStatusExt;
+    let (folder, _source, target) = folders("transfer-stopped");
+    let socket = folder.path("socket");
+    for signal in [netvm_sys::signal::SIGTERM, netvm_sys::signal::SIGINT] {
+        let listen = format!("unix:{}", socket.display());
+        let mut command = netvm();
+        command.arg("recv").arg(&target).args(["--listen", &listen]).stderr(std::process::Stdio::null());
+        let mut receiver = common::Guard(command.spawn().unwrap());
+        common::until("it listens", || socket.exists());
+        netvm_sys::signal::send(receiver.0.id(), signal).unwrap();
+        assert_eq!(receiver.0.wait().unwrap().signal(), Some(signal));
+        assert!(!socket.exists());
+    }
+}
