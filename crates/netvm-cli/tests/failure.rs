@@ -503,3 +503,13 @@ fn a_picture_that_does_not_get_onto_the_disk_is_told() {
         "{done:?}"
     );
 }
+
+#[test]
+fn a_demo_says_how_much_it_can_sort() {
+    for (data, why) in [("0", "at least 1 MiB"), ("1", "at least 1 MiB"), ("1000000T", "free here")] {
+        let done = finish(netvm().args(["demo", "--local", "16M", "--data", data]));
+        assert!(done.status.code() == Some(125) && done.out().is_empty(), "{done:?}");
+        assert!(done.err.starts_with("netvm: --data") && done.err.contains(why), "{}", done.err);
+        assert_eq!(done.err.lines().count(), 1, "{}", done.err);
+    }
+}

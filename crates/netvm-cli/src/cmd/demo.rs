@@ -3,6 +3,7 @@
 use super::Outcome;
 use super::run::{RunArgs, Tier, execute};
 use super::secret::SecurityArgs;
+use crate::machine::meminfo;
 use crate::picture::{self, Area};
 use crate::size::Size;
 use clap::Args;
@@ -45,6 +46,9 @@ pub struct WorkerArgs {
     bytes: u64,
 }
 
+/// Less shows nothing.
+const DATA_BYTES_MIN: u64 = 1 << 20;
+
 /// What one sort measured.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sorted {
@@ -54,7 +58,8 @@ struct Sorted {
 }
 
 pub fn run(args: &DemoArgs) -> Outcome {
-    let data = args.data.unwrap_or(Size(4 * args.local.0));
+    let data = args.data.unwrap_or(Size(args.local.0.saturating_mul(4)));
+    check_data(args.data.is_some(), data)?;
     let program = std::env::current_exe().map_err(|error| format!("cannot find netvm itself: {error}"))?;
     out!("Sorting {data} of random numbers, first in RAM, then with {} of local memory.", args.local);
     let in_ram = {
@@ -71,7 +76,8 @@ pub fn run(args: &DemoArgs) -> Outcome {
         replicas: 1,
         erasure: None,
         encrypt_pages: false,
-        lend_size: args.lender.is_empty().then_some(Size(data.0 * 2)),
+        // Some slabs, however little is sorted.
+        lend_size: args.lender.is_empty().then_some(Size((data.0 * 2).max(64 << 20))),
         file: None,
         learn: None,
         tier: Tier::Auto,
@@ -126,6 +132,21 @@ pub fn run(args: &DemoArgs) -> Outcome {
     picture::write(&args.svg, (760, 380), |root| plot(root, data, [in_ram, on_netvm]))?;
     out!("Plot: {}", args.svg.display());
     Ok(ExitCode::SUCCESS)
+}
+
+/// Before anything is started for a sort that cannot be.
+fn check_data(is_given: bool, data: Size) -> Result<(), String> {
+    if data.0 < DATA_BYTES_MIN {
+        return Err(format!("--data {data} is too little to sort; give at least {}", Size(DATA_BYTES_MIN)));
+    }
+    let what = if is_given { "--data" } else { "four times --local," };
+    match meminfo("MemAvailable") {
+        Some(free) if data.0 > free => Err(format!(
+            "{what} {data} is more than the {} that are free here, and the first sort is in RAM; give a smaller --data",
+            Size(free >> 20 << 20)
+        )),
+        _ => Ok(()),
+    }
 }
 
 fn seconds(sorted: Sorted) -> f64 {
