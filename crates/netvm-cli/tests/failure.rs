@@ -513,3 +513,35 @@ fn a_demo_says_how_much_it_can_sort() {
         assert_eq!(done.err.lines().count(), 1, "{}", done.err);
     }
 }
+
+#[test]
+fn a_demo_whose_lender_is_full_says_it_once() {
+    if !can_run("a_demo_whose_lender_is_full_says_it_once", &[]) {
+        return;
+    }
+    let folder = Folder::new("demo-full");
+    let lender = Lender::named(&folder, "small", "16M");
+    let done = finish(netvm().args(["demo", "--local", "4M", "--data", "32M", "--lender", &lender.address]));
+    assert!(done.status.code() == Some(125) && done.err.contains("is full"), "{done:?}");
+    assert_eq!(done.err.lines().count(), 1, "{}", done.err);
+}
+
+#[test]
+fn a_demo_ends_by_the_signal_that_ends_it() {
+    if !can_run("a_demo_ends_by_the_signal_that_ends_it", &[]) {
+        return;
+    }
+    let mut command = netvm();
+    command.args(["demo", "--local", "8M", "--data", "64M"]).stdout(Stdio::null()).stderr(Stdio::piped());
+    let mut demo = command.spawn().unwrap();
+    // The second half, when there is a run.
+    common::until("the second half has not begun", || {
+        let pid = demo.id().to_string();
+        !finish(netvm().args(["top", "--json", "--interval", "0.05", "--pid", &pid])).out.is_empty()
+    });
+    common::signal(demo.id(), "TERM");
+    let mut said = String::new();
+    demo.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    let status = demo.wait().unwrap();
+    assert_eq!((std::os::unix::process::ExitStatusExt::signal(&status), said.as_str()), (Some(15), ""));
+}

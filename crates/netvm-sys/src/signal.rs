@@ -124,21 +124,6 @@ pub fn end_at_closed_pipes() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
-/// Ends this process by a signal, as if nobody had waited for it.
-pub fn end_by(signal: i32) -> ! {
-    // SAFETY: signal(2) takes numbers only, and the default disposition runs no code of ours; the set is a local that sigemptyset initialises.
-    unsafe {
-        libc::signal(signal, libc::SIG_DFL);
-        let mut set = std::mem::zeroed();
-        libc::sigemptyset(&mut set);
-        libc::sigaddset(&mut set, signal);
-        libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut());
-        libc::raise(signal);
-    }
-    // It was one that ends nothing.
-    std::process::exit(128 + signal)
-}
-
 /// Sends a signal to a process.
 ///
 /// # Errors
@@ -146,6 +131,22 @@ pub fn end_by(signal: i32) -> ! {
 pub fn send(pid: u32, signal: i32) -> io::Result<()> {
     // SAFETY: kill(2) takes numbers only.
     if unsafe { libc::kill(pid as i32, signal) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Ends this process as `signal` ends one that has done nothing about it: for who was told to end and has put everything away.
+pub fn end_by(signal: i32) -> ! {
+    // SAFETY: `set` is initialised by sigemptyset and outlives the call; the others take numbers only, and the default disposition runs no
+    // code of ours.
+    unsafe {
+        let mut set = std::mem::zeroed();
+        libc::sigemptyset(&mut set);
+        libc::sigaddset(&mut set, signal);
+        libc::signal(signal, libc::SIG_DFL);
+        libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut());
+        libc::raise(signal);
+    }
+    // It was one that ends nobody.
+    std::process::exit(128 + signal)
 }
 
 /// Whether there is such a process, also of another user, or one that has ended and that nobody has waited for.

@@ -1,15 +1,17 @@
 //! `netvm demo`: a sort of four times the local memory, in RAM and on lent memory.
 
 use super::Outcome;
-use super::run::{RunArgs, Tier, execute};
+use super::run::{EXIT_NETVM, RunArgs, Tier, execute};
 use super::secret::SecurityArgs;
 use crate::machine::meminfo;
 use crate::picture::{self, Area};
 use crate::size::Size;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
+use netvm_sys::signal::{self, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use plotters::prelude::*;
 use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
@@ -107,6 +109,14 @@ pub fn run(args: &DemoArgs) -> Outcome {
     })?;
     let sorted = reader.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     report.show_message();
+    if report.message.is_some() && !report.status.success() {
+        // That was why.
+        return Ok(ExitCode::from(EXIT_NETVM));
+    }
+    if let Some(signal @ (SIGHUP | SIGINT | SIGQUIT | SIGTERM)) = report.status.signal() {
+        // Whoever told the sorting process to end has told this one, which handed it on.
+        signal::end_by(signal);
+    }
     let on_netvm = check_worker(report.status, sorted)?;
     if in_ram.checksum != on_netvm.checksum {
         return Err("the two results differ: this is a bug in netvm, please report it".into());
