@@ -21,7 +21,7 @@ if [ -x /host/usr/bin/perf ]; then
     echo 0 >/proc/sys/kernel/kptr_restrict
     # A sample each 125,000 instructions.
     on_host perf record -q -e cpu-clock -F 4000 -a -g -o /tmp/samples \
-        /tmp/netvm bench fault --quick --seconds 4 --case random-read --placement nearby --peers none
+        /tmp/netvm bench fault --quick --case random-read --placement nearby --peers none
     on_host perf report -i /tmp/samples --no-children -g none --sort symbol --comm netvm-pager --stdio >/results/pager
     on_host perf report -i /tmp/samples --children -g none --sort symbol --comm netvm-pager --stdio >/results/pager-with-callees
     grep -v '^#' /results/pager | head -n 40

@@ -19,7 +19,7 @@ mount -t cgroup2 none /host/tmp/groups
 before=$(cat /proc/swaps)
 for path in in-thread thread; do
     echo "== $path"
-    on_host /tmp/netvm bench fault --walks --quick --seconds 2 --placement nearby --fault-path $path --local-percent 50,25 --json \
+    on_host /tmp/netvm bench fault --walks --quick --placement nearby --fault-path $path --local-percent 50,25 --json \
         >/results/walks-$path.json
     cat /results/walks-$path.json
 done

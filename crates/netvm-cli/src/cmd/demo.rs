@@ -17,6 +17,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 /// Arguments of `netvm demo`.
 #[derive(Args, Debug)]
+#[command(mut_arg("encrypt", |arg| arg.help("Encrypt everything on the way; needs a secret; the private lender has one by itself")))]
 #[command(after_help = "\
 The demo sorts random numbers twice, in a process of its own each time: in ordinary memory, then under `netvm run` with a
 quarter of the memory. Both results are checked.
