@@ -183,7 +183,7 @@ fn what_cannot_be_watched_is_told() {
         (&["top", "--interval", "x"], "no number of seconds"),
         (&["metrics", "--listen", "nowhere"], "cannot listen at nowhere"),
         (&["run", "--trace", "/nonexistent/trace", "--", "true"], "cannot write /nonexistent/trace"),
-        (&["run", "--report", "/nonexistent/report", "--", "true"], "cannot create /nonexistent/report"),
+        (&["run", "--report", "/nonexistent/report", "--", "true"], "cannot write /nonexistent/report"),
     ] {
         let done = finish(netvm().args(args));
         assert!(!done.status.success() && done.err.contains(why), "{args:?}: {}", done.err);
