@@ -16,6 +16,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use netvm::memory::RawRange;
+use netvm_sys::fork::Process;
 use netvm_sys::shared::SharedSlice;
 
 use crate::code::{Code, Failure, Result};
@@ -33,7 +34,7 @@ pub struct Handle<T> {
     /// [`Opaque::TAG`], and 0 once it is closed.
     tag: AtomicU32,
     /// The process that made it.
-    process: u32,
+    process: Process,
     value: T,
 }
 
@@ -47,19 +48,10 @@ fn check<T: Opaque>(pointer: *const Handle<T>) -> Result<()> {
     if tag != T::TAG {
         return Err(other_handle(T::NAME));
     }
-    if process != this_process()? {
+    if !process.is_this() {
         return Err(inherited(T::NAME));
     }
     Ok(())
-}
-
-/// Handles are not for the child of a fork.
-#[inline]
-fn this_process() -> Result<u32> {
-    let no_page = |error| {
-        Failure::new(Code::System, format!("cannot map a page that a fork wipes (MADV_WIPEONFORK): {error}"))
-    };
-    netvm_sys::fork::process().map_err(no_page)
 }
 
 #[cold]
@@ -135,7 +127,12 @@ impl<T: Opaque> OutHandle<T> {
     /// Makes the handle with what `make` returns; NULL when that fails.
     pub(crate) fn fill(&self, make: impl FnOnce() -> Result<T>) -> Result<()> {
         let place = self.clear()?;
-        let process = this_process()?;
+        let process = Process::this().map_err(|error| {
+            Failure::new(
+                Code::System,
+                format!("cannot map a page that a fork wipes (MADV_WIPEONFORK): {error}"),
+            )
+        })?;
         let handle = Handle { tag: AtomicU32::new(T::TAG), process, value: make()? };
         // SAFETY: as above.
         unsafe { place.write(Box::into_raw(Box::new(handle))) };

@@ -5,26 +5,23 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use allocator_api2::alloc::Layout;
 use netvm_core::heap::{Given, Heap, SPAN_BYTES, small_bytes};
 use netvm_sys::allocator::Blocks;
+use netvm_sys::fork::Process;
 use netvm_sys::uffd::PAGE_BYTES;
 
-use crate::pager::{BlockAt, Pager};
-
-/// Asked for at each block: no system call, but where the kernel has no page for it.
-fn this_process() -> u32 {
-    netvm_sys::fork::process().unwrap_or_else(|_| std::process::id())
-}
+use crate::error::Result;
+use crate::pager::{BlockAt, Pager, this_process};
 
 /// All blocks of one far memory.
 pub(super) struct FarBlocks {
     pager: Arc<Pager>,
     heap: Arc<Mutex<Heap>>,
     /// Far memory is not inherited: a child of a fork has nothing to give back.
-    process: u32,
+    process: Process,
 }
 
 impl FarBlocks {
-    pub(super) fn new(pager: Arc<Pager>, heap: Arc<Mutex<Heap>>) -> Self {
-        Self { pager, heap, process: this_process() }
+    pub(super) fn new(pager: Arc<Pager>, heap: Arc<Mutex<Heap>>) -> Result<Self> {
+        Ok(Self { pager, heap, process: this_process()? })
     }
 
     fn heap(&self) -> MutexGuard<'_, Heap> {
@@ -33,7 +30,7 @@ impl FarBlocks {
 
     /// Zero pages; a child of a fork has none.
     fn pages(&self, bytes: usize, alignment: usize) -> Option<usize> {
-        if self.process != this_process() {
+        if !self.process.is_this() {
             return None;
         }
         self.pager.take_range(bytes, alignment).ok().map(|(address, _)| address)
@@ -41,7 +38,7 @@ impl FarBlocks {
 
     /// Moves a large block to `bytes` bytes elsewhere: its pages, not their bytes.
     fn relocate(&self, address: usize, held: usize, new: Layout) -> Option<usize> {
-        if self.process != this_process() {
+        if !self.process.is_this() {
             return None;
         }
         let (to, _) = self.pager.take_range_like(new.size(), new.align(), address).ok()?;
@@ -113,7 +110,7 @@ impl Blocks for FarBlocks {
     }
 
     fn give(&self, address: usize, layout: Layout) {
-        if self.process != this_process() {
+        if !self.process.is_this() {
             return;
         }
         if is_large(layout) {
@@ -151,7 +148,7 @@ impl Blocks for FarBlocks {
 
 impl Drop for FarBlocks {
     fn drop(&mut self) {
-        if self.process == this_process() {
+        if self.process.is_this() {
             let spans: Vec<usize> = self.heap().spans().collect();
             spans.into_iter().for_each(|span| self.pager.give_range(span, SPAN_BYTES));
         }

@@ -370,7 +370,7 @@ impl FarBuilder {
     pub fn start(self) -> Result<FarMemory> {
         let heap = Arc::new(Mutex::new(Heap::new()));
         let pager = Pager::start(PagerConfig { block_at: Some(blocks::block_at(&heap)), ..self.config })?;
-        let alloc = FarAlloc::new(Arc::new(FarBlocks::new(Arc::clone(&pager), heap)));
+        let alloc = FarAlloc::new(Arc::new(FarBlocks::new(Arc::clone(&pager), heap)?));
         Ok(FarMemory { pager, alloc })
     }
 }

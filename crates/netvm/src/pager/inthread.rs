@@ -10,6 +10,7 @@ use super::errand::{Fetch, LEAVE, Leave, Outcome};
 use super::error::{PagerError, system};
 use super::fault::gone;
 use super::look::Awaited;
+use super::range::this_process;
 use super::seals::PageHash;
 use super::shards::Stripes;
 use crate::error::Result;
@@ -17,7 +18,7 @@ use crate::stats::PagerStats;
 use netvm_core::combine::{Combine, ERRANDS, Post, Withdrawn};
 use netvm_core::residency::PageState;
 use netvm_sys::epoll::{EventFd, Timer};
-use netvm_sys::fork;
+use netvm_sys::fork::Process;
 use netvm_sys::paged::Helper;
 use netvm_sys::sigbus::{self, Server};
 use netvm_sys::thread::{Gate, die, futex_wait, futex_wake, readable, without_signals};
@@ -63,7 +64,7 @@ pub(super) struct InThread {
     looked_ns: AtomicU64,
     began: Instant,
     /// A child of a fork has no far memory; one of vfork(2) has its parent's.
-    process: u32,
+    process: Process,
 }
 
 /// What a thread has that waits.
@@ -86,13 +87,8 @@ impl InThread {
             set_ns: AtomicU64::new(0),
             looked_ns: AtomicU64::new(0),
             began: Instant::now(),
-            process: fork::process().map_err(|e| system("map a page that a fork wipes", e))?,
+            process: this_process()?,
         })
-    }
-
-    /// Whether this is the process whose far memory it is. It is asked at each fault: no system call.
-    fn is_ours(&self) -> bool {
-        fork::process().is_ok_and(|process| process == self.process)
     }
 
     /// With the turn.
@@ -175,7 +171,7 @@ impl InThread {
 
     /// A thread of the program: has `call` carried out.
     pub(super) fn call(&self, call: Call, pager: &Pager) -> Result<()> {
-        if !self.is_ours() {
+        if !self.process.is_this() {
             let error = std::io::ErrorKind::Unsupported.into();
             return Err(system("use far memory in a child of a fork, which has none", error));
         }
@@ -290,7 +286,7 @@ impl Server for Faults {
     fn serve(&self, address: usize, write: bool) -> bool {
         let all = &*self.shards[self.stripes.shard_of(address)];
         // A child has no far memory: what is there now is somebody else's.
-        if !all.is_ours() {
+        if !all.process.is_this() {
             return false;
         }
         let (address, offset) = (address & !(PAGE_BYTES - 1), address & (PAGE_BYTES - 1));

@@ -41,6 +41,7 @@ pub use netvm_core::tier::Policy as TierPolicy;
 pub use netvm_sys::paged::FrameDesign;
 pub use path::{FaultPath, WakeCosts};
 pub use range::FarRange;
+pub(crate) use range::this_process;
 pub use shards::{SHARDS_MAX, STRIPE_BYTES};
 
 use crate::error::Result;

@@ -1,10 +1,11 @@
 //! Far memory at addresses that the pager chooses.
 
 use super::Pager;
-use super::error::PagerError;
+use super::error::{PagerError, system};
 use super::shards::STRIPE_BYTES;
 use crate::error::Result;
 use netvm_core::ranges::FreeRanges;
+use netvm_sys::fork::Process;
 use netvm_sys::shared::SharedSlice;
 use netvm_sys::uffd::PAGE_BYTES;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -24,12 +25,17 @@ impl Addresses {
     }
 }
 
+/// Whose far memory what is made now is.
+pub(crate) fn this_process() -> Result<Process> {
+    Process::this().map_err(|e| system("map a page that a fork wipes", e))
+}
+
 /// Far memory of its own, until it is dropped.
 #[derive(Debug)]
 pub struct FarRange {
     pager: Arc<Pager>,
     /// Far memory is not inherited: a child of a fork has nothing to give back.
-    process: u32,
+    process: Process,
     address: usize,
     bytes: usize,
 }
@@ -41,8 +47,9 @@ impl Pager {
     /// # Errors
     /// [`PagerError::AreaFull`] when no addresses are left; as [`Pager::map`].
     pub fn allocate(self: &Arc<Self>, bytes: usize) -> Result<FarRange> {
+        let process = this_process()?;
         let (address, bytes) = self.take_range(bytes, PAGE_BYTES)?;
-        Ok(FarRange { pager: Arc::clone(self), process: std::process::id(), address, bytes })
+        Ok(FarRange { pager: Arc::clone(self), process, address, bytes })
     }
 
     /// Zero far memory at a multiple of `alignment`, a power of two: its address, and its bytes in whole pages.
@@ -117,7 +124,7 @@ impl FarRange {
 
 impl Drop for FarRange {
     fn drop(&mut self) {
-        if self.process == std::process::id() {
+        if self.process.is_this() {
             self.pager.give_range(self.address, self.bytes);
         }
     }
