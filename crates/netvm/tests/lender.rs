@@ -199,6 +199,10 @@ fn a_fork_shares_slabs_by(link: LinkChoice) {
     // The fork sees the write although it is not even sent yet.
     let mut child = parent.fork().unwrap();
     assert_eq!((parent.sole_holder(slab), child.sole_holder(slab)), (Ok(false), Ok(false)));
+    // Both know whose it is.
+    let other = Serving::new(1).connect_by(link);
+    assert!(child.is_at_lender_of(&parent) && parent.is_at_lender_of(&child.fork().unwrap()));
+    assert!(!child.is_at_lender_of(&other));
     child.post_read(0, slab, 0, back).unwrap();
     ok(&settle(&mut child));
     assert_eq!(back.to_vec(), vec![1; 4096]);

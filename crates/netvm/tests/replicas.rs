@@ -271,6 +271,45 @@ fn encrypted_pages_come_back_and_are_read_by_nobody() {
     assert!(stats.remote_reads > 3000 && stats.wrong_pages == 0, "{stats:?}");
 }
 
+/// Who is reached at a lost lender's address may be the other one: two copies there would be lost together.
+#[test]
+fn who_comes_back_as_the_other_lender_stays_lost() {
+    let Some(_alone) = alone() else { return };
+    let place = |name: &str| {
+        std::env::temp_dir()
+            .join(format!("netvm-replicas-{name}-{}", std::process::id()))
+            .display()
+            .to_string()
+    };
+    for (number, choice) in [LinkChoice::Socket, LinkChoice::Shm].into_iter().enumerate() {
+        let [link, sockets @ ..] = ["link", "one", "two"].map(|name| place(&format!("{name}-{number}")));
+        let points_to = |socket: &str| {
+            let _ = std::fs::remove_file(&link);
+            std::os::unix::fs::symlink(socket, &link).unwrap();
+        };
+        let [one, two] = sockets.each_ref().map(|socket| Serving::at(&format!("unix:{socket}"), SLABS));
+        points_to(&sockets[0]);
+        let (pager, memory) = start_by(choice, &[&format!("unix:{link}"), &two.address]);
+        let mut model = Model::new(memory, 3);
+        model.churn(5000);
+        points_to(&sockets[1]);
+        drop(one);
+        let stats = until(&pager, &mut model, "pages lack a copy", |stats| stats.pages_unprotected > 1000);
+        // Three times what it takes to try again.
+        let end = Instant::now() + Duration::from_secs(6);
+        while Instant::now() < end {
+            model.churn(500);
+        }
+        model.check_all();
+        let now = pager.stats();
+        assert_eq!((now.lenders_lost, now.lenders_back), (stats.lenders_lost, 0), "{now:?}");
+        assert!(now.pages_unprotected > 1000, "{now:?}");
+        // The pager needs it as long as the process lives.
+        std::mem::forget(two);
+        [link, sockets[1].clone()].iter().for_each(|path| std::fs::remove_file(path).unwrap());
+    }
+}
+
 #[test]
 fn replicas_that_cannot_be() {
     let lender = Serving::new(1);

@@ -276,6 +276,60 @@ fn what_was_taken_away_is_read_elsewhere_or_told() {
     assert_eq!(lost.as_ref(), Some(&hasty.address));
 }
 
+/// Copies at one lender under two addresses would be lost together, at the start and after a loss.
+#[test]
+fn copies_are_at_different_lenders_whatever_these_are_called() {
+    let place = |name: &str| {
+        std::env::temp_dir().join(format!("netvm-volume-{name}-{}", std::process::id())).display().to_string()
+    };
+    let (link, sockets) = (place("link"), [place("one"), place("two"), place("three")]);
+    let points_to = |socket: &str| {
+        let _ = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(socket, &link).unwrap();
+    };
+    let start = |socket: &str| Serving::at(&format!("unix:{socket}"), 8);
+    let (one, two) = (start(&sockets[0]), start(&sockets[1]));
+    points_to(&sockets[1]);
+    let addresses = [format!("unix:{link}"), two.address.clone()];
+    let open = || Volume::open(&addresses, SLAB, VolumeOptions { replicas: 2, ..VolumeOptions::default() });
+    assert!(open().unwrap_err().to_string().contains("are the same lender"));
+    points_to(&sockets[0]);
+    let mut volume = open().unwrap();
+    let memory = Mapping::anonymous(SLAB as usize).unwrap();
+    memory.shared().fill(9);
+    volume.write(1, 0, memory.shared()).unwrap();
+    wait(&mut volume, 1).unwrap();
+    volume.flush(2);
+    wait(&mut volume, 2).unwrap();
+    points_to(&sockets[1]);
+    drop(one);
+    let mut until = |so: fn(&Event) -> bool| {
+        let end = Instant::now() + Duration::from_secs(20);
+        loop {
+            turn(&mut volume, &mut Vec::new());
+            match volume.event() {
+                Some(event) if so(&event) => return event,
+                Some(Event::LenderBack { lender }) => panic!("{lender} is the other one"),
+                _ => assert!(Instant::now() < end, "nothing is said of it"),
+            }
+        }
+    };
+    let event = until(|event| matches!(event, Event::LenderUnfit { .. }));
+    assert!(matches!(&event, Event::LenderUnfit { reason, .. } if reason.contains("one of the others")));
+    // Another one that is really another is taken.
+    let three = start(&sockets[2]);
+    points_to(&sockets[2]);
+    until(|event| matches!(event, Event::LenderBack { .. }));
+    until(|event| matches!(event, Event::Mended { .. }));
+    drop(two);
+    memory.shared().fill(0);
+    volume.read(3, 0, memory.shared()).unwrap();
+    wait(&mut volume, 3).unwrap();
+    assert!(memory.shared().to_vec() == vec![9; SLAB as usize]);
+    drop(three);
+    std::fs::remove_file(link).unwrap();
+}
+
 #[test]
 fn what_cannot_be_is_said() {
     let (one, two) = (Serving::new(4), Serving::new(4));

@@ -108,7 +108,7 @@ impl Borrower {
         if self.nearby.is_some() { Class::Nearby } else { self.kind }
     }
 
-    /// Whether both leases are at one lender, by whatever addresses. Of a fork's lease it is not known.
+    /// Whether both leases are at one lender, by whatever addresses. Of lenders that do not say which one they are it is not known.
     pub fn is_at_lender_of(&self, other: &Borrower) -> bool {
         self.identity.is_some() && self.identity == other.identity
     }

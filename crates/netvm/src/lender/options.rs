@@ -54,6 +54,8 @@ pub struct ForkTicket {
     /// Where it was reached.
     pub(super) at: String,
     pub(super) ticket: [u8; 16],
+    /// By which the lender is told from others.
+    pub(super) identity: Option<[u8; 16]>,
     pub(super) security: Security,
 }
 

@@ -306,9 +306,8 @@ impl Sides {
             side.comeback = None;
             let is_other = |other: &Borrower| self.replicas > 1 && borrower.is_at_lender_of(other);
             if borrower.slab_bytes() < bytes_min || self.borrowers().any(is_other) {
-                let side = &mut self.sides[lender];
                 // Another lender than before at the same address.
-                side.distrusted = true;
+                self.sides[lender].distrusted = true;
                 continue;
             }
             borrower.set_call_timeout(self.options.call_timeout);

@@ -55,7 +55,9 @@ impl Borrower {
 
     async fn adopt_beside(wait: &Wait, ticket: &ForkTicket, options: &BorrowOptions) -> Result<Self> {
         let options = BorrowOptions { security: ticket.security.clone(), ..options.clone() };
-        Self::attach(wait, &ticket.lender, &ticket.at, &ticket.ticket, &options).await
+        let mut borrower = Self::attach(wait, &ticket.lender, &ticket.at, &ticket.ticket, &options).await?;
+        borrower.identity = ticket.identity;
+        Ok(borrower)
     }
 
     async fn attach(

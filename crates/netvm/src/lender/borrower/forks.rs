@@ -60,7 +60,7 @@ impl Borrower {
                     let (lender, security) = (self.lender.clone(), self.security.clone());
                     // The name may lead to another one by now, and asking takes its time.
                     let at = self.session.link(0).stream().reached().unwrap_or_else(|| lender.clone());
-                    Ok(ForkTicket { lender, at, ticket, security })
+                    Ok(ForkTicket { lender, at, ticket, identity: self.identity, security })
                 }
                 None => Err(self.nonsense()),
             },
