@@ -133,6 +133,16 @@ pub fn send(pid: u32, signal: i32) -> io::Result<()> {
     if unsafe { libc::kill(pid as i32, signal) } < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
+/// Whether who has started this process wants it to go on at this signal: nohup(1), shells that start something in the background. One that
+/// is blocked arrives all the same.
+pub fn is_ignored(signal: i32) -> bool {
+    // SAFETY: an all-zero sigaction is valid, and a local; nothing is changed.
+    unsafe {
+        let mut now = std::mem::zeroed::<libc::sigaction>();
+        libc::sigaction(signal, std::ptr::null(), &mut now) == 0 && now.sa_sigaction == libc::SIG_IGN
+    }
+}
+
 /// Ends this process as `signal` ends one that has done nothing about it: for who was told to end and has put everything away.
 pub fn end_by(signal: i32) -> ! {
     // SAFETY: `set` is initialised by sigemptyset and outlives the call; the others take numbers only, and the default disposition runs no

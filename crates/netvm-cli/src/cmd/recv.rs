@@ -7,7 +7,7 @@ use clap::Args;
 use netvm::security::Security;
 use netvm::transfer::{ReceiveOptions, Receiver};
 use netvm_sys::net::{Address, remove_socket};
-use netvm_sys::signal::{SIGHUP, SIGINT, SIGTERM, Signals, end_by};
+use netvm_sys::signal::{SIGHUP, SIGINT, SIGTERM, Signals, end_by, is_ignored};
 use std::io::Write;
 use std::path::PathBuf;
 
@@ -53,10 +53,13 @@ pub fn run(args: RecvArgs) -> Outcome {
     if options.security.secret.is_none() && args.insecure {
         tell!("netvm: without a secret, whoever reaches the address can write into the folder");
     }
-    let signals = Signals::block(&[SIGINT, SIGTERM, SIGHUP]);
+    let ends: Vec<i32> =
+        [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|&signal| !is_ignored(signal)).collect();
+    let signals = Signals::block(&ends);
     let receiver = Receiver::bind(&args.folder, options)?;
     let address: Address = receiver.address().parse()?;
     std::thread::spawn(move || {
+        // Nobody else takes the socket away from a listener that is not dropped.
         let number = signals.wait();
         remove_socket(&address);
         end_by(number)

@@ -74,4 +74,16 @@ fn who_is_told_to_stop_while_it_waits_leaves_no_socket() {
         assert_eq!(receiver.0.wait().unwrap().signal(), Some(signal));
         assert!(!socket.exists());
     }
+    // What nohup(1) and shells have made it ignore does not end it.
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "trap '' HUP INT; exec \"$@\"", "sh", env!("CARGO_BIN_EXE_netvm"), "recv"]);
+    command.arg(&target).arg("--listen").arg(format!("unix:{}", socket.display()));
+    let mut receiver = common::Guard(command.stderr(std::process::Stdio::null()).spawn().unwrap());
+    common::until("it listens", || socket.exists());
+    for signal in [netvm_sys::signal::SIGHUP, netvm_sys::signal::SIGINT, netvm_sys::signal::SIGTERM] {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        assert!(receiver.0.try_wait().unwrap().is_none(), "it has ended before {signal}");
+        netvm_sys::signal::send(receiver.0.id(), signal).unwrap();
+    }
+    assert_eq!(receiver.0.wait().unwrap().signal(), Some(netvm_sys::signal::SIGTERM));
 }
