@@ -666,7 +666,7 @@ fn a_bench_that_is_interrupted_leaves_nothing() {
             std::thread::sleep(std::time::Duration::from_millis(5));
         }
     };
-    for signal in ["-INT", "-TERM"] {
+    for signal in ["-INT", "-TERM", "-KILL"] {
         for arguments in [&["transfer"][..], &["failure"], &["rma", "--peers", "none", "--link", "unix"]] {
             let mut command = Command::new(env!("CARGO_BIN_EXE_netvm"));
             command.arg("bench").args(arguments).env("TMPDIR", &folder);

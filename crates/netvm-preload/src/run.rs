@@ -206,7 +206,6 @@ extern "C" fn begin() {
     }
 }
 
-/// Runs at exit.
 /// ENOMEM: the area has no room for so many bytes. `netvm run` says what to do.
 #[cold]
 pub(crate) fn no_room(bytes: usize) -> i32 {
@@ -216,6 +215,7 @@ pub(crate) fn no_room(bytes: usize) -> i32 {
     libc::ENOMEM
 }
 
+/// Runs at exit.
 extern "C" fn end() {
     let _internal = Internal::enter();
     if let Some(run) = RUN.get() {
