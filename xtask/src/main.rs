@@ -29,7 +29,7 @@ usage: cargo xtask check        format, lints
 const CI_FUZZ_SECONDS: u32 = 30;
 
 /// Programs that tests run, and the packages that have them.
-const PROGRAMS: [(&str, &str); 21] = [
+const PROGRAMS: [(&str, &str); 22] = [
     ("/usr/bin/redis-server", "redis-server"),
     ("/usr/bin/sqlite3", "sqlite3"),
     ("/usr/bin/python3", "python3"),
@@ -51,6 +51,7 @@ const PROGRAMS: [(&str, &str); 21] = [
     ("/usr/lib/postgresql", "postgresql"),
     ("/usr/bin/stress-ng", "stress-ng"),
     ("/usr/bin/gdb", "gdb"),
+    ("/usr/bin/strace", "strace"),
 ];
 
 fn main() -> ExitCode {

@@ -179,6 +179,41 @@ fn gdb() {
     must_have_used_far_memory(&done);
 }
 
+/// It stops every thread, and reads what they are about to write, which may be far away.
+#[test]
+fn strace_that_follows_all_threads() {
+    if !can_run("strace_that_follows_all_threads", &["/usr/bin/strace", PYTHON]) {
+        return;
+    }
+    let folder = Folder::new("strace");
+    let (script, seen) = (folder.path("writes.py"), folder.path("seen"));
+    let lines = [
+        "import os, threading",
+        "block = os.urandom(4096)",
+        "memory = bytearray(block * 8192)",
+        "def work(thread):",
+        "    null, view = os.open('/dev/null', os.O_WRONLY), memoryview(memory)",
+        "    for at in range(thread << 16, len(memory), 1 << 18):",
+        "        os.write(null, view[at:at + (1 << 16)])",
+        "threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]",
+        "[thread.start() for thread in threads]",
+        "[thread.join() for thread in threads]",
+        "child = os.fork()",
+        "if child == 0:",
+        "    work(0)",
+        "    os._exit(0 if memory == block * 8192 else 1)",
+        "print(memory == block * 8192, os.waitpid(child, 0)[1])",
+    ];
+    std::fs::write(&script, lines.join("\n")).unwrap();
+    let mut far = run_on("8M", "timeout");
+    far.args(["60", "strace", "-f", "-s", "4096", "-e", "trace=write,clone,clone3,exit", "-o"]).arg(&seen);
+    let done = finish(far.args([PYTHON]).arg(&script)).must_succeed();
+    assert_eq!(done.out(), "True 0\n", "{}", done.err);
+    must_have_used_far_memory(&done);
+    let seen = std::fs::read_to_string(&seen).unwrap();
+    assert_eq!(seen.lines().filter(|line| line.ends_with("= 65536")).count(), 512 + 128);
+}
+
 #[test]
 fn a_library_of_another_build_says_so() {
     if !can_run("a_library_of_another_build_says_so", &["/usr/bin/dd"]) {

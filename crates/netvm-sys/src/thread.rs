@@ -37,30 +37,21 @@ fn close_range(first: u32, last: u32) -> io::Result<()> {
 
 /// Starts a detached thread that runs `first` before anything else at all.
 ///
-/// `std::thread` allocates in the new thread before its closure runs; in a library that owns `malloc` that would be too early.
+/// `std::thread` allocates in the new thread before its closure runs; in a library that owns `malloc` that would be too early. In a process that is
+/// traced, the thread is not: a tracer that follows all threads, as `strace -f` does, would stop it, and then wait for what only it can bring.
 ///
 /// # Errors
 /// EAGAIN when no thread can be had.
 pub fn start(stack_bytes: usize, first: Option<fn()>, body: Box<dyn FnOnce() + Send>) -> io::Result<()> {
-    struct Start {
-        first: Option<fn()>,
-        body: Box<dyn FnOnce() + Send>,
-    }
-    extern "C" fn enter(start: *mut libc::c_void) -> *mut libc::c_void {
-        // SAFETY: `start` is the box that `start()` gave away; this thread alone has it now.
-        let start = unsafe { Box::from_raw(start.cast::<Start>()) };
-        if let Some(first) = start.first {
-            first();
-        }
-        (start.body)();
-        std::ptr::null_mut()
-    }
+    let traced = is_traced();
+    let spare_bytes = if traced { ABOVE_BYTES } else { 0 };
     let start = Box::into_raw(Box::new(Start { first, body }));
+    let enter = if traced { enter_untraced } else { enter };
     // SAFETY: the attributes are initialised before use and destroyed after; `enter` takes the box over if it runs.
     let error = unsafe {
         let mut attributes = std::mem::zeroed();
         libc::pthread_attr_init(&mut attributes);
-        libc::pthread_attr_setstacksize(&mut attributes, stack_bytes);
+        libc::pthread_attr_setstacksize(&mut attributes, stack_bytes + spare_bytes);
         libc::pthread_attr_setdetachstate(&mut attributes, libc::PTHREAD_CREATE_DETACHED);
         let mut thread = std::mem::zeroed();
         let error = libc::pthread_create(&mut thread, &attributes, enter, start.cast());
@@ -73,6 +64,60 @@ pub fn start(stack_bytes: usize, first: Option<fn()>, body: Box<dyn FnOnce() + S
     // SAFETY: no thread was started, so the box is still ours.
     drop(unsafe { Box::from_raw(start) });
     Err(io::Error::from_raw_os_error(error))
+}
+
+struct Start {
+    first: Option<fn()>,
+    body: Box<dyn FnOnce() + Send>,
+}
+
+extern "C" fn enter(start: *mut libc::c_void) -> *mut libc::c_void {
+    // SAFETY: `start` is the box that `start()` gave away; this thread alone has it now.
+    let start = unsafe { Box::from_raw(start.cast::<Start>()) };
+    if let Some(first) = start.first {
+        first();
+    }
+    (start.body)();
+    std::ptr::null_mut()
+}
+
+/// Of its stack, what a thread leaves to itself when it gives the rest to an untraced one.
+const ABOVE_BYTES: usize = 16 << 10;
+
+/// As [`enter`], by a thread that no tracer has.
+///
+/// The C library makes none. So this one makes it, as vfork(2) makes a process: it lends its stack and what the C library keeps for each thread, and sleeps
+/// in the kernel until the other has ended.
+extern "C" fn enter_untraced(start: *mut libc::c_void) -> *mut libc::c_void {
+    extern "C" fn run(start: *mut libc::c_void) -> libc::c_int {
+        enter(start);
+        0
+    }
+    let here = 0_usize;
+    let top = ((&raw const here).addr() - ABOVE_BYTES) & !15;
+    let flags = libc::CLONE_VM
+        | libc::CLONE_FS
+        | libc::CLONE_FILES
+        | libc::CLONE_SIGHAND
+        | libc::CLONE_SYSVSEM
+        | libc::CLONE_THREAD
+        | libc::CLONE_VFORK
+        | libc::CLONE_UNTRACED;
+    // SAFETY: below `top` are `stack_bytes` of this thread's stack, which `start()` asked for and this thread does not reach: it needs less than ABOVE_BYTES
+    // for this call, in which the kernel keeps it until `run` has returned. So no two threads use the stack below, nor the thread-specific data, at a time.
+    let thread = unsafe {
+        let stack = (&raw const here).cast_mut().with_addr(top).cast();
+        libc::clone(run, stack, flags, start)
+    };
+    // Who may not make such a thread is as well off as before.
+    if thread < 0 { enter(start) } else { std::ptr::null_mut() }
+}
+
+/// Whether a debugger or the like has this process.
+fn is_traced() -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
+    tracer.is_some_and(|pid| pid.trim() != "0")
 }
 
 /// Names the calling thread (at most 15 bytes are kept).
@@ -170,7 +215,8 @@ pub fn die_silently() -> ! {
         libc::sigemptyset(&mut set);
         libc::sigaddset(&mut set, libc::SIGBUS);
         libc::pthread_sigmask(libc::SIG_UNBLOCK, &set, std::ptr::null_mut());
-        libc::raise(libc::SIGBUS);
+        // Not raise(3): to the C library an untraced thread is the one that made it.
+        libc::syscall(libc::SYS_tgkill, libc::getpid(), libc::gettid(), libc::SIGBUS);
         libc::_exit(128 + libc::SIGBUS);
     }
 }
