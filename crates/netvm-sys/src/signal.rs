@@ -168,11 +168,20 @@ pub fn exists(pid: u32) -> bool {
 
 /// `command` is killed when the thread that starts it ends.
 pub fn die_with_parent(command: &mut Command) {
+    with_parent(command, libc::SIGKILL);
+}
+
+/// `command` is asked to end (SIGTERM) when the thread that starts it ends: for those that have others to end.
+pub fn end_with_parent(command: &mut Command) {
+    with_parent(command, libc::SIGTERM);
+}
+
+fn with_parent(command: &mut Command, signal: i32) {
     let parent = std::process::id();
     // SAFETY: between fork and exec only prctl and getppid are called, which are async-signal-safe and take numbers only.
     unsafe {
         command.pre_exec(move || {
-            if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) < 0 {
+            if libc::prctl(libc::PR_SET_PDEATHSIG, signal) < 0 {
                 return Err(io::Error::last_os_error());
             }
             // It may have ended before the kernel knew.

@@ -117,6 +117,7 @@ pub fn on_netvm(work: &Work, local_bytes: u64) -> Result<Outcome, Box<dyn Error>
 /// When the program fails, with what it said.
 pub fn carry_out(work: &Work, mut command: Command) -> Result<(Outcome, String), Box<dyn Error>> {
     command.args(&work.arguments).current_dir(&work.folder).env("LC_ALL", "C");
+    netvm_sys::signal::end_with_parent(&mut command);
     if let Some(load) = &work.server {
         return load.ask(command, &work.folder);
     }
