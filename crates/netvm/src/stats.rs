@@ -74,6 +74,8 @@ stats! {
     pages_moved,
     /// Pages that were moved to a cheaper lender because they were wanted often, or to a dearer one to make room for such.
     pages_sorted,
+    /// Pages that were moved out of slabs that held few, so that these could go back to their lenders.
+    pages_collected,
     /// Lenders that left when everything had been moved away.
     lenders_left,
     /// Time from losses until all pages had all their copies again, in milliseconds.

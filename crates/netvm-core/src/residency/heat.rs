@@ -184,7 +184,7 @@ impl SlotMap {
         let has = |slab: &Slab, lender: u32| slab.copies.as_slice().iter().any(|copy| copy.lender == lender);
         let lenders = || (0..self.places.len() as u32).filter(|&to| self.places[to as usize].alive);
         let is_open = |to: u32| !self.places[to as usize].full && self.places[to as usize].recalled == 0;
-        let movable = |slab: &&Slab| slab.live_count > 0 && !slab.frozen;
+        let movable = |slab: &&Slab| slab.live_count > 0 && !slab.frozen && !slab.emptying;
         // What the only copy of a slab gains at best, by where it is.
         let gains: Vec<u64> = (0..self.places.len() as u32)
             .map(|from| {

@@ -3,6 +3,7 @@
 
 mod blocks;
 mod chain;
+mod collect;
 mod copies;
 mod entry;
 mod frames;

@@ -76,7 +76,7 @@ impl SlotMap {
             return None;
         }
         let slots = self.slots_per_slab;
-        let is_open = |slab: &Slab| !slab.frozen && slab.live_count < slots;
+        let is_open = |slab: &Slab| !slab.frozen && !slab.emptying && slab.live_count < slots;
         let current = self.slabs.get(self.better.current).and_then(Option::as_ref);
         let index = match current.filter(|slab| is_open(slab)) {
             Some(_) => self.better.current,
@@ -115,7 +115,7 @@ impl SlotMap {
         self.better.hot = u32::try_from(heat / (slabs().count() as u64).max(1) * 3 / 2).unwrap_or(u32::MAX);
         let mut cheapest = u64::MAX;
         for (index, slab) in self.slabs.iter().enumerate() {
-            let Some(slab) = slab.as_ref().filter(|slab| !slab.frozen) else { continue };
+            let Some(slab) = slab.as_ref().filter(|slab| !slab.frozen && !slab.emptying) else { continue };
             let spare = self.slots_per_slab - slab.live_count;
             for copy in slab.copies.as_slice() {
                 let place = &mut self.places[copy.lender as usize];
@@ -154,7 +154,8 @@ impl SlotMap {
         }
         let from = lender as u32;
         let at = |slab: &Slab| slab.copies.as_slice().iter().any(|copy| copy.lender == from);
-        let cold = slabs().filter(|(_, slab)| slab.live_count > 0 && !slab.frozen && at(slab));
+        let cold =
+            slabs().filter(|(_, slab)| slab.live_count > 0 && !slab.frozen && !slab.emptying && at(slab));
         let (index, cold) = cold.min_by_key(|(_, slab)| (slab.heat, slab.live_count))?;
         let dearer = alive().filter(|(_, place)| !place.full && self.is_cheaper(cheapest, place));
         let (to, _) = dearer.min_by_key(|(_, place)| (place.read_ns(), place.slabs))?;

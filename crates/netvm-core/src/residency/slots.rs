@@ -25,6 +25,8 @@ pub(super) struct Slab {
     pub(super) due: u32,
     /// Another process (after fork) may read every slot of it: nothing may be written.
     pub(super) frozen: bool,
+    /// What it holds is being moved to others: nothing new is to be written.
+    pub(super) emptying: bool,
     cursor: u32,
 }
 
@@ -110,6 +112,8 @@ pub struct SlotMap {
     pub(super) wish: Option<Wish>,
     pub(super) scale: Scale,
     pub(super) better: Better,
+    /// How many slabs are being emptied.
+    pub(super) emptying: u32,
     /// Slabs to give back to their lenders.
     pub(super) returns: Vec<SlabCopy>,
     pub(super) current: usize,
@@ -132,6 +136,7 @@ impl SlotMap {
             wish: None,
             scale: Scale::default(),
             better: Better::default(),
+            emptying: 0,
             returns,
             current: 0,
             live_count: 0,
@@ -172,6 +177,7 @@ impl SlotMap {
             heat: 0,
             due: 0,
             frozen: false,
+            emptying: false,
             cursor: 0,
         };
         let index = self.slabs.iter().position(Option::is_none).unwrap_or(self.slabs.len());
@@ -217,7 +223,7 @@ impl SlotMap {
         for step in 0..count {
             let index = (self.current + step) % count;
             let Some(slab) = &mut self.slabs[index] else { continue };
-            if slab.frozen || slab.live_count == self.slots_per_slab {
+            if slab.frozen || slab.emptying || slab.live_count == self.slots_per_slab {
                 continue;
             }
             let (page, length) = slab.take_run(want, self.slots_per_slab);
@@ -225,7 +231,12 @@ impl SlotMap {
             self.note_taken(index, length);
             return Some((self.join(index, page), length));
         }
-        None
+        if !self.collects() {
+            return None;
+        }
+        // Rather than that another slab is borrowed.
+        self.stop_collecting();
+        self.take_run(want)
     }
 
     /// So many more slots of a slab hold a page.
@@ -254,7 +265,8 @@ impl SlotMap {
         if place.as_ref().is_none_or(|slab| slab.live_count != 0) {
             return false;
         }
-        let copies = place.take().map(|slab| slab.copies).unwrap_or_default();
+        let Some(Slab { copies, emptying, .. }) = place.take() else { return false };
+        self.emptying -= u32::from(emptying);
         for &copy in copies.as_slice() {
             self.give_back(copy);
         }
@@ -460,6 +472,7 @@ impl SlotMap {
 
     /// A fork: every slab is shared from now on.
     pub fn freeze(&mut self) {
+        self.stop_collecting();
         for slab in self.slabs.iter_mut().flatten() {
             slab.frozen = true;
         }

@@ -4,6 +4,7 @@ use super::backing::Backing;
 use super::blocks::Blocks;
 use super::budget::Budget;
 use super::calls::Call;
+use super::collect::Collecting;
 use super::errand::Errands;
 use super::error::{PagerError, system};
 use super::learn::Learn;
@@ -86,7 +87,13 @@ pub(super) struct Transfer {
 impl Transfer {
     /// Pages that are written from neighbouring frames.
     pub(super) const fn write(page: u32, frame: u32, pages: u32) -> Self {
-        Self { page, frame, pages, write: true, loose: false, again: false, in_window: false, promote: false }
+        Self { write: true, ..Self::read(page, frame, pages) }
+    }
+
+    /// Pages that are read into neighbouring frames, and that nobody waits for.
+    pub(super) const fn read(page: u32, frame: u32, pages: u32) -> Self {
+        let (write, loose, again, in_window, promote) = (false, false, false, false, false);
+        Self { page, frame, pages, write, loose, again, in_window, promote }
     }
 }
 
@@ -154,6 +161,7 @@ pub(super) struct Engine {
     ticked: Instant,
     /// Where to look next for pages that are to come home.
     pub(super) home: u32,
+    pub(super) collecting: Collecting,
     /// Evicted pages may be packed.
     pub(super) packing: bool,
     /// Faults that were put off stay so: the contents of their pages are elsewhere for a moment.
@@ -264,6 +272,7 @@ impl Engine {
             pins: Marks::new(),
             advice: Marks::new(),
             home: 0,
+            collecting: Collecting::new(),
             tier: Tier::new(config.tier, frames),
             packing: true,
             holds_back: false,
@@ -393,6 +402,9 @@ impl Engine {
             if is_due {
                 polled = Instant::now();
                 self.backing.check_answers()?;
+            }
+            if is_due || self.collecting.is_on() {
+                self.collect()?;
             }
             if !self.deferred.is_empty() && self.in_flight() == 0 {
                 self.retry_deferred()?;
@@ -554,8 +566,11 @@ impl Engine {
         } else {
             self.backing.patience_when_idle()
         };
+        let step = self.collecting.patience(self.backing.slots.live());
+        let wakes_early = step.is_some() && timeout.is_none_or(|timeout| Some(timeout) > step);
+        let timeout = if wakes_early { step } else { timeout };
         let ready = netvm_sys::thread::poll(&mut self.poll_fds, timeout).map_err(|e| system("poll", e))?;
-        if ready == 0 {
+        if ready == 0 && !(wakes_early && self.ticked.elapsed() < TICK) {
             if waiting {
                 self.backing.check_answers()?;
             } else {

@@ -47,7 +47,7 @@ impl Engine {
     }
 
     /// The page is here, and written anew when it leaves.
-    fn let_go_of_slot(&mut self, page: u32) -> Result<()> {
+    pub(super) fn let_go_of_slot(&mut self, page: u32) -> Result<()> {
         let entry = self.table.get(page);
         self.backing.release_slot(entry.slot())?;
         self.table.set(page, entry.with_slot(0));

@@ -254,7 +254,9 @@ impl InThread {
                 }
                 let often =
                     busy || engine.is_under_way() || engine.budget.is_shared() || engine.backing.is_poor();
-                Next { busy, timeout: if often { Some(TICK) } else { engine.backing.patience_when_idle() } }
+                let timeout = if often { Some(TICK) } else { engine.backing.patience_when_idle() };
+                let step = engine.collecting.patience(engine.backing.slots.live());
+                Next { busy, timeout: timeout.into_iter().chain(step).min() }
             });
             // The links tell of it, or whoever faults next takes it up.
             if left && next.busy {
@@ -525,6 +527,7 @@ impl Engine {
         }
         self.make_spare()?;
         self.backing.push()?;
+        self.collect()?;
         // What has been sent ends without anything having to arrive.
         while self.writing_frames > 0 && self.progress()? {}
         self.backing.keep_looking()?;

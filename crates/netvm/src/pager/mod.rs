@@ -8,6 +8,7 @@ mod backing;
 mod blocks;
 mod budget;
 mod calls;
+mod collect;
 mod engine;
 mod erasure;
 mod errand;

@@ -1,0 +1,177 @@
+//! What a program frees here and there goes back to its lenders: docs/design/lending.md, "Sparse slabs".
+
+mod common;
+
+use common::{Random, Serving, alone};
+use netvm::far::{FarBuilder, FarMemory, FarVec};
+use netvm::lender::{LenderConfig, LinkChoice, status};
+use netvm::pager::{Erasure, FaultPath, TierPolicy};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+/// 24 MiB, of which 4 MiB are local.
+const PAGES: usize = 6 << 10;
+const PAGE_WORDS: usize = 512;
+
+/// Slabs of 1 MiB.
+fn lend(count: usize, mib: u64) -> Vec<&'static Serving> {
+    let config = || LenderConfig { size_bytes: mib * MIB, slab_bytes: MIB, ..LenderConfig::default() };
+    // Pagers have no end, so neither do they.
+    (0..count).map(|_| &*Box::leak(Box::new(Serving::start(config())))).collect()
+}
+
+fn far(lenders: &[&Serving]) -> FarBuilder {
+    let far = FarMemory::builder().lenders(lenders.iter().map(|lender| lender.address.as_str()));
+    far.local(4 * MIB).area(1 << 34).tier(TierPolicy::Lender)
+}
+
+/// Each page with words of its own.
+fn fill(far: &FarMemory) -> FarVec<u64> {
+    let mut words = far.vec();
+    words.extend((0..PAGES).flat_map(page_words));
+    words
+}
+
+fn page_words(page: usize) -> impl Iterator<Item = u64> {
+    let mut random = Random::new(page as u64 + 1);
+    (0..PAGE_WORDS).map(move |_| random.next())
+}
+
+/// The program gives up all pages but those.
+fn discard(far: &FarMemory, words: &mut [u64], keeps: impl Fn(usize) -> bool) {
+    // Where pages begin, not where the vector does.
+    let first = words.as_ptr().align_offset(4096);
+    for page in (0..PAGES - 1).filter(|&page| !keeps(page)) {
+        let start = first + page * PAGE_WORDS;
+        far.discard(&mut words[start..start + PAGE_WORDS]);
+    }
+}
+
+/// Those that were kept are what they were, the others zero.
+#[track_caller]
+fn check(words: &[u64], keeps: impl Fn(usize) -> bool) {
+    let first = words.as_ptr().align_offset(4096);
+    let mut expected = (0..PAGES).flat_map(page_words);
+    let head = expected.by_ref().take(first).eq(words[..first].iter().copied());
+    assert!(head);
+    for page in 0..PAGES - 1 {
+        let start = first + page * PAGE_WORDS;
+        let is_kept = keeps(page);
+        for &word in &words[start..start + PAGE_WORDS] {
+            let value = expected.next().unwrap();
+            assert_eq!(word, if is_kept { value } else { 0 }, "page {page}");
+        }
+    }
+}
+
+fn used(lenders: &[&Serving]) -> u64 {
+    lenders.iter().map(|lender| status(&lender.address).unwrap().used_bytes).sum()
+}
+
+#[track_caller]
+fn until(what: &str, mut so: impl FnMut() -> bool) {
+    let end = Instant::now() + Duration::from_secs(30);
+    while !so() {
+        assert!(Instant::now() < end, "it never came that {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn what_is_freed_here_and_there_goes_back() {
+    let Some(_alone) = alone() else { return };
+    for (name, lenders, redundant, build) in [
+        ("socket", lend(1, 64), 1.0, (|far| far.link(LinkChoice::Socket)) as fn(FarBuilder) -> FarBuilder),
+        ("nearby", lend(1, 64), 1.0, |far| far),
+        ("encrypted", lend(1, 64), 1.0, |far| far.encrypt_pages(true).link(LinkChoice::Socket)),
+        ("in-thread", lend(1, 64), 1.0, |far| far.fault_path(FaultPath::InThread)),
+        ("two shards", lend(1, 64), 1.0, |far| far.shards(2).local(8 * MIB)),
+        ("two copies", lend(2, 64), 2.0, |far| far.replicas(2).link(LinkChoice::Socket)),
+        ("in parts", lend(3, 64), 1.5, |far| far.erasure(Erasure::new(2, 1).unwrap())),
+        ("packed", lend(1, 64), 1.0, |far| far.tier(TierPolicy::Packed)),
+    ] {
+        let far = build(far(&lenders)).start().unwrap();
+        let mut words = fill(&far);
+        let keeps = |page: usize| page.is_multiple_of(8);
+        let before = used(&lenders);
+        discard(&far, &mut words, keeps);
+        // Nothing of what is left is dense: three MiB, in twenty slabs.
+        assert!(used(&lenders) > before / 2, "{name}: {} of {before}", used(&lenders));
+        until(&format!("{name}: it went back"), || used(&lenders) as f64 <= 8.0 * redundant * MIB as f64);
+        println!("{name}: {} of {before} bytes are left", used(&lenders));
+        check(&words, keeps);
+        let stats = far.stats();
+        assert!(stats.pages_collected > 200 && stats.wrong_pages == 0, "{name}: {stats:?}");
+        // And it is far memory as any other.
+        words.clear();
+        words.extend((0..PAGES).flat_map(page_words));
+        check(&words, |_| true);
+    }
+}
+
+#[test]
+fn pages_are_used_while_they_are_moved() {
+    let Some(_alone) = alone() else { return };
+    for (name, path) in [("thread", FaultPath::Thread), ("in-thread", FaultPath::InThread)] {
+        let lenders = lend(1, 64);
+        let far = far(&lenders).fault_path(path).link(LinkChoice::Socket).start().unwrap();
+        let mut words = fill(&far);
+        // A third, in a pattern without runs.
+        let keeps = |page: usize| page.is_multiple_of(5) || page.is_multiple_of(7);
+        discard(&far, &mut words, keeps);
+        let before = used(&lenders);
+        let (first, end) = (words.as_ptr().align_offset(4096), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let (end, slice) = (&end, &mut words[first..]);
+            // Each thread has every fourth page; what it writes is undone by the end.
+            let mut parts: Vec<Vec<&mut [u64]>> = (0..4).map(|_| Vec::new()).collect();
+            for (page, part) in slice.chunks_exact_mut(PAGE_WORDS).enumerate() {
+                if keeps(page) && page < PAGES - 1 {
+                    parts[page % 4].push(part);
+                }
+            }
+            for (thread, mut part) in parts.into_iter().enumerate() {
+                scope.spawn(move || {
+                    let mut random = Random::new(thread as u64 + 99);
+                    while !end.load(Ordering::Relaxed) {
+                        let page = random.next() as usize % part.len();
+                        let word = random.next() as usize % PAGE_WORDS;
+                        if random.next().is_multiple_of(4) {
+                            part[page][word] ^= 1;
+                            let other = (page + part.len() / 2) % part.len();
+                            std::hint::black_box(part[other][word]);
+                            part[page][word] ^= 1;
+                        }
+                        std::hint::black_box(part[page][word]);
+                    }
+                });
+            }
+            let went_back = Instant::now() + Duration::from_secs(20);
+            while used(&lenders) > before * 2 / 3 && Instant::now() < went_back {
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            end.store(true, Ordering::Relaxed);
+        });
+        assert!(used(&lenders) <= before * 2 / 3, "{name}: {} of {before}", used(&lenders));
+        check(&words, keeps);
+        assert_eq!(far.stats().wrong_pages, 0);
+    }
+}
+
+#[test]
+fn a_lender_that_nobody_can_replace_gets_what_is_free() {
+    let Some(_alone) = alone() else { return };
+    let lenders = lend(1, 64);
+    let far = far(&lenders).link(LinkChoice::Socket).start().unwrap();
+    let mut words = fill(&far);
+    // A quarter of it: too little to be worth it, unless it is asked for.
+    let keeps = |page: usize| !page.is_multiple_of(4);
+    discard(&far, &mut words, keeps);
+    std::thread::sleep(Duration::from_secs(2));
+    let before = used(&lenders);
+    assert_eq!(far.stats().pages_collected, 0);
+    lenders[0].stop.stop();
+    until("it has something back", || used(&lenders) + 3 * MIB <= before);
+    check(&words, keeps);
+}
