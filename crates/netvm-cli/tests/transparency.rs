@@ -198,6 +198,7 @@ fn strace_that_follows_all_threads() {
         "threads = [threading.Thread(target=work, args=(thread,)) for thread in range(4)]",
         "[thread.start() for thread in threads]",
         "[thread.join() for thread in threads]",
+        "os.setgid(os.getgid())",
         "child = os.fork()",
         "if child == 0:",
         "    work(0)",

@@ -1,6 +1,7 @@
 //! fork(2): every lock of this library is held by the thread that forks, and the pager makes a pager for the child.
 
 use crate::heap::HEAP;
+use crate::last;
 use crate::privileges;
 use crate::run::{self, START};
 use crate::small;
@@ -126,6 +127,7 @@ unsafe extern "C" fn parent() {
 unsafe extern "C" fn child() {
     let _internal = Internal::enter();
     privileges::after_fork();
+    last::after_fork();
     let far = run::started();
     if far.is_some() {
         // SAFETY: of all threads there is only this one, and it is not in the list.

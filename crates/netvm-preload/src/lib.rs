@@ -13,6 +13,7 @@ mod callers;
 mod fork;
 mod heap;
 mod kept;
+mod last;
 mod lookup;
 mod malloc;
 mod maps;

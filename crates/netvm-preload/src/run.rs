@@ -4,6 +4,7 @@ use crate::backend::{Far, LocalArea, PagerFar};
 use crate::callers;
 use crate::fork;
 use crate::heap;
+use crate::last;
 use crate::malloc;
 use crate::privileges;
 use crate::refuse;
@@ -195,7 +196,8 @@ extern "C" fn begin() {
     let set_up = callers::set_up()
         .and_then(|()| fork::set_up())
         .and_then(|()| small::set_up_threads())
-        .and_then(|()| malloc::set_up_threads());
+        .and_then(|()| malloc::set_up_threads())
+        .and_then(|()| last::set_up());
     if let Err(message) = set_up {
         sys::give_up(&message);
     }

@@ -38,7 +38,7 @@ fn close_range(first: u32, last: u32) -> io::Result<()> {
 /// Starts a detached thread that runs `first` before anything else at all.
 ///
 /// `std::thread` allocates in the new thread before its closure runs; in a library that owns `malloc` that would be too early. In a process that is
-/// traced, the thread is not: a tracer that follows all threads, as `strace -f` does, would stop it, and then wait for what only it can bring.
+/// traced by strace, the thread is not: with `-f` strace stops all threads, and then reads what only this one can bring.
 ///
 /// # Errors
 /// EAGAIN when no thread can be had.
@@ -86,13 +86,14 @@ const ABOVE_BYTES: usize = 16 << 10;
 
 /// As [`enter`], by a thread that no tracer has.
 ///
-/// The C library makes none. So this one makes it, as vfork(2) makes a process: it lends its stack and what the C library keeps for each thread, and sleeps
-/// in the kernel until the other has ended.
+/// The C library makes none. So the thread that it has made makes another one, which gets its stack, its number in the C library's books and its thread-local
+/// memory, and ends without a word to the C library, for which the thread goes on.
 extern "C" fn enter_untraced(start: *mut libc::c_void) -> *mut libc::c_void {
     extern "C" fn run(start: *mut libc::c_void) -> libc::c_int {
         enter(start);
         0
     }
+    let mut number: *mut libc::pid_t = std::ptr::null_mut();
     let here = 0_usize;
     let top = ((&raw const here).addr() - ABOVE_BYTES) & !15;
     let flags = libc::CLONE_VM
@@ -101,23 +102,37 @@ extern "C" fn enter_untraced(start: *mut libc::c_void) -> *mut libc::c_void {
         | libc::CLONE_SIGHAND
         | libc::CLONE_SYSVSEM
         | libc::CLONE_THREAD
-        | libc::CLONE_VFORK
-        | libc::CLONE_UNTRACED;
+        | libc::CLONE_UNTRACED
+        | libc::CLONE_CHILD_SETTID
+        | libc::CLONE_CHILD_CLEARTID;
+    // SAFETY: the kernel writes a pointer, which outlives the call: where the C library has told it to clear this thread's number when it ends.
+    let told = unsafe { libc::prctl(libc::PR_GET_TID_ADDRESS, &raw mut number) };
+    if told < 0 || number.is_null() {
+        return enter(start);
+    }
     // SAFETY: below `top` are `stack_bytes` of this thread's stack, which `start()` asked for and this thread does not reach: it needs less than ABOVE_BYTES
-    // for this call, in which the kernel keeps it until `run` has returned. So no two threads use the stack below, nor the thread-specific data, at a time.
-    let thread = unsafe {
+    // until it ends. Without CLONE_SETTLS the new thread has this one's thread-local memory; this one touches it no more, as calls that succeed set no errno.
+    unsafe {
         let stack = (&raw const here).cast_mut().with_addr(top).cast();
-        libc::clone(run, stack, flags, start)
-    };
-    // Who may not make such a thread is as well off as before.
-    if thread < 0 { enter(start) } else { std::ptr::null_mut() }
+        let none = std::ptr::null_mut::<libc::c_void>();
+        if libc::clone(run, stack, flags, start, none, none, number) < 0 {
+            // Who may not make such a thread is as well off as before.
+            return enter(start);
+        }
+        // The number is the new thread's.
+        libc::syscall(libc::SYS_set_tid_address, none);
+        loop {
+            libc::syscall(libc::SYS_exit, 0);
+        }
+    }
 }
 
-/// Whether a debugger or the like has this process.
+/// Whether strace has this process: of its threads, it would have to be told to leave one alone. Debuggers do without what they cannot read.
 fn is_traced() -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let tracer = status.lines().find_map(|line| line.strip_prefix("TracerPid:"));
-    tracer.is_some_and(|pid| pid.trim() != "0")
+    let Some(tracer) = tracer.map(str::trim).filter(|pid| *pid != "0") else { return false };
+    std::fs::read_to_string(format!("/proc/{tracer}/comm")).is_ok_and(|name| name.trim_end() == "strace")
 }
 
 /// Names the calling thread (at most 15 bytes are kept).
@@ -139,6 +154,16 @@ pub fn faults_of_thread() -> (u64, u64) {
 pub fn number() -> u32 {
     // SAFETY: gettid takes nothing and cannot fail.
     unsafe { libc::gettid() as u32 }
+}
+
+/// Whether this process has other threads than the calling one, those left out whose names begin with `prefix`; true where /proc does not tell.
+pub fn has_others(prefix: &str) -> bool {
+    let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return true };
+    let this = number().to_string();
+    let others = threads.flatten().filter(|thread| thread.file_name() != *this);
+    // One that has ended meanwhile has no name.
+    let mut names = others.filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
+    names.any(|name| !name.starts_with(prefix))
 }
 
 /// Blocks every signal in the calling thread.
