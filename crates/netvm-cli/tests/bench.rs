@@ -66,9 +66,12 @@ fn bench_fault_measures_netvm_beside_its_floors() {
             assert!(number(row, key) > 0.0, "{key} of {row}");
         }
     }
-    for (peer, case) in
-        [("floor-tcp", "round-trip-16-4096"), ("floor-tcp", "stream"), ("floor-uffd", "fault-copy")]
-    {
+    for (peer, case) in [
+        ("floor-tcp", "round-trip-16-4096"),
+        ("floor-tcp", "stream"),
+        ("floor-tcp", "stream-both-ways"),
+        ("floor-uffd", "fault-copy"),
+    ] {
         assert!(number(find(Some(peer), case), "median") > 0.0);
     }
     // The floor of a random fault is the sum of its two steps.

@@ -42,7 +42,8 @@ of the stream. `netvm-lender` packs nothing.
 Zram's own memory (packed) is not counted in its limit (local), that of netvm is.
 
 The floor of a random access is a bare userfaultfd fault plus a bare TCP round trip in the same placement; that of a
-sequential one is a bare TCP stream. Row fault-copy-sigbus is the same fault answered by the faulting thread in a handler
+sequential read is a bare TCP stream; that of a sequential write is one connection with as much each way: a page that is
+overwritten comes in before and goes out afterwards. Row fault-copy-sigbus is the same fault answered by the faulting thread in a handler
 of SIGBUS, as --fault-path in-thread has it: of a program that knows of its far memory, whose system calls touch nothing missing. The ratio says how many times slower: 1 is the floor. An access counts as a fault
 when it takes 1 us or more. Every value read is checked.")]
 pub struct FaultArgs {
@@ -245,6 +246,7 @@ const NEARBY: &str = "nearby";
 const NEARBY_UNPINNED: &str = "nearby-unpinned";
 const ROUND_TRIP: &str = "round-trip-16-4096";
 const STREAM: &str = "stream";
+const BOTH_WAYS: &str = "stream-both-ways";
 /// The sequential cases' first passes: while what the case before has left is taken out.
 const SEQ_READ_FIRST: &str = "seq-read-first";
 const SEQ_WRITE_FIRST: &str = "seq-write-first";
@@ -328,6 +330,8 @@ impl Table {
                 self.median(placement, "floor-uffd", FAULT_COPY)?
                     + self.median(placement, "floor-tcp", ROUND_TRIP)?,
             ),
+            // What is overwritten comes in before, and goes out afterwards.
+            "seq-write" | SEQ_WRITE_FIRST => self.median(placement, "floor-tcp", BOTH_WAYS),
             _ if is_sequential(case) => self.median(placement, "floor-tcp", STREAM),
             _ => None,
         }
@@ -338,14 +342,15 @@ impl Table {
     }
 
     fn row(&self, series: &Series) -> Row {
-        let sequential = is_sequential(series.case) || matches!(series.case, STREAM | COPY_SEQUENTIAL);
+        let sequential =
+            is_sequential(series.case) || matches!(series.case, STREAM | BOTH_WAYS | COPY_SEQUENTIAL);
         let mut row = Row::new("fault", series.case, if sequential { "GB/s" } else { "us" });
         row.placement = series.placement;
         row.peer = series.peer;
         let link = if is_nearby(series.placement) { "shm" } else { "tcp" };
         row.link = matches!(series.peer, None | Some("floor-tcp")).then_some(link.into());
         row.size_bytes = Some(match series.case {
-            STREAM | COPY_SEQUENTIAL => floors::STREAM_BYTES,
+            STREAM | BOTH_WAYS | COPY_SEQUENTIAL => floors::STREAM_BYTES,
             case if is_sequential(case) => CHUNK_BYTES,
             _ => PAGE_BYTES,
         } as u64);
@@ -500,6 +505,8 @@ impl Setup {
             let trip = floors::round_trip(&self.echo_address, self.placement.spin, plan.floor)?;
             table.add(name, Some("floor-tcp"), ROUND_TRIP, Ok(trip));
             table.add(name, Some("floor-tcp"), STREAM, Ok(floors::stream(&self.echo_address, plan.floor)?));
+            let both_ways = floors::both_ways(&self.echo_address, plan.floor)?;
+            table.add(name, Some("floor-tcp"), BOTH_WAYS, Ok(both_ways));
         }
         be(self.placement.program)?;
         let copy = floors::fault(false, self.placement.pager, plan.floor)?;

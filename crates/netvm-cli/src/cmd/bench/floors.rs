@@ -18,6 +18,8 @@ use super::worker::Outcome;
 pub const REQUEST_BYTES: usize = 16;
 /// Bytes of one send in the stream.
 pub const STREAM_BYTES: usize = 256 << 10;
+/// With bytes both ways, nobody sends so much more than has come.
+const AHEAD_BYTES: u64 = 2 * STREAM_BYTES as u64;
 
 #[derive(Args, Debug)]
 pub struct EchoArgs {
@@ -28,7 +30,7 @@ pub struct EchoArgs {
     spin: bool,
 }
 
-/// The other side of the TCP floors: a process that answers 16 bytes with 4 KiB, or streams.
+/// The other side of the TCP floors: a process that answers 16 bytes with 4 KiB, or streams, one way or both.
 ///
 /// It prints its address and ends when its input ends.
 ///
@@ -69,6 +71,12 @@ fn serve_one(mut stream: TcpStream, spin: bool) -> std::io::Result<()> {
     stream.set_nodelay(true)?;
     let mut kind = [0];
     stream.read_exact(&mut kind)?;
+    if kind[0] == b'b' {
+        let mut exchange = Exchange::new(stream)?;
+        loop {
+            exchange.step()?;
+        }
+    }
     if spin && kind[0] != b's' {
         // Answers fit the socket's buffer.
         stream.set_nonblocking(true)?;
@@ -121,6 +129,67 @@ pub fn stream(address: &str, time: Duration) -> Result<Outcome, Box<dyn Error>> 
         stream.read_exact(&mut buffer)?;
     }
     bandwidth(STREAM_BYTES, time, || Ok(stream.read_exact(&mut buffer)?))
+}
+
+/// Bandwidth of one TCP connection each way, while as much goes the other way: what each page that is overwritten takes, as it comes in before and goes out
+/// afterwards.
+///
+/// # Errors
+/// When the connection fails.
+pub fn both_ways(address: &str, time: Duration) -> Result<Outcome, Box<dyn Error>> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.write_all(b"b")?;
+    let mut exchange = Exchange::new(stream)?;
+    let mut block = || {
+        let end = exchange.received + STREAM_BYTES as u64;
+        while exchange.received < end {
+            exchange.step()?;
+        }
+        Ok(())
+    };
+    for _ in 0..64 {
+        block()?;
+    }
+    bandwidth(STREAM_BYTES, time, block)
+}
+
+/// One end of a connection on which as much goes one way as the other.
+struct Exchange {
+    stream: TcpStream,
+    buffer: Vec<u8>,
+    sent: u64,
+    received: u64,
+}
+
+impl Exchange {
+    fn new(stream: TcpStream) -> std::io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        Ok(Self { stream, buffer: vec![0x5A; STREAM_BYTES], sent: 0, received: 0 })
+    }
+
+    /// Sends and receives what can be, or sleeps until something can.
+    fn step(&mut self) -> std::io::Result<()> {
+        let may_send = self.sent < self.received + AHEAD_BYTES;
+        let sent = if may_send { transferred(self.stream.write(&self.buffer))? } else { 0 };
+        let received = transferred(self.stream.read(&mut self.buffer))?;
+        (self.sent, self.received) = (self.sent + sent, self.received + received);
+        if sent + received == 0 {
+            let mut ready = netvm_sys::thread::readable(&self.stream);
+            ready.events |= if may_send { libc::POLLOUT } else { 0 };
+            netvm_sys::thread::poll(&mut [ready], None)?;
+        }
+        Ok(())
+    }
+}
+
+/// How many bytes went at once.
+fn transferred(result: std::io::Result<usize>) -> std::io::Result<u64> {
+    match result {
+        Ok(0) => Err(std::io::ErrorKind::UnexpectedEof.into()),
+        Ok(bytes) => Ok(bytes as u64),
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Ok(0),
+        Err(error) => Err(error),
+    }
 }
 
 /// A page fault answered by a handler thread that only copies (or moves) a page into place.
