@@ -12,37 +12,47 @@ use alloc::vec::Vec;
 const BEGIN_PART: u64 = 2;
 /// and until there is one for so many.
 const END_PART: u64 = 4;
-/// The same while a lender waits for memory.
-const RECALLED_PART: u64 = 16;
+/// The same while a lender waits for memory that nobody else can have.
+const STUCK_PART: u64 = 16;
 /// Slabs in which more than one slot in so many is taken by a page stay: to move nearly a slab for a slab is too much.
 const FULL_PART: u32 = 4;
 
 impl SlotMap {
-    /// Chooses slabs to be emptied, if that pays; whether there are any.
-    pub fn begin_to_collect(&mut self) -> bool {
+    /// Chooses slabs to be emptied, if that pays; whether there are any. `pages`: how many pages hold contents, wherever they are: those that are local, without a
+    /// slot, will need one.
+    pub fn begin_to_collect(&mut self, pages: u64) -> bool {
         self.stop_collecting();
+        let is_stuck = self.is_stuck();
+        if self.is_recalled() && !is_stuck {
+            // Slabs are moved as they are.
+            return false;
+        }
         let slots = u64::from(self.slots_per_slab);
-        let is_steady =
-            |slab: &&Slab| !slab.frozen && slab.copies.as_slice().len() == self.redundancy.total();
+        let is_steady = |index: usize, slab: &Slab| {
+            !slab.frozen
+                && !self.is_growing_slab(index)
+                && slab.copies.as_slice().len() == self.redundancy.total()
+        };
         let slabs = self.slabs.iter().enumerate().filter_map(|(index, slab)| {
-            let slab = slab.as_ref().filter(is_steady)?;
+            let slab = slab.as_ref().filter(|slab| is_steady(index, slab))?;
             Some((self.class_of_slab(slab), !self.is_asked_back(slab), slab.live_count, index))
         });
         let mut slabs: Vec<_> = slabs.collect();
         slabs.sort_unstable();
-        let is_recalled = self.is_recalled();
-        let (begin, end) = if is_recalled { (RECALLED_PART, RECALLED_PART) } else { (BEGIN_PART, END_PART) };
+        let (begin, end) = if is_stuck { (STUCK_PART, STUCK_PART) } else { (BEGIN_PART, END_PART) };
+        // Where those go that have no slot is not known.
+        let coming = pages.saturating_sub(self.live_count);
         for alike in slabs.chunk_by(|(class, ..), (other, ..)| class == other) {
             let live: u64 = alike.iter().map(|&(_, _, live, _)| u64::from(live)).sum();
-            let mut free = alike.len() as u64 * slots - live;
-            if free < live / begin + slots {
+            let mut free = (alike.len() as u64 * slots - live).saturating_sub(coming);
+            if free < (live + coming) / begin + slots {
                 continue;
             }
             for &(.., live_here, index) in alike {
                 let is_sparse =
                     live_here > 0 && live_here <= self.slots_per_slab - self.slots_per_slab / FULL_PART;
                 if is_sparse
-                    && free >= live / end + slots
+                    && free >= (live + coming) / end + slots
                     && let Some(slab) = &mut self.slabs[index]
                 {
                     free -= slots;
@@ -149,11 +159,11 @@ mod tests {
         let mut slots: Vec<Slot> = (1..=16 * 64).filter(|slot| slot % 4 == 0).collect();
         release(&mut map, (1..=16 * 64).filter(|slot| slot % 4 != 0));
         assert_eq!((map.slabs(), map.live()), (16, 256));
-        assert!(map.begin_to_collect());
+        assert!(map.begin_to_collect(0));
         let moved = collect(&mut map, &mut slots);
         // 256 pages are in 5 slabs with a fourth of their slots free, and no page was moved twice.
         assert_eq!((map.slabs(), map.live(), moved), (5, 256, 11 * 16));
-        assert!(!map.collects() && !map.begin_to_collect(), "and there is peace");
+        assert!(!map.collects() && !map.begin_to_collect(0), "and there is peace");
         slots.sort_unstable();
         slots.dedup();
         assert_eq!(slots.len(), 256);
@@ -164,13 +174,45 @@ mod tests {
     fn what_is_dense_enough_stays() {
         let mut map = full(&[0; 16]);
         release(&mut map, (1..=16 * 64).filter(|slot| slot % 4 == 0));
-        assert!(!map.begin_to_collect(), "a quarter of all slots is free");
-        // A lender that waits for memory gets what there is.
+        assert!(!map.begin_to_collect(0), "a quarter of all slots is free");
+        // A lender that waits for memory, and that nobody can replace, gets what there is.
         map.recall(0, 1);
-        assert!(map.begin_to_collect());
+        map.lender_full(1);
+        assert!(!map.begin_to_collect(0));
+        assert_eq!(map.next_step(), None);
+        assert!(map.is_stuck() && map.begin_to_collect(0));
         let mut slots: Vec<Slot> = (1..=16 * 64).filter(|slot| slot % 4 != 0).collect();
         collect(&mut map, &mut slots);
         assert_eq!(map.slabs(), 13);
+    }
+
+    #[test]
+    fn pages_that_will_need_a_slot_have_one() {
+        let mut map = full(&[0; 16]);
+        release(&mut map, (1..=16 * 64).filter(|slot| slot % 4 != 0));
+        // All the others are local.
+        assert!(!map.begin_to_collect(16 * 64));
+        assert!(map.begin_to_collect(8 * 64));
+        let mut slots: Vec<Slot> = (1..=16 * 64).filter(|slot| slot % 4 == 0).collect();
+        collect(&mut map, &mut slots);
+        assert_eq!(map.slabs(), 10, "512 pages, and a quarter");
+        assert!(!map.begin_to_collect(8 * 64));
+    }
+
+    #[test]
+    fn a_slab_that_is_kept_though_it_is_empty_is_not_emptied() {
+        let mut map = full(&[0; 8]);
+        release(&mut map, (1..=8 * 64).filter(|slot| slot % 8 != 0));
+        assert!(map.begin_to_collect(0));
+        for slot in (1..=8 * 64).filter(|slot| slot % 8 == 0) {
+            if let Some(slab) = map.release(slot)
+                && map.slabs() > 1
+            {
+                map.remove(slab);
+            }
+        }
+        assert!(!map.collects() && map.slabs() == 1);
+        assert_eq!(map.take_run(64).map(|(_, slots)| slots), Some(64));
     }
 
     #[test]
@@ -179,7 +221,7 @@ mod tests {
         // The cheap lender's slabs are full; the dear one's nearly empty.
         release(&mut map, (4 * 64 + 1..=8 * 64).filter(|slot| slot % 8 != 0));
         let mut slots: Vec<Slot> = (1..=8 * 64).filter(|slot| *slot <= 256 || slot % 8 == 0).collect();
-        assert!(map.begin_to_collect());
+        assert!(map.begin_to_collect(0));
         assert!(!map.is_emptying(1));
         assert_eq!(collect(&mut map, &mut slots), 24);
         assert_eq!((map.live_at(0), map.live_at(1), map.slabs()), (256, 32, 5));
@@ -189,7 +231,7 @@ mod tests {
     fn nothing_is_written_where_it_would_have_to_be_moved() {
         let mut map = full(&[0; 8]);
         release(&mut map, (1..=8 * 64).filter(|slot| slot % 8 != 0));
-        assert!(map.begin_to_collect());
+        assert!(map.begin_to_collect(0));
         let (slot, _) = map.take_run(1).unwrap();
         assert!(!map.is_emptying(slot));
         // Unless there is no other room.
@@ -208,11 +250,11 @@ mod tests {
     fn what_a_child_shares_is_not_moved() {
         let mut map = full(&[0; 8]);
         release(&mut map, (1..=8 * 64).filter(|slot| slot % 8 != 0));
-        assert!(map.begin_to_collect());
+        assert!(map.begin_to_collect(0));
         map.freeze();
-        assert!(!map.collects() && !map.is_emptying(8) && !map.begin_to_collect());
+        assert!(!map.collects() && !map.is_emptying(8) && !map.begin_to_collect(0));
         (0..8).for_each(|slab| map.thaw(slab));
-        assert!(map.begin_to_collect());
+        assert!(map.begin_to_collect(0));
     }
 
     #[test]
@@ -225,7 +267,7 @@ mod tests {
         }
         release(&mut map, (1..=8 * 64).filter(|slot| slot % 8 != 0));
         let mut slots: Vec<Slot> = (1..=8 * 64).filter(|slot| slot % 8 == 0).collect();
-        assert!(map.begin_to_collect());
+        assert!(map.begin_to_collect(0));
         map.lender_lost(0);
         // To slabs that lack nothing.
         collect(&mut map, &mut slots);

@@ -125,6 +125,11 @@ impl SlotMap {
         self.mender.growing.is_some()
     }
 
+    /// Whether this one is.
+    pub(super) fn is_growing_slab(&self, index: usize) -> bool {
+        self.mender.growing.as_ref().is_some_and(|growing| growing.slab as usize == index)
+    }
+
     /// Pages that got another copy so far.
     pub fn mended(&self) -> u64 {
         self.mender.mended

@@ -256,7 +256,11 @@ impl SlotMap {
         slab.live_count -= 1;
         self.live_count -= 1;
         slab.copies.as_slice().iter().for_each(|copy| self.places[copy.lender as usize].live -= 1);
-        (slab.live_count == 0).then_some(index as u32)
+        let is_empty = slab.live_count == 0;
+        if is_empty && core::mem::take(&mut slab.emptying) {
+            self.emptying -= 1;
+        }
+        is_empty.then_some(index as u32)
     }
 
     /// Forgets an empty slab; [`SlotMap::take_return`] has its copies. False when it is not empty.
@@ -265,8 +269,7 @@ impl SlotMap {
         if place.as_ref().is_none_or(|slab| slab.live_count != 0) {
             return false;
         }
-        let Some(Slab { copies, emptying, .. }) = place.take() else { return false };
-        self.emptying -= u32::from(emptying);
+        let Some(Slab { copies, .. }) = place.take() else { return false };
         for &copy in copies.as_slice() {
             self.give_back(copy);
         }

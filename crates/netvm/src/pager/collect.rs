@@ -1,46 +1,69 @@
 //! Moving pages out of slabs that hold few, so that those go back to their lenders. See docs/design/lending.md, "Sparse slabs".
 
 use super::engine::{EVICT_PAGES, Engine, Transfer};
-use super::evict::Taken;
 use crate::error::Result;
 use netvm_core::residency::PageState;
 use std::time::{Duration, Instant};
 
 /// Time between two looks whether it pays.
 const LOOK: Duration = Duration::from_millis(250);
-/// So many in a row must find that it does, and that the program
+/// So many in a row must find that the program has neither taken nor given up more than one
 const LOOKS: u32 = 4;
-/// has neither taken nor given up more than one in so many slots since the last: it may be in the middle of something.
+/// in so many slots since the last: it may be in the middle of something.
 const STEADY_PART: u64 = 16;
 /// Time between two steps at least,
 const STEP: Duration = Duration::from_millis(2);
 /// and so many times what the last one took.
 const STEP_PART: u32 = 16;
+/// So many steps in a row may come to nothing.
+const IN_VAIN_MAX: u32 = 64;
 /// Pages that are brought in to be moved, in one step,
 const PAGES: usize = EVICT_PAGES;
-/// and in a row where frames are scarce,
+/// for which so many frames must be to be had,
 const SCARCE: usize = 8;
 /// and entries of the page table that are looked at: a tenth of a millisecond.
 const ENTRIES: u32 = 1 << 14;
+
+/// A page that is on its way here to be moved, or is here.
+#[derive(Clone, Copy)]
+struct Coming {
+    page: u32,
+    /// When it had left.
+    stamp: u32,
+}
 
 /// What is done, and when next.
 pub(super) struct Collecting {
     is_on: bool,
     next: Instant,
-    /// Looks that found that it pays.
+    /// Looks in a row that found a steady program.
     looks: u32,
     /// Slots with a page at the last look.
     live: u64,
+    /// The same when it was given up: not again, until something has changed.
+    given_up: Option<u64>,
+    /// Steps in a row that have come to nothing.
+    in_vain: u32,
     /// Where in the page table to look next.
     at: u32,
-    /// Pages that are on their way here to be moved, or are here.
-    coming: Vec<u32>,
+    coming: Vec<Coming>,
+    /// Pages that were read for this, and for nobody.
+    read: u64,
 }
 
 impl Collecting {
     pub(super) fn new() -> Self {
-        let coming = Vec::with_capacity(PAGES);
-        Self { is_on: false, next: Instant::now(), looks: 0, live: 0, at: 0, coming }
+        Self {
+            is_on: false,
+            next: Instant::now(),
+            looks: 0,
+            live: 0,
+            given_up: None,
+            in_vain: 0,
+            at: 0,
+            coming: Vec::with_capacity(PAGES),
+            read: 0,
+        }
     }
 
     /// Pages are being moved.
@@ -48,19 +71,28 @@ impl Collecting {
         self.is_on
     }
 
+    /// Pages that were read to be moved so far.
+    pub(super) fn read(&self) -> u64 {
+        self.read
+    }
+
     /// When to look though nothing else happens, while so many slots hold a page.
     pub(super) fn patience(&self, live: u64) -> Option<Duration> {
-        if self.is_on {
-            return Some(STEP);
-        }
-        (live != self.live || self.looks < LOOKS).then_some(LOOK)
+        let is_due = self.is_on || live != self.live || self.looks < LOOKS;
+        is_due.then(|| self.next.saturating_duration_since(Instant::now()))
     }
 
     /// Whether the program is steady, and was for a while.
     fn is_steady(&mut self, live: u64) -> bool {
         let is_steady = live.abs_diff(self.live) <= live / STEADY_PART;
-        (self.live, self.looks) = (live, if is_steady { self.looks + 1 } else { 0 });
-        self.looks >= LOOKS
+        (self.live, self.looks) = (live, if is_steady { self.looks.saturating_add(1) } else { 0 });
+        self.given_up.take_if(|given_up| *given_up != live);
+        self.looks >= LOOKS && self.given_up.is_none()
+    }
+
+    fn end(&mut self, live: u64, given_up: bool) {
+        (self.is_on, self.in_vain, self.looks, self.live) = (false, 0, 0, live);
+        self.given_up = given_up.then_some(live);
     }
 }
 
@@ -71,76 +103,78 @@ impl Engine {
         if now < self.collecting.next {
             return Ok(());
         }
+        let slots = &mut self.backing.slots;
+        let live = slots.live();
         if !self.collecting.is_on {
             self.collecting.next = now + LOOK;
-            let slots = &mut self.backing.slots;
-            self.collecting.is_on = self.collecting.is_steady(slots.live()) && slots.begin_to_collect();
+            self.collecting.is_on =
+                self.collecting.is_steady(live) && slots.begin_to_collect(self.table.far_pages());
             return Ok(());
         }
+        let before = (self.stats.pages_collected, self.collecting.at);
         self.move_what_has_come()?;
         self.look_for_more()?;
-        if self.collecting.coming.is_empty() && !self.backing.slots.collects() {
-            (self.collecting.is_on, self.collecting.looks) = (false, 0);
+        let has_done = before != (self.stats.pages_collected, self.collecting.at);
+        self.collecting.in_vain = if has_done { 0 } else { self.collecting.in_vain + 1 };
+        if self.collecting.in_vain >= IN_VAIN_MAX {
+            self.backing.slots.stop_collecting();
+        }
+        if !self.backing.slots.collects() && self.collecting.coming.is_empty() {
+            self.collecting.end(self.backing.slots.live(), self.collecting.in_vain >= IN_VAIN_MAX);
         }
         self.collecting.next = now + STEP.max(now.elapsed() * STEP_PART);
         Ok(())
     }
 
-    /// Pages that are here in frames are written to other slots.
+    /// Pages that are here in frames are written to other slots. What was wanted, dropped or given up meanwhile is left alone.
     fn move_what_has_come(&mut self) -> Result<()> {
-        let coming = std::mem::take(&mut self.collecting.coming);
-        let (mut here, mut count) = ([Taken { page: 0, frame: 0 }; PAGES], 0);
-        for &page in &coming {
-            let entry = self.table.get(page);
-            match entry.state() {
-                PageState::Fetching => self.collecting.coming.push(page),
-                PageState::Cached if self.backing.slots.is_emptying(entry.slot()) => {
-                    here[count] = Taken { page, frame: entry.frame() };
-                    count += 1;
-                }
-                // Wanted, dropped, or given up meanwhile: it is found again.
-                _ => {}
-            }
-        }
-        here[..count].sort_unstable_by_key(|taken| taken.page);
-        let mut rest = &here[..count];
+        let mut coming = std::mem::take(&mut self.collecting.coming);
+        coming.sort_unstable_by_key(|coming| coming.page);
+        let mut rest = &coming[..];
         while let Some(&first) = rest.first() {
-            let class = |page: u32| self.backing.slots.class_of(self.table.get(page).slot());
-            let follows = |(index, taken): &(usize, &Taken)| {
-                let index = *index as u32;
-                taken.page == first.page + index
-                    && taken.frame == first.frame + index
-                    && class(taken.page) == class(first.page)
-            };
-            let run = rest.iter().enumerate().take_while(follows).count();
-            let moved = self.move_run(&rest[..run])?;
-            if moved == 0 {
-                break;
+            let entry = self.table.get(first.page);
+            let mut done = 1;
+            if entry.state() == PageState::Fetching {
+                self.collecting.coming.push(first);
+            } else if entry.state() == PageState::Cached && self.backing.slots.is_emptying(entry.slot()) {
+                let class = self.backing.slots.class_of(entry.slot());
+                let follows = |(index, coming): &(usize, &Coming)| {
+                    let next = self.table.get(coming.page);
+                    next.state() == PageState::Cached
+                        && next.frame() == entry.frame() + *index as u32
+                        && self.backing.slots.is_emptying(next.slot())
+                        && self.backing.slots.class_of(next.slot()) == class
+                };
+                let run = rest.iter().enumerate().take_while(follows).count();
+                // Where there is no other slot they stay.
+                done = self.move_run(&rest[..run])?.max(1);
             }
-            rest = &rest[moved..];
+            rest = &rest[done..];
         }
         Ok(())
     }
 
-    /// Neighbours in neighbouring frames. Returns how many were moved, 0 where there is no other slot.
-    fn move_run(&mut self, run: &[Taken]) -> Result<usize> {
-        let slot = self.table.get(run[0].page).slot();
-        let Some((first, slots)) = self.backing.slots.take_other(slot, run.len() as u32) else {
+    /// Pages in neighbouring frames. Returns how many were moved, 0 where there is no other slot.
+    fn move_run(&mut self, run: &[Coming]) -> Result<usize> {
+        let first = self.table.get(run[0].page);
+        let Some((slot, slots)) = self.backing.slots.take_other(first.slot(), run.len() as u32) else {
             return Ok(0);
         };
-        for (&Taken { page, frame }, slot) in run.iter().zip(first..first + slots) {
+        for (&Coming { page, stamp }, slot) in run.iter().zip(slot..slot + slots) {
             let entry = self.table.get(page);
-            self.cached.remove(frame);
+            self.cached.remove(entry.frame());
             self.backing.release_slot(entry.slot())?;
-            self.table.set(page, entry.with_state(PageState::Writing).with_slot(slot).with_wanted(false));
+            // As cold as it was. Whoever reads the slot from now on does so after the write, on the same connection.
+            let entry = entry.with_state(PageState::Remote).with_frame(stamp).with_slot(slot);
+            self.table.set(page, entry.with_wanted(false));
         }
         self.writing_frames += slots as usize;
         self.stats.pages_collected += u64::from(slots);
-        self.start(Transfer::write(run[0].page, run[0].frame, slots), first)?;
+        self.start(Transfer { loose: true, ..Transfer::write(0, first.frame(), slots) }, slot)?;
         Ok(slots as usize)
     }
 
-    /// Goes through the page table: what is here lets go of its slot; what is not is asked for, as far as there are frames that nobody needs.
+    /// Goes through the page table: what is here lets go of its slot; what is not is asked for, as far as there are frames.
     fn look_for_more(&mut self) -> Result<()> {
         let end = self.page_count();
         let mut looked = 0;
@@ -162,7 +196,10 @@ impl Engine {
                         return Ok(());
                     }
                 }
-                PageState::Cached => self.collecting.coming.push(page),
+                PageState::Cached => {
+                    let stamp = self.tier.stamp();
+                    self.collecting.coming.push(Coming { page, stamp });
+                }
                 PageState::Mapped | PageState::Packed => self.let_go_of_slot(page)?,
                 PageState::Untouched | PageState::Writing | PageState::Fetching | PageState::Filled => {}
             }
@@ -187,26 +224,30 @@ impl Engine {
             entry.state() == PageState::Remote && self.backing.slots.adjacent(slot + run - 1, entry.slot())
         };
         let most = room.min(self.page_count() - page);
-        let run = 1 + (1..most).take_while(follows).count() as u32;
-        let Some((frame, frames)) = self.take_frames(run)? else { return Ok(false) };
+        let run = 1 + (1..most).take_while(follows).count();
+        self.give_up_cached(run.saturating_sub(self.free.len()));
+        let Some((frame, frames)) = self.free.take_run(run) else { return Ok(false) };
+        let (frame, frames) = (frame as u32, frames as u32);
         for index in 0..frames {
-            let entry =
-                self.table.get(page + index).with_state(PageState::Fetching).with_frame(frame + index);
+            let entry = self.table.get(page + index);
+            self.collecting.coming.push(Coming { page: page + index, stamp: entry.frame() });
+            let entry = entry.with_state(PageState::Fetching).with_frame(frame + index);
             self.table.set(page + index, entry.with_wanted(false));
-            self.collecting.coming.push(page + index);
         }
         self.collecting.at = page + frames;
+        self.collecting.read += u64::from(frames);
         self.start(Transfer::read(page, frame, frames), slot)?;
         Ok(true)
     }
+
     /// What is moved needs the same few frames all the time. Pages that leave for them are there at the next step; those that the kernel has are not asked for
-    /// again and again: no fault waits.
+    /// again and again, nor others for what they have: no fault waits.
     fn make_a_few_frames(&mut self) -> Result<()> {
-        if self.grow()? > 0 {
+        if !self.budget.is_shared() && self.grow()? > 0 {
             return Ok(());
         }
-        self.use_spare_pages()?;
-        if self.free.is_empty() && self.writing_frames == 0 && self.busy_streak == 0 {
+        self.use_spare_pages(SCARCE)?;
+        if self.free.len() < SCARCE && self.writing_frames == 0 && self.busy_streak == 0 {
             self.evict_unpacked()?;
         }
         Ok(())

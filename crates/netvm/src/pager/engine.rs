@@ -157,6 +157,8 @@ pub(super) struct Engine {
     pub(super) pins: Marks,
     /// [`Access`](super::hints::Access) of each page.
     pub(super) advice: Marks,
+    /// Nothing has happened since it was last looked what is to be collected.
+    is_idle: bool,
     /// When [`Engine::tick`] was last.
     ticked: Instant,
     /// Where to look next for pages that are to come home.
@@ -276,6 +278,7 @@ impl Engine {
             tier: Tier::new(config.tier, frames),
             packing: true,
             holds_back: false,
+            is_idle: false,
             ticked: Instant::now(),
             area,
             spin: match config.fault_path {
@@ -570,14 +573,21 @@ impl Engine {
         let wakes_early = step.is_some() && timeout.is_none_or(|timeout| Some(timeout) > step);
         let timeout = if wakes_early { step } else { timeout };
         let ready = netvm_sys::thread::poll(&mut self.poll_fds, timeout).map_err(|e| system("poll", e))?;
-        if ready == 0 && !(wakes_early && self.ticked.elapsed() < TICK) {
-            if waiting {
-                self.backing.check_answers()?;
-            } else {
-                self.placement.let_go(hold);
+        if ready == 0 && waiting {
+            self.backing.check_answers()?;
+        } else if ready == 0 && wakes_early {
+            if self.ticked.elapsed() >= TICK {
+                // The last one may be long ago.
+                if std::mem::replace(&mut self.is_idle, true) {
+                    self.placement.let_go(hold);
+                }
                 self.tick()?;
             }
+        } else if ready == 0 {
+            self.placement.let_go(hold);
+            self.tick()?;
         } else {
+            self.is_idle = false;
             // A busy program may have no need of a lender that stands still.
             self.backing.keep_looking()?;
         }
@@ -611,7 +621,7 @@ impl Engine {
         self.ticked = Instant::now();
         // Of shards what comes counts; a process of a run is idle when it has no faults either.
         let came = match self.budget.is_shard() {
-            true => self.stats.remote_reads + self.stats.zero_fills,
+            true => self.stats.remote_reads + self.stats.zero_fills - self.collecting.read(),
             false => self.stats.faults,
         };
         self.budget.note_inflow(came, !self.deferred.is_empty());

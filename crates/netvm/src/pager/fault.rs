@@ -151,7 +151,7 @@ impl Engine {
             self.give_up_cached(want_frames);
         }
         if self.free.is_empty() {
-            self.use_spare_pages()?;
+            self.use_spare_pages(1)?;
         }
         if self.free.is_empty() {
             self.evict_now()?;

@@ -70,9 +70,9 @@ impl Engine {
         Ok(())
     }
 
-    /// There is no free frame: what was given up ahead becomes frames again.
-    pub(super) fn use_spare_pages(&mut self) -> Result<()> {
-        while self.free.is_empty() && self.spare > 0 {
+    /// There are fewer free frames than `enough`: what was given up ahead becomes frames again.
+    pub(super) fn use_spare_pages(&mut self, enough: usize) -> Result<()> {
+        while self.free.len() < enough && self.spare > 0 {
             let Some((frame, frames)) = self.empty.take_run(self.spare) else { return Ok(()) };
             if let Err(error) = self.paged.fill_frames(frame, frames) {
                 self.empty.put(frame, frames);
