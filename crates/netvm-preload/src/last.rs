@@ -16,7 +16,7 @@ static KEY: AtomicU32 = AtomicU32::new(0);
 const ROUNDS: usize = 4;
 
 /// How the threads of this library are called.
-const NAMES: &str = "netvm-";
+const NAMES: [&str; 2] = ["netvm-pager", "netvm-comeback"];
 
 /// Time between two looks at first, and at most.
 const LOOK: Duration = Duration::from_millis(1);
@@ -54,5 +54,5 @@ extern "C" fn ends(round: *mut c_void) {
 
 fn has_others() -> bool {
     let _internal = Internal::enter();
-    netvm_sys::thread::has_others(NAMES)
+    netvm_sys::thread::has_others(&NAMES)
 }

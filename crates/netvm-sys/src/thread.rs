@@ -156,14 +156,14 @@ pub fn number() -> u32 {
     unsafe { libc::gettid() as u32 }
 }
 
-/// Whether this process has other threads than the calling one, those left out whose names begin with `prefix`; true where /proc does not tell.
-pub fn has_others(prefix: &str) -> bool {
+/// Whether this process has other threads than the calling one, and those of these names; true where /proc does not tell.
+pub fn has_others(but: &[&str]) -> bool {
     let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return true };
     let this = number().to_string();
     let others = threads.flatten().filter(|thread| thread.file_name() != *this);
     // One that has ended meanwhile has no name.
     let mut names = others.filter_map(|thread| std::fs::read_to_string(thread.path().join("comm")).ok());
-    names.any(|name| !name.starts_with(prefix))
+    names.any(|name| !but.contains(&name.trim_end()))
 }
 
 /// Blocks every signal in the calling thread.
