@@ -32,7 +32,7 @@ use crate::sync::LockWord;
 const PAGE_LIMIT_MS: u64 = 10_000;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
 /// More peers than this are not polled one by one.
-const POLLED_MAX: usize = 8;
+const POLLED_MAX: usize = 16;
 /// While others are busy, one quiet peer is polled with every so many polls.
 const QUIET_EVERY: usize = 8;
 /// Place of a session's peer, in its number.
