@@ -242,6 +242,12 @@ fn writers_forks_and_children_that_are_killed() {
 }
 
 #[test]
+fn forks_while_sparse_slabs_are_emptied() {
+    run_with_pager("sparse", 0, 4096);
+    run_with_tier("sparse", 0, 4096, TierPolicy::Packed);
+}
+
+#[test]
 fn a_process_ends_with_its_last_thread_not_with_its_first() {
     run_with_pager("last", 0, 4096);
     run_with_local_area("last");

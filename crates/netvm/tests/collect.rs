@@ -2,11 +2,12 @@
 
 mod common;
 
-use common::{Random, Serving, alone};
+use common::{Random, Serving, alone, delayed};
 use netvm::far::{FarBuilder, FarMemory, FarVec};
 use netvm::lender::{LenderConfig, LinkChoice, status};
 use netvm::pager::{Erasure, FaultPath, TierPolicy};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -208,4 +209,55 @@ fn who_has_nothing_to_move_sleeps() {
         let slept = sleeps() - before;
         assert!(slept < 250, "{slept} times in a second");
     }
+}
+
+#[test]
+fn a_lender_is_lost_while_pages_are_moved() {
+    let Some(_alone) = alone() else { return };
+    for (lost, redundancy) in [(0, "copies"), (1, "copies"), (2, "copies"), (0, "parts"), (2, "parts")] {
+        let count = if redundancy == "copies" { 3 } else { 4 };
+        let mut lenders: Vec<_> = (0..count).map(|_| Some(Serving::new(64))).collect();
+        let delay_ms = Arc::new(AtomicU64::new(0));
+        let through = lenders.iter().flatten().map(|lender| delayed(&lender.address, Arc::clone(&delay_ms)));
+        let far = FarMemory::builder().lenders(through).local(4 * MIB).area(1 << 34).tier(TierPolicy::Lender);
+        let far = match redundancy {
+            "copies" => far.replicas(2),
+            _ => far.erasure(Erasure::new(2, 1).unwrap()),
+        };
+        let far = far.link(LinkChoice::Socket).start().unwrap();
+        let mut words = fill(&far);
+        let keeps = |page: usize| page.is_multiple_of(5) || page % 7 == 3;
+        discard(&far, &mut words, keeps);
+        // So that it takes a while.
+        delay_ms.store(5, Ordering::Relaxed);
+        until("it begins", || far.stats().pages_collected > 0);
+        let begun = far.stats().pages_collected;
+        lenders[lost] = None;
+        until("it is lost", || far.stats().lenders_lost == 1);
+        println!("{redundancy}, lender {lost}: {begun} pages had been moved");
+        delay_ms.store(0, Ordering::Relaxed);
+        check(&words, keeps);
+        until("all are protected", || far.stats().pages_unprotected == 0);
+        check(&words, keeps);
+        assert_eq!(far.stats().wrong_pages, 0, "{:?}", far.stats());
+        // Pagers have no end.
+        std::mem::forget(lenders);
+    }
+}
+
+#[test]
+fn a_slow_lender_is_waited_for() {
+    let Some(_alone) = alone() else { return };
+    let lenders = lend(1, 64);
+    let delay_ms = Arc::new(AtomicU64::new(0));
+    let through = delayed(&lenders[0].address, Arc::clone(&delay_ms));
+    let far = FarMemory::builder().lender(through).local(4 * MIB).area(1 << 34).tier(TierPolicy::Lender);
+    let far = far.link(LinkChoice::Socket).start().unwrap();
+    let mut words = fill(&far);
+    let keeps = |page: usize| page.is_multiple_of(16);
+    discard(&far, &mut words, keeps);
+    delay_ms.store(300, Ordering::Relaxed);
+    until("it went back", || used(&lenders) <= 6 * MIB);
+    delay_ms.store(0, Ordering::Relaxed);
+    check(&words, keeps);
 }

@@ -103,10 +103,6 @@ impl SlotMap {
         Some((self.join(index, page), length))
     }
 
-    fn class_of_slab(&self, slab: &Slab) -> u8 {
-        slab.copies.as_slice().iter().map(|copy| self.places[copy.lender as usize].class).min().unwrap_or(0)
-    }
-
     fn is_asked_back(&self, slab: &Slab) -> bool {
         slab.copies.as_slice().iter().any(|copy| self.places[copy.lender as usize].recalled > 0)
     }

@@ -314,8 +314,12 @@ impl SlotMap {
     pub fn class_of(&self, slot: Slot) -> u8 {
         let index = if slot == 0 { self.next() } else { self.split(slot).0 };
         let slab = self.slabs.get(index).and_then(Option::as_ref);
-        let copies = slab.map_or(&[][..], |slab| slab.copies.as_slice());
-        copies.iter().map(|copy| self.places[copy.lender as usize].class).min().unwrap_or(0)
+        slab.map_or(0, |slab| self.class_of_slab(slab))
+    }
+
+    #[inline]
+    pub(super) fn class_of_slab(&self, slab: &Slab) -> u8 {
+        slab.copies.as_slice().iter().map(|copy| self.places[copy.lender as usize].class).min().unwrap_or(0)
     }
 
     /// Whether a lender of a lower class than `lender` had no slab left: it may have one now.

@@ -15,7 +15,7 @@ const STEADY_PART: u64 = 16;
 const STEP: Duration = Duration::from_millis(2);
 /// and so many times what the last one took.
 const STEP_PART: u32 = 16;
-/// So many steps in a row may come to nothing.
+/// So many steps may come to nothing, without any between that did not.
 const IN_VAIN_MAX: u32 = 64;
 /// Pages that are brought in to be moved, in one step,
 const PAGES: usize = EVICT_PAGES;
@@ -42,7 +42,9 @@ pub(super) struct Collecting {
     live: u64,
     /// The same when it was given up: not again, until something has changed.
     given_up: Option<u64>,
-    /// Steps in a row that have come to nothing.
+    /// Pages that have left slabs that are emptied.
+    done: u64,
+    /// Steps since then that have come to nothing.
     in_vain: u32,
     /// Where in the page table to look next.
     at: u32,
@@ -59,6 +61,7 @@ impl Collecting {
             looks: 0,
             live: 0,
             given_up: None,
+            done: 0,
             in_vain: 0,
             at: 0,
             coming: Vec::with_capacity(PAGES),
@@ -111,11 +114,16 @@ impl Engine {
                 self.collecting.is_steady(live) && slots.begin_to_collect(self.table.far_pages());
             return Ok(());
         }
-        let before = (self.stats.pages_collected, self.collecting.at);
+        let (done, at) = (self.collecting.done, self.collecting.at);
         self.move_what_has_come()?;
+        let waits = !self.collecting.coming.is_empty();
         self.look_for_more()?;
-        let has_done = before != (self.stats.pages_collected, self.collecting.at);
-        self.collecting.in_vain = if has_done { 0 } else { self.collecting.in_vain + 1 };
+        if self.collecting.done != done {
+            self.collecting.in_vain = 0;
+        } else if !waits && self.collecting.at <= at {
+            // No frames; or once through the table, and what came was gone before it was moved.
+            self.collecting.in_vain += 1;
+        }
         if self.collecting.in_vain >= IN_VAIN_MAX {
             self.backing.slots.stop_collecting();
         }
@@ -170,6 +178,7 @@ impl Engine {
         }
         self.writing_frames += slots as usize;
         self.stats.pages_collected += u64::from(slots);
+        self.collecting.done += u64::from(slots);
         self.start(Transfer { loose: true, ..Transfer::write(0, first.frame(), slots) }, slot)?;
         Ok(slots as usize)
     }
@@ -200,7 +209,10 @@ impl Engine {
                     let stamp = self.tier.stamp();
                     self.collecting.coming.push(Coming { page, stamp });
                 }
-                PageState::Mapped | PageState::Packed => self.let_go_of_slot(page)?,
+                PageState::Mapped | PageState::Packed => {
+                    self.let_go_of_slot(page)?;
+                    self.collecting.done += 1;
+                }
                 PageState::Untouched | PageState::Writing | PageState::Fetching | PageState::Filled => {}
             }
         }

@@ -98,7 +98,8 @@ pub fn delayed(lender: &str, delay_ms: Arc<AtomicU64>) -> String {
     let lender = lender.to_owned();
     std::thread::spawn(move || {
         for near in listener.incoming().map_while(Result::ok) {
-            let far = TcpStream::connect(&lender).unwrap();
+            // The lender may have gone.
+            let Ok(far) = TcpStream::connect(&lender) else { continue };
             let _ = (near.set_nodelay(true), far.set_nodelay(true));
             let ends = [(near.try_clone(), far.try_clone()), (far.try_clone(), near.try_clone())];
             for (at, (from, to)) in ends.into_iter().enumerate() {
