@@ -31,6 +31,24 @@ static void last_words(void *value) {
     if (value == (void *)1) pthread_setspecific(key, (void *)2);
 }
 
+/* Who ends the process says how. */
+static void *exit_7(void *unused) {
+    work(unused);
+    exit(7);
+}
+
+static void child_that_exits(void) {
+    pid_t child = fork();
+    CHECK(child >= 0);
+    pthread_t thread;
+    if (!child) {
+        CHECK(!pthread_create(&thread, NULL, exit_7, NULL));
+        pthread_exit(NULL);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7);
+}
+
 static pid_t first;
 
 static void at_exit(void) {
@@ -42,6 +60,7 @@ int main(void) {
     atexit(at_exit);
     memory = malloc(bytes);
     for (size_t i = 0; i < bytes; i++) memory[i] = (char)(i * 31 + i / 4096);
+    child_that_exits();
     CHECK(!pthread_key_create(&key, last_words) && !pthread_setspecific(key, (void *)1));
     pthread_t thread;
     CHECK(!pthread_create(&thread, NULL, fork_here, NULL));
