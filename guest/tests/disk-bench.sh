@@ -11,6 +11,9 @@ measures
 first_lends 96M
 # disks LENDER...: the same memory as /dev/ublkb0 and as /dev/nbd0.
 disks() {
+    # What the last ones said is no answer.
+    : >ublk.log
+    : >nbd.log
     netvm ublk --size 16M "$@" >ublk.log 2>&1 &
     ublk=$!
     netvm nbd --size 16M "$@" >nbd.log 2>&1 &

@@ -11,10 +11,13 @@ first_lends 112M 112M
 disk=/dev/ublkb0
 gone() { [ ! -e $disk ] && [ ! -e /dev/ublkc0 ]; }
 serve() {
+    # What the last one said is no answer.
+    : >ublk.log
     netvm ublk --secret key "$@" >ublk.log 2>&1 &
     server=$!
     wait_until 30 grep -q serving ublk.log
     cat ublk.log
+    [ -b $disk ] || fail "there is no device"
 }
 a="--lender 10.7.0.1:7070" b="--lender 10.7.0.1:7071"
 used() { netvm status --secret key --json 10.7.0.1:"$1" | grep -o '"resident_bytes":[0-9]*' | cut -d: -f2; }
