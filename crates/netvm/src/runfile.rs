@@ -615,6 +615,16 @@ impl Slot {
         self.word(SLOT_PINNED).store(frames, Release);
     }
 
+    /// Whether this one does, as far as it has said so.
+    pub fn is_starving(&self) -> bool {
+        self.word(SLOT_STARVING).load(Relaxed) != 0
+    }
+
+    /// Of a shard that starves: whether there is something to get.
+    pub(crate) fn gets_what_others_give(&self) -> bool {
+        self.is_shard() && self.is_starving() && self.run.word(USED).load(Relaxed) < self.run.budget_frames()
+    }
+
     /// Whether another process starves.
     pub fn others_starve(&self) -> bool {
         self.run.word(STARVING).load(Relaxed) > self.word(SLOT_STARVING).load(Relaxed)

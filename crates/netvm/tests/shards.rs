@@ -264,7 +264,7 @@ fn streams_cross_stripes() {
         pager.unmap(pager.area().start, 6 * STRIPE_BYTES).unwrap();
         faults
     };
-    // Where others have the CPUs, shards give each other frames so late that windows are cut short.
+    // Where others have the CPUs, shards may give each other frames so late that windows are cut short.
     let is_as_one = (0..3).any(|_| {
         let faults = [1, 3].map(faults_of_second_half);
         println!("{faults:?} faults");

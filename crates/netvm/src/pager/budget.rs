@@ -16,6 +16,8 @@ const STARVED_MAX: Duration = Duration::from_millis(1500);
 const INFLOW_EVERY: Duration = Duration::from_millis(50);
 /// Of what it said before, this part is forgotten each time.
 const INFLOW_PART: u64 = 8;
+/// A shard that has less than half of what is its own asks the others for it so often at most.
+const ASK_EVERY: Duration = Duration::from_millis(1);
 /// One step of giving frames to others is one in so many of what there is, and a few.
 const GIVEN_PART: u64 = 8;
 const GIVEN_MIN: u64 = 64;
@@ -35,6 +37,8 @@ pub(super) struct Budget {
     /// Pages that had come when the inflow was noted last.
     came: u64,
     noted: Instant,
+    /// When others were last asked for frames.
+    asked: Option<Instant>,
 }
 
 impl Budget {
@@ -48,18 +52,26 @@ impl Budget {
             slot,
             came: 0,
             noted: Instant::now(),
+            asked: None,
         }
     }
 
     /// Asks for up to `frames` more; returns how many may be used.
     pub(super) fn grow(&mut self, frames: u64) -> u64 {
-        let room = frames.min(self.frames_max - self.held.min(self.frames_max));
+        let mut room = frames.min(self.frames_max - self.held.min(self.frames_max));
+        // What a shard gives is for those that starve.
+        if let Some(slot) = self.slot.as_ref().filter(|slot| slot.is_shard() && slot.others_starve()) {
+            room = room.min(slot.fair_share().saturating_sub(self.held));
+        }
         let mut granted = match &self.slot {
             Some(slot) if room > 0 => slot.grow(room),
             _ => room,
         };
         if let Some(slot) = &self.slot {
-            let starving = granted == 0 && self.held < slot.fair_share();
+            let lacks = self.held + granted < slot.fair_share();
+            // A shard does until it has its own, or the others would take back what they give.
+            let goes_on = slot.is_shard() && slot.is_starving();
+            let starving = lacks && (granted == 0 || goes_on);
             slot.set_starving(starving);
             if !starving || room == 0 || slot.is_shard() {
                 self.starving = None;
@@ -76,7 +88,20 @@ impl Budget {
 
     /// Whether it makes sense to ask for more.
     pub(super) fn may_grow(&self) -> bool {
-        !self.refused && self.held < self.frames_max
+        let is_refused = self.refused && !self.slot.as_ref().is_some_and(Slot::gets_what_others_give);
+        !is_refused && self.held < self.frames_max
+    }
+
+    /// Of a shard that was refused: whether others should give at once.
+    pub(super) fn asks_now(&mut self) -> bool {
+        let is_poor =
+            |slot: &Slot| slot.is_shard() && slot.is_starving() && self.held < slot.fair_share() / 2;
+        let asks = self.slot.as_ref().is_some_and(is_poor)
+            && self.asked.is_none_or(|asked| asked.elapsed() >= ASK_EVERY);
+        if asks {
+            self.asked = Some(Instant::now());
+        }
+        asks
     }
 
     /// Time has passed: others may have given frames back. What ended processes held comes back here, if somebody needs it.
@@ -284,6 +309,33 @@ mod tests {
         assert_eq!((other.grow(1), run.used(), run.used_peak()), (0, 700, 800));
         assert_eq!((run.shard_floor(), other.pinned_elsewhere(), one.is_shard()), (75, 300, true));
         assert!(!one.set_message("no supervisor"), "nobody would show it");
+    }
+
+    #[test]
+    fn a_shard_asks_when_it_has_far_less_than_its_own_and_gets_what_is_given() {
+        let run = RunFile::of_shards(800 * 4096, 2).unwrap();
+        let mut all = [0, 1].map(|number| Budget::new(800, Some(run.join_shard(number))));
+        let [one, other] = &mut all;
+        assert_eq!((one.grow(760), other.grow(64), other.grow(64)), (760, 40, 0));
+        // Of 400. Once in a while.
+        assert!(other.asks_now() && !other.may_grow());
+        other.asked = Some(Instant::now() + 100_000 * ASK_EVERY);
+        assert!(!other.asks_now());
+        other.asked = None;
+        assert!(other.asks_now() && !one.asks_now());
+        one.release_excess(100, 660);
+        // Not for who has more than its own, though no tick has passed.
+        assert_eq!((one.grow(64), other.may_grow(), other.grow(64)), (0, true, 64));
+        // It goes on starving, so the others go on giving.
+        assert!(one.others_starve());
+        assert_eq!((one.grow(64), other.grow(64), other.grow(64)), (0, 36, 0));
+        one.release_excess(200, 460);
+        assert_eq!(other.grow(200), 200);
+        other.asked = None;
+        // More than half: the ticks suffice.
+        assert_eq!((other.grow(1), other.asks_now(), one.others_starve()), (0, false, true));
+        one.release_excess(60, 400);
+        assert_eq!((other.grow(60), one.others_starve(), one.grow(1), run.used()), (60, false, 0, 800));
     }
 
     #[test]

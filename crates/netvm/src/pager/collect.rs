@@ -1,6 +1,6 @@
 //! Moving pages out of slabs that hold few, so that those go back to their lenders. See docs/design/lending.md, "Sparse slabs".
 
-use super::engine::{EVICT_PAGES, Engine, Transfer};
+use super::engine::{EVICT_PAGES, Engine, TICK, Transfer};
 use crate::error::Result;
 use netvm_core::residency::PageState;
 use std::time::{Duration, Instant};
@@ -79,10 +79,15 @@ impl Collecting {
         self.read
     }
 
-    /// When to look though nothing else happens, while so many slots hold a page.
-    pub(super) fn patience(&self, live: u64) -> Option<Duration> {
-        let is_due = self.is_on || live != self.live || self.looks < LOOKS;
-        is_due.then(|| self.next.saturating_duration_since(Instant::now()))
+    /// When to go on though nothing else happens, if something does after `timeout` at the latest: who wakes anyway looks then, and gives frames to others at
+    /// its usual times.
+    pub(super) fn patience(&self, live: u64, timeout: Option<Duration>) -> Option<Duration> {
+        let left = self.next.saturating_duration_since(Instant::now());
+        if self.is_on {
+            return Some(timeout.map_or(left, |timeout| timeout.min(left)));
+        }
+        let is_due = live != self.live || self.looks < LOOKS;
+        timeout.or_else(|| is_due.then(|| left.max(TICK)))
     }
 
     /// Whether the program is steady, and was for a while.

@@ -11,7 +11,7 @@ use super::learn::Learn;
 use super::look::{Awaited, Look};
 use super::placement::{self, Placement};
 use super::seals::Seals;
-use super::shards::Passing;
+use super::shards::Neighbours;
 use super::table::PageTable;
 use super::tier::Tier;
 use super::together::TO_WRITE_MAX;
@@ -100,9 +100,9 @@ impl Transfer {
 /// Everything the pager's thread owns.
 pub(super) struct Engine {
     /// Which of the shards this is.
-    number: usize,
+    pub(super) number: usize,
     /// With several shards.
-    pub(super) passing: Option<Arc<Passing>>,
+    pub(super) neighbours: Option<Arc<Neighbours>>,
     pub(super) paged: PagedArea,
     pub(super) table: PageTable,
     /// Full frames without contents.
@@ -200,7 +200,7 @@ impl Engine {
         addresses: &Addresses,
         number: usize,
         slot: Option<RunSlot>,
-        passing: Option<Arc<Passing>>,
+        neighbours: Option<Arc<Neighbours>>,
     ) -> Result<Self> {
         let frames_of = |bytes: u64| (bytes / PAGE_BYTES as u64).min(u64::from(FRAME_MAX)) as usize;
         let limit = frames_of(config.local_bytes);
@@ -232,7 +232,7 @@ impl Engine {
         let learn = record.map(|file| Learn::new(&file, pages)).transpose()?;
         Ok(Self {
             number,
-            passing,
+            neighbours,
             learn,
             table: PageTable::new(area.len() / PAGE_BYTES).map_err(|source| PagerError::Reserve {
                 bytes: config.area_bytes,
@@ -309,7 +309,9 @@ impl Engine {
     pub(super) fn run(mut self: Box<Self>, pager: &Pager, ready: &Gate) {
         Self::begin(pager);
         // Where unshare(2) is forbidden the program's table is shared: it works, less protected.
-        let own_table = netvm_sys::thread::own_descriptors(&self.descriptors()).is_ok();
+        let shared = self.neighbours.iter().flat_map(|neighbours| neighbours.descriptors());
+        let kept: Vec<_> = self.descriptors().into_iter().chain(shared).collect();
+        let own_table = netvm_sys::thread::own_descriptors(&kept).is_ok();
         self.placement.start();
         if let Err(error) = self.paged.open_memory() {
             self.end(&system("open /proc/self/mem", error));
@@ -441,6 +443,7 @@ impl Engine {
                 self.look.came(Awaited::Answer, Instant::now);
             }
             ready = self.wait(block, &pager.hold)?;
+            self.give_if_asked()?;
             // Others need what this process has too much, also if it is never idle; and shards show what comes to each.
             let others_need = self.budget.is_shard()
                 || self.budget.others_starve()
@@ -569,10 +572,12 @@ impl Engine {
         } else {
             self.backing.patience_when_idle()
         };
-        let step = self.collecting.patience(self.backing.slots.live());
-        let wakes_early = step.is_some() && timeout.is_none_or(|timeout| Some(timeout) > step);
-        let timeout = if wakes_early { step } else { timeout };
-        let ready = netvm_sys::thread::poll(&mut self.poll_fds, timeout).map_err(|e| system("poll", e))?;
+        let patience = self.collecting.patience(self.backing.slots.live(), timeout);
+        let wakes_early = patience != timeout;
+        if let Some(neighbours) = &self.neighbours {
+            self.poll_fds.push(netvm_sys::thread::readable(neighbours.event(self.number)));
+        }
+        let ready = netvm_sys::thread::poll(&mut self.poll_fds, patience).map_err(|e| system("poll", e))?;
         if ready == 0 && waiting {
             self.backing.check_answers()?;
         } else if ready == 0 && wakes_early {
@@ -590,6 +595,11 @@ impl Engine {
             self.is_idle = false;
             // A busy program may have no need of a lender that stands still.
             self.backing.keep_looking()?;
+        }
+        if let Some(neighbours) = &self.neighbours
+            && self.poll_fds.pop().is_some_and(|fd| fd.revents != 0)
+        {
+            neighbours.hear(self.number);
         }
         let (faults, links) = self.poll_fds.split_at(1);
         Ok(Ready {
@@ -771,6 +781,9 @@ impl Engine {
             return Ok(0);
         }
         let granted = self.budget.grow(GROW_FRAMES.min(self.empty.len() as u64)) as usize;
+        if granted == 0 {
+            self.ask_for_frames();
+        }
         let mut filled = 0;
         while filled < granted {
             let Some((frame, frames)) = self.empty.take_run(granted - filled) else { break };

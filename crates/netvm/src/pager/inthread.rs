@@ -248,6 +248,9 @@ impl InThread {
                 if engine.is_starved() {
                     return Next { busy, timeout: Some(STARVED) };
                 }
+                if let Some(neighbours) = &engine.neighbours {
+                    links.push(readable(neighbours.event(engine.number)));
+                }
                 if !busy {
                     // Nobody else hears the lenders now.
                     engine.backing.poll_fds(&mut links);
@@ -255,8 +258,8 @@ impl InThread {
                 let often =
                     busy || engine.is_under_way() || engine.budget.is_shared() || engine.backing.is_poor();
                 let timeout = if often { Some(TICK) } else { engine.backing.patience_when_idle() };
-                let step = engine.collecting.patience(engine.backing.slots.live());
-                Next { busy, timeout: timeout.into_iter().chain(step).min() }
+                let timeout = engine.collecting.patience(engine.backing.slots.live(), timeout);
+                Next { busy, timeout }
             });
             // The links tell of it, or whoever faults next takes it up.
             if left && next.busy {
@@ -528,6 +531,10 @@ impl Engine {
         self.make_spare()?;
         self.backing.push()?;
         self.collect()?;
+        if let Some(neighbours) = &self.neighbours {
+            neighbours.hear(self.number);
+            self.give_if_asked()?;
+        }
         // What has been sent ends without anything having to arrive.
         while self.writing_frames > 0 && self.progress()? {}
         self.backing.keep_looking()?;

@@ -244,8 +244,8 @@ impl Pager {
                 Some(division) => Some(division.budget.join_shard(number)),
                 None => join_run(&config)?,
             };
-            let passing = division.as_ref().map(Division::passing);
-            let engine = Box::new(Engine::new(&config, &addresses, number, slot, passing)?);
+            let neighbours = division.as_ref().map(Division::neighbours);
+            let engine = Box::new(Engine::new(&config, &addresses, number, slot, neighbours)?);
             let doorbell = Doorbell::new(engine.bell());
             let in_thread = match config.fault_path {
                 FaultPath::InThread => Some(Arc::new(InThread::new(engine)?)),

@@ -9,9 +9,11 @@ use crate::error::Result;
 use crate::runfile::RunFile;
 use crate::stats::PagerStats;
 use netvm_core::residency::Ahead;
+use netvm_sys::epoll::EventFd;
 use netvm_sys::uffd::PAGE_BYTES;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::Relaxed;
+use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Most of them.
@@ -68,13 +70,67 @@ impl Stripes {
     }
 }
 
-/// What shards tell each other of streams: for each stripe the page at which one will begin, 0 for none. A hint.
+/// What shards tell each other.
 #[derive(Debug)]
-pub(super) struct Passing([AtomicU32; PASSING]);
+pub(super) struct Neighbours {
+    /// For each stripe the page at which a stream will begin, 0 for none. A hint.
+    streams: [AtomicU32; PASSING],
+    /// Of each shard: others need frames now.
+    asked: Vec<Asked>,
+}
 
-impl Passing {
+#[derive(Debug)]
+struct Asked {
+    is_asked: AtomicBool,
+    /// Readable then, for a shard that sleeps.
+    event: EventFd,
+}
+
+impl Neighbours {
+    fn new(shards: usize) -> Result<Self> {
+        let asked = |_| {
+            let event = EventFd::new().map_err(|e| system("eventfd", e))?;
+            Ok(Asked { is_asked: AtomicBool::new(false), event })
+        };
+        Ok(Self {
+            streams: std::array::from_fn(|_| AtomicU32::new(0)),
+            asked: (0..shards).map(asked).collect::<Result<_>>()?,
+        })
+    }
+
     fn place(&self, page: u32) -> &AtomicU32 {
-        &self.0[(page / STRIPE_PAGES) as usize % PASSING]
+        &self.streams[(page / STRIPE_PAGES) as usize % PASSING]
+    }
+
+    /// What each shard's thread needs.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = RawFd> {
+        self.asked.iter().map(|asked| asked.event.as_fd().as_raw_fd())
+    }
+
+    /// What becomes readable when others ask this shard for frames.
+    pub(super) fn event(&self, number: usize) -> &EventFd {
+        &self.asked[number].event
+    }
+
+    /// Asks all others for frames.
+    fn ask(&self, number: usize) {
+        for (_, other) in self.asked.iter().enumerate().filter(|(other, _)| *other != number) {
+            other.is_asked.store(true, Release);
+            other.event.signal();
+        }
+    }
+
+    /// The event may be readable.
+    pub(super) fn hear(&self, number: usize) {
+        if self.asked[number].event.take() > 0 {
+            self.asked[number].is_asked.store(true, Relaxed);
+        }
+    }
+
+    /// Whether others have asked this shard since the last time.
+    fn take_asked(&self, number: usize) -> bool {
+        let is_asked = &self.asked[number].is_asked;
+        is_asked.load(Relaxed) && is_asked.swap(false, Acquire)
     }
 }
 
@@ -112,7 +168,7 @@ impl Shard {
 #[derive(Clone)]
 pub(super) struct Division {
     pub(super) budget: Arc<RunFile>,
-    passing: Arc<Passing>,
+    neighbours: Arc<Neighbours>,
     /// Pins and other budgets come one after the other.
     turn: Arc<Mutex<()>>,
 }
@@ -125,13 +181,13 @@ impl Division {
         }
         Ok(Some(Self {
             budget: RunFile::of_shards(config.local_bytes, config.shards)?,
-            passing: Arc::new(Passing(std::array::from_fn(|_| AtomicU32::new(0)))),
+            neighbours: Arc::new(Neighbours::new(config.shards)?),
             turn: Arc::default(),
         }))
     }
 
-    pub(super) fn passing(&self) -> Arc<Passing> {
-        Arc::clone(&self.passing)
+    pub(super) fn neighbours(&self) -> Arc<Neighbours> {
+        Arc::clone(&self.neighbours)
     }
 
     fn turn(&self) -> MutexGuard<'_, ()> {
@@ -277,29 +333,64 @@ impl Pager {
 }
 
 impl Engine {
+    /// This shard was refused frames: others are told to give some where it has far less than what is its own.
+    pub(super) fn ask_for_frames(&mut self) {
+        if let Some(neighbours) = &self.neighbours
+            && self.budget.asks_now()
+        {
+            neighbours.ask(self.number);
+        }
+    }
+
+    /// Others that wait for frames get some.
+    pub(super) fn give_if_asked(&mut self) -> Result<()> {
+        match &self.neighbours {
+            Some(neighbours) if neighbours.take_asked(self.number) => self.shrink(),
+            _ => Ok(()),
+        }
+    }
+
     /// Tells the shard that has the next stripe of a stream that will go on there.
     pub(super) fn pass_stream_on(&self, page: u32, ahead: Ahead) {
-        let Some(passing) = &self.passing else { return };
+        let Some(neighbours) = &self.neighbours else { return };
         let next = (page / STRIPE_PAGES + 1).saturating_mul(STRIPE_PAGES);
         let reach = page.saturating_add((ahead.map + ahead.fetch).saturating_mul(self.unit));
         if ahead.step == 1 && ahead.map > 1 && reach >= next {
-            passing.place(next).store(next, Relaxed);
+            neighbours.place(next).store(next, Relaxed);
         }
     }
 
     /// Whether the fault on this page is that of a stream from the stripe before.
     pub(super) fn takes_stream_over(&self, page: u32) -> bool {
-        let Some(passing) = &self.passing else { return false };
+        let Some(neighbours) = &self.neighbours else { return false };
         if !page.is_multiple_of(STRIPE_PAGES) || page == 0 {
             return false;
         }
-        passing.place(page).compare_exchange(page, 0, Relaxed, Relaxed).is_ok()
+        neighbours.place(page).compare_exchange(page, 0, Relaxed, Relaxed).is_ok()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_asks_is_heard_once_by_all_others() {
+        let neighbours = Neighbours::new(3).unwrap();
+        let heard = |number| {
+            neighbours.hear(number);
+            neighbours.take_asked(number)
+        };
+        assert_eq!([0, 1, 2].map(heard), [false; 3]);
+        neighbours.ask(1);
+        // Who is busy sees the word, and finds the event when it sleeps.
+        assert!(neighbours.take_asked(0) && !neighbours.take_asked(0));
+        assert_eq!([0, 1, 2].map(heard), [true, false, true]);
+        assert_eq!([0, 1, 2].map(heard), [false; 3]);
+        neighbours.ask(0);
+        neighbours.ask(2);
+        assert_eq!([0, 1, 2].map(heard), [true; 3]);
+    }
 
     #[test]
     fn stripes_cover_a_range_once_and_in_order() {
