@@ -578,6 +578,15 @@ impl Engine {
             self.poll_fds.push(netvm_sys::thread::readable(neighbours.event(self.number)));
         }
         let ready = netvm_sys::thread::poll(&mut self.poll_fds, patience).map_err(|e| system("poll", e))?;
+        // What follows may wait for something else, with the same descriptors.
+        if let Some(neighbours) = &self.neighbours
+            && self.poll_fds.pop().is_some_and(|fd| fd.revents != 0)
+        {
+            neighbours.hear(self.number);
+        }
+        let (faults, links) = self.poll_fds.split_at(1);
+        let is_ready = |fd: &libc::pollfd| fd.revents != 0;
+        let (faults, links) = (faults.iter().any(is_ready), links.iter().any(is_ready));
         if ready == 0 && waiting {
             self.backing.check_answers()?;
         } else if ready == 0 && wakes_early {
@@ -596,17 +605,8 @@ impl Engine {
             // A busy program may have no need of a lender that stands still.
             self.backing.keep_looking()?;
         }
-        if let Some(neighbours) = &self.neighbours
-            && self.poll_fds.pop().is_some_and(|fd| fd.revents != 0)
-        {
-            neighbours.hear(self.number);
-        }
-        let (faults, links) = self.poll_fds.split_at(1);
-        Ok(Ready {
-            faults: faults.iter().any(|fd| fd.revents != 0),
-            // A blocking call may have left completions behind.
-            links: links.iter().any(|fd| fd.revents != 0) || (waiting && ready == 0),
-        })
+        // A blocking call may have left completions behind.
+        Ok(Ready { faults, links: links || (waiting && ready == 0) })
     }
 
     /// Instead of sleeping, as long as that pays: lets others run, and says what to look at then.
