@@ -6,8 +6,9 @@
 //! Cargo would run one program after the other. Many tests wait most of the time, for somebody to be missed or a second to be over.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -25,6 +26,8 @@ pub struct Tally {
     pub failed: u64,
     /// Failed, and then passed alone.
     pub alone: Vec<String>,
+    /// Failed alone, too.
+    pub failures: Vec<String>,
 }
 
 impl Tally {
@@ -36,6 +39,9 @@ impl Tally {
     /// One line, and a warning.
     pub fn print(&self) {
         println!("{} passed, {} failed", self.passed, self.failed);
+        if !self.failures.is_empty() {
+            println!("FAILED: {}", self.failures.join(", "));
+        }
         if !self.alone.is_empty() {
             println!("passed only when it ran again, alone: {}", self.alone.join(", "));
         }
@@ -60,13 +66,18 @@ pub fn run(profile: &str) -> Tally {
         tally.failed += names.len() as u64;
         failures.extend(names.into_iter().map(|name| (program.clone(), name)));
     }
-    if failures.len() <= AGAIN_MAX {
-        for (program, name) in failures {
-            let (passed, alone) = again(&program, name.as_deref());
-            if passed > 0 {
-                (tally.passed, tally.failed) = (tally.passed + passed, tally.failed - 1);
-                tally.alone.push(alone);
-            }
+    let tries = failures.len() <= AGAIN_MAX;
+    for (program, name) in failures {
+        let called = match &name {
+            Some(name) => format!("{name} ({})", program.name),
+            None => format!("all of {}, which had crashed", program.name),
+        };
+        let passed = if tries { again(&program, name.as_deref()) } else { 0 };
+        if passed > 0 {
+            (tally.passed, tally.failed) = (tally.passed + passed, tally.failed - 1);
+            tally.alone.push(called);
+        } else {
+            tally.failures.push(called);
         }
     }
     let examples = ["test", "--profile", profile, "--workspace", "--no-fail-fast", "--doc"];
@@ -75,22 +86,18 @@ pub fn run(profile: &str) -> Tally {
     tally.passed += said.passed;
     if !matches!(said.trouble(), Trouble::None) {
         tally.failed += said.failed.max(1);
+        tally.failures.push("examples in the documentation".to_owned());
     }
     tally
 }
 
-/// Runs a test, or all of them, again. Returns how many have passed, 0 when one failed, and what they are called.
-fn again(program: &Program, name: Option<&str>) -> (u64, String) {
+/// Runs a test, or all of them, again. Returns how many have passed, 0 when one failed.
+fn again(program: &Program, name: Option<&str>) -> u64 {
     println!("== {}{} again, alone", program.name, name.map_or(String::new(), |name| format!(": {name}")));
     let mut command = program.command();
     command.args(name.iter().flat_map(|name| ["--exact", name]));
     let said = output_of(command, true);
-    let well = matches!(said.trouble(), Trouble::None);
-    let called = match name {
-        Some(name) => format!("{name} ({})", program.name),
-        None => format!("all of {}, which had crashed", program.name),
-    };
-    (if well { said.passed } else { 0 }, called)
+    if matches!(said.trouble(), Trouble::None) { said.passed } else { 0 }
 }
 
 /// A program that runs tests.
@@ -184,7 +191,15 @@ fn output_of(mut command: Command, show: bool) -> Said {
         }
         said.line(&line);
     }
-    said.ended_well = child.wait().is_ok_and(|status| status.success());
+    let status = child.wait();
+    said.ended_well = status.as_ref().is_ok_and(ExitStatus::success);
+    if let Ok(status) = status
+        && status.signal().is_some()
+    {
+        // A test program says nothing then.
+        let line = format!("ended by {status}\n");
+        if show { print!("{line}") } else { said.text.push_str(&line) }
+    }
     said
 }
 

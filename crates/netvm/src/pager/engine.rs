@@ -33,6 +33,7 @@ use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::os::fd::{AsRawFd, RawFd};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -318,9 +319,11 @@ impl Engine {
         }
         ready.open(u32::from(own_table));
         loop {
-            match self.serve(pager) {
-                Ok(()) => self = Self::park(self, pager),
-                Err(error) => self.end(&error),
+            // What a panic says would go to a standard error that this thread has not.
+            match catch_unwind(AssertUnwindSafe(|| self.serve(pager))) {
+                Ok(Ok(())) => self = Self::park(self, pager),
+                Ok(Err(error)) => self.end(&error),
+                Err(panic) => self.end(&PagerError::panicked(&*panic).into()),
             }
         }
     }

@@ -4,6 +4,7 @@ use super::AREA_BYTES_MAX;
 use super::erasure::Erasure;
 use crate::error::Errno;
 use netvm_core::residency::COPIES_MAX;
+use std::any::Any;
 use std::fmt;
 
 /// A failure of the pager.
@@ -144,6 +145,8 @@ pub enum PagerError {
         /// Bytes asked for.
         bytes: usize,
     },
+    /// A mistake in the pager itself: what the panic said.
+    Panicked(String),
     /// Nearly all local pages are pinned by the kernel for I/O.
     LocalExhausted {
         /// Pages that could not be taken out.
@@ -276,6 +279,7 @@ impl fmt::Display for PagerError {
                     "pages of {bytes} bytes are not supported: it is a power of two from 4096 to 2097152"
                 )
             }
+            Self::Panicked(said) => write!(f, "the pager has made a mistake, please report it: {said}"),
             Self::LocalExhausted { pages } => write!(
                 f,
                 "all {pages} local pages are pinned for I/O and none can be evicted; give a larger local budget"
@@ -289,7 +293,36 @@ impl fmt::Display for PagerError {
 
 impl std::error::Error for PagerError {}
 
+impl PagerError {
+    /// From what a panic carries.
+    pub(super) fn panicked(panic: &(dyn Any + Send)) -> Self {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied());
+        Self::Panicked(text.unwrap_or("it did not say which").to_owned())
+    }
+}
+
 /// Wraps a failure of the operating system.
 pub(super) fn system(what: &'static str, error: std::io::Error) -> crate::error::Error {
     crate::error::Error::system(what, &error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_panic_said_is_told() {
+        let said = |work: fn()| {
+            let panic = std::panic::catch_unwind(work).unwrap_err();
+            PagerError::panicked(&*panic).to_string()
+        };
+        let of = |what: &str| format!("the pager has made a mistake, please report it: {what}");
+        assert_eq!(said(|| panic!("no page")), of("no page"));
+        assert_eq!(
+            said(|| panic!("no page {}", std::process::id())),
+            of(&format!("no page {}", std::process::id()))
+        );
+        assert_eq!(said(|| std::panic::panic_any(7)), of("it did not say which"));
+    }
 }
