@@ -100,9 +100,12 @@ pub(crate) struct PeerSession {
     pace_us: AtomicU32,
     /// Polls since something was last received.
     quiet: AtomicU32,
-    /// How often who waited went to sleep.
+    /// How often who waited went to sleep,
     #[cfg(test)]
     sleeps: AtomicU32,
+    /// and how often the node's thread was told to leave it alone.
+    #[cfg(test)]
+    leases: AtomicU32,
 }
 
 /// While those who wait or poll watch the links, the node's thread comes by so often, to see whether they still do.
@@ -234,6 +237,8 @@ impl PeerSession {
             quiet: AtomicU32::new(0),
             #[cfg(test)]
             sleeps: AtomicU32::new(0),
+            #[cfg(test)]
+            leases: AtomicU32::new(0),
             neighbour: Neighbour::default(),
             beside: Beside::default(),
         })
@@ -424,7 +429,12 @@ impl PeerSession {
         }
         // Writes complete when they are sent.
         self.collect(state);
-        Ok(state.session.received_bytes() != before)
+        let received = state.session.received_bytes() != before;
+        if received {
+            // Whoever received it: who polls must not leave it to the node's thread for ever.
+            self.quiet.store(0, Ordering::Relaxed);
+        }
+        Ok(received)
     }
 
     fn collect(&self, state: &mut State) {

@@ -60,6 +60,8 @@ impl PeerSession {
     fn begin_lease(&self, state: &mut State) {
         if !state.leased {
             state.leased = true;
+            #[cfg(test)]
+            self.leases.fetch_add(1, Ordering::Relaxed);
             self.set_interest(state, Interest { readable: false, writable: false });
             if !state.ticking {
                 // The first tick may find the session locked.
@@ -93,10 +95,28 @@ impl PeerSession {
         let Ok(mut state) = self.state.try_lock() else { return };
         if state.broken.is_none() && !state.led {
             self.begin_lease(&mut state);
-            state.visits += 1;
-            let received = self.glance(&mut state);
-            let quiet = if received { 0 } else { self.quiet.load(Ordering::Relaxed).saturating_add(1) };
-            self.quiet.store(quiet, Ordering::Relaxed);
+            self.visit(&mut state);
+        } else if state.broken.is_some() {
+            // Or the others would wait for something of it.
+            self.quiet.store(QUIET_POLLS, Ordering::Relaxed);
+        }
+    }
+
+    /// The same at a peer that is quiet: unless the node's thread watches it. To begin and to end leases all the time costs far more than looks.
+    pub(crate) fn poll_leased(&self) {
+        if let Ok(mut state) = self.state.try_lock()
+            && state.leased
+            && state.broken.is_none()
+            && !state.led
+        {
+            self.visit(&mut state);
+        }
+    }
+
+    fn visit(&self, state: &mut State) {
+        state.visits += 1;
+        if !self.glance(state) {
+            self.quiet.store(self.quiet.load(Ordering::Relaxed).saturating_add(1), Ordering::Relaxed);
         }
     }
 

@@ -240,3 +240,53 @@ fn who_looks_goes_on_looking_while_bytes_come() {
         assert!(start.elapsed() < Duration::from_secs(10), "each wait slept");
     }
 }
+
+/// A peer from which nothing comes is left to the node's thread: to begin and to end leases for it all the time costs more than all looks.
+#[test]
+fn who_polls_leaves_quiet_peers_alone() {
+    const SILENT: usize = 8;
+    const ROUNDS: u64 = 3000;
+    let server = Node::new().unwrap();
+    let address = server.listen("127.0.0.1:0").unwrap();
+    let memory = Node::memory(1 << 20).unwrap();
+    let key = server.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap();
+    let clients: [_; SILENT + 1] = std::array::from_fn(|_| {
+        let node = Node::new().unwrap();
+        let peer = node.connect(&address).unwrap();
+        peer.choose(LinkChoice::Socket);
+        let region = peer.import("memory", &key).unwrap();
+        (node, region)
+    });
+    let [(_one, busy), (_other, silent), ..] = &clients;
+    let word = |at| memory.shared().with_u64(at, |word| word.load(Ordering::Acquire)).unwrap();
+    let turn = |round: u64| {
+        busy.write(0, &round.to_ne_bytes()).unwrap();
+        while word(0) != round {
+            server.poll();
+        }
+        for _ in 0..8 {
+            server.poll();
+        }
+        // So each of the silent ones would have its turn less often than the node's thread comes by.
+        std::thread::sleep(Duration::from_micros(20));
+    };
+    (1..1000).for_each(turn);
+    let sessions = server.shared().sessions();
+    assert_eq!(sessions.len(), clients.len());
+    let leases = || sessions.iter().map(|one| u64::from(one.leases.load(Ordering::Relaxed))).sum::<u64>();
+    let before = leases();
+    (1000..1000 + ROUNDS).for_each(turn);
+    // On a machine that stands still all of them are quiet now and then, and looked at.
+    let begun = leases() - before;
+    println!("{begun} leases in {ROUNDS} rounds");
+    assert!(begun < ROUNDS / 4, "{begun} leases begun");
+    // What one of them sends arrives all the same, and then it is polled again.
+    let quiet = || sessions.iter().filter(|session| session.is_quiet()).count();
+    let before = quiet();
+    silent.write(8, &u64::to_ne_bytes(7)).unwrap();
+    let start = Instant::now();
+    while word(8) != 7 || quiet() == before {
+        std::hint::spin_loop();
+        assert!(start.elapsed() < Duration::from_secs(20), "{} has come, {before} were quiet", word(8));
+    }
+}

@@ -154,10 +154,11 @@ impl Shared {
             let all = peers.iter().flatten().all(|peer| peer.is_quiet());
             let guest = (turn / QUIET_EVERY) % peers.len().max(1);
             for (index, peer) in peers.iter().enumerate() {
-                if let Some(peer) = peer
-                    && (all || !peer.is_quiet() || turn.is_multiple_of(QUIET_EVERY) && index == guest)
-                {
+                let Some(peer) = peer else { continue };
+                if all || !peer.is_quiet() {
                     peer.poll();
+                } else if turn.is_multiple_of(QUIET_EVERY) && index == guest {
+                    peer.poll_leased();
                 }
             }
         }
