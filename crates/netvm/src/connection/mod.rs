@@ -234,7 +234,8 @@ impl PeerSession {
             state,
             changed: Condvar::new(),
             pace_us: AtomicU32::new(0),
-            quiet: AtomicU32::new(0),
+            // Until something comes: it may be one of many.
+            quiet: AtomicU32::new(QUIET_POLLS),
             #[cfg(test)]
             sleeps: AtomicU32::new(0),
             #[cfg(test)]

@@ -244,20 +244,29 @@ fn who_looks_goes_on_looking_while_bytes_come() {
 /// A peer from which nothing comes is left to the node's thread: to begin and to end leases for it all the time costs more than all looks.
 #[test]
 fn who_polls_leaves_quiet_peers_alone() {
-    const SILENT: usize = 8;
+    quiet_peers::<9>();
+}
+
+#[test]
+fn who_polls_finds_the_one_of_many_that_something_comes_from() {
+    quiet_peers::<40>();
+}
+
+/// The first of so many is busy.
+fn quiet_peers<const PEERS: usize>() {
     const ROUNDS: u64 = 3000;
     let server = Node::new().unwrap();
     let address = server.listen("127.0.0.1:0").unwrap();
     let memory = Node::memory(1 << 20).unwrap();
     let key = server.export("memory", Arc::clone(&memory), Rights::ReadWrite).unwrap();
-    let clients: [_; SILENT + 1] = std::array::from_fn(|_| {
+    let clients: [_; PEERS] = std::array::from_fn(|_| {
         let node = Node::new().unwrap();
         let peer = node.connect(&address).unwrap();
         peer.choose(LinkChoice::Socket);
         let region = peer.import("memory", &key).unwrap();
         (node, region)
     });
-    let [(_one, busy), (_other, silent), ..] = &clients;
+    let ((_, busy), (_, silent)) = (&clients[0], &clients[1]);
     let word = |at| memory.shared().with_u64(at, |word| word.load(Ordering::Acquire)).unwrap();
     let turn = |round: u64| {
         busy.write(0, &round.to_ne_bytes()).unwrap();
@@ -280,6 +289,8 @@ fn who_polls_leaves_quiet_peers_alone() {
     let begun = leases() - before;
     println!("{begun} leases in {ROUNDS} rounds");
     assert!(begun < ROUNDS / 4, "{begun} leases begun");
+    let leased = sessions.iter().filter(|session| session.lock().leased).count();
+    assert!(leased > 0, "the node's thread receives all");
     // What one of them sends arrives all the same, and then it is polled again.
     let quiet = || sessions.iter().filter(|session| session.is_quiet()).count();
     let before = quiet();

@@ -31,8 +31,10 @@ use crate::sync::LockWord;
 /// At first.
 const PAGE_LIMIT_MS: u64 = 10_000;
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(4);
-/// More peers than this are not polled one by one.
-const POLLED_MAX: usize = 16;
+/// Among more peers than this nobody looks for those that are not quiet,
+const POLLED_MAX: usize = 64;
+/// and more than this are not all looked at when they all are.
+const QUIET_MAX: usize = 16;
 /// While others are busy, one quiet peer is polled with every so many polls.
 const QUIET_EVERY: usize = 8;
 /// Place of a session's peer, in its number.
@@ -144,14 +146,14 @@ impl Shared {
         lock(&self.peers).iter().flatten().cloned().collect()
     }
 
-    /// Sends and receives in this thread, for all peers when they are few; otherwise the node's thread is as quick.
+    /// Sends and receives in this thread, for all peers when they are few; of many for those that something comes from.
     pub(crate) fn poll(&self) {
         if let Ok(peers) = self.peers.try_lock()
             && peers.len() <= POLLED_MAX
         {
             // To look at a socket costs a good part of what a message costs.
             let turn = self.polls.fetch_add(1, Ordering::Relaxed);
-            let all = peers.iter().flatten().all(|peer| peer.is_quiet());
+            let all = peers.len() <= QUIET_MAX && peers.iter().flatten().all(|peer| peer.is_quiet());
             let guest = (turn / QUIET_EVERY) % peers.len().max(1);
             for (index, peer) in peers.iter().enumerate() {
                 let Some(peer) = peer else { continue };
