@@ -17,7 +17,7 @@ serve() {
     server=$!
     wait_until 30 grep -q serving ublk.log
     cat ublk.log
-    [ -b $disk ] || fail "there is no device"
+    wait_until 5 [ -b $disk ]
 }
 a="--lender 10.7.0.1:7070" b="--lender 10.7.0.1:7071"
 used() { netvm status --secret key --json 10.7.0.1:"$1" | grep -o '"resident_bytes":[0-9]*' | cut -d: -f2; }

@@ -53,6 +53,7 @@ pub fn run(profile: &str) -> Tally {
     let mut tally = Tally::default();
     let Some(programs) = build(profile) else {
         tally.failed = 1;
+        tally.failures.push("the build".to_owned());
         return tally;
     };
     let mut failures = Vec::new();

@@ -96,8 +96,8 @@ impl PeerSession {
         if state.broken.is_none() && !state.led {
             self.begin_lease(&mut state);
             self.visit(&mut state);
-        } else if state.broken.is_some() {
-            // Or the others would wait for something of it.
+        } else {
+            // Who leads receives by himself, and of a broken one nothing comes: else all others that are quiet would be left alone for it.
             self.quiet.store(QUIET_POLLS, Ordering::Relaxed);
         }
     }

@@ -39,6 +39,8 @@ pub(super) struct Budget {
     noted: Instant,
     /// When others were last asked for frames.
     asked: Option<Instant>,
+    /// Of a shard: it got less than it wanted, since the inflow was noted.
+    short: bool,
 }
 
 impl Budget {
@@ -53,6 +55,7 @@ impl Budget {
             came: 0,
             noted: Instant::now(),
             asked: None,
+            short: false,
         }
     }
 
@@ -69,8 +72,9 @@ impl Budget {
         };
         if let Some(slot) = &self.slot {
             let lacks = self.held + granted < slot.fair_share();
-            // A shard does until it has its own, or the others would take back what they give.
+            // A shard does until it has its own, or gets what it wants: the others would take back what they give.
             let goes_on = slot.is_shard() && slot.is_starving();
+            self.short |= granted < room;
             let starving = lacks && (granted == 0 || goes_on);
             slot.set_starving(starving);
             if !starving || room == 0 || slot.is_shard() {
@@ -140,7 +144,7 @@ impl Budget {
         }
         // What is less than one part is never forgotten otherwise.
         slot.inflow().store(if new == 0 && inflow < INFLOW_PART { 0 } else { inflow }, Relaxed);
-        if new == 0 {
+        if !std::mem::take(&mut self.short) || new == 0 {
             slot.set_starving(false);
         }
     }
@@ -336,6 +340,29 @@ mod tests {
         assert_eq!((other.grow(1), other.asks_now(), one.others_starve()), (0, false, true));
         one.release_excess(60, 400);
         assert_eq!((other.grow(60), one.others_starve(), one.grow(1), run.used()), (60, false, 0, 800));
+    }
+
+    #[test]
+    fn a_shard_that_gets_what_it_wants_does_not_starve() {
+        let run = RunFile::of_shards(800 * 4096, 2).unwrap();
+        let mut all = [0, 1].map(|number| Budget::new(800, Some(run.join_shard(number))));
+        let [one, other] = &mut all;
+        assert_eq!((one.grow(800), other.grow(64)), (800, 0));
+        one.release_excess(200, 600);
+        // It uses few frames again and again.
+        let mut came = 0;
+        let mut turn = |other: &mut Budget| {
+            other.noted -= INFLOW_EVERY;
+            came += 64;
+            assert_eq!(other.grow(64), 64);
+            other.release(64);
+            other.note_inflow(came, false);
+        };
+        turn(other);
+        assert!(one.others_starve(), "it was refused in this time");
+        turn(other);
+        assert!(!one.others_starve());
+        assert_eq!((one.excess(600), one.grow(200), run.used()), (0, 200, 800));
     }
 
     #[test]

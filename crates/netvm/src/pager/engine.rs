@@ -590,7 +590,9 @@ impl Engine {
         let (faults, links) = self.poll_fds.split_at(1);
         let is_ready = |fd: &libc::pollfd| fd.revents != 0;
         let (faults, links) = (faults.iter().any(is_ready), links.iter().any(is_ready));
-        if ready == 0 && waiting {
+        // Others that ask for frames are no answer.
+        let no_answer = waiting && !faults && !links;
+        if no_answer {
             self.backing.check_answers()?;
         } else if ready == 0 && wakes_early {
             if self.ticked.elapsed() >= TICK {
@@ -609,7 +611,7 @@ impl Engine {
             self.backing.keep_looking()?;
         }
         // A blocking call may have left completions behind.
-        Ok(Ready { faults, links: links || (waiting && ready == 0) })
+        Ok(Ready { faults, links: links || no_answer })
     }
 
     /// Instead of sleeping, as long as that pays: lets others run, and says what to look at then.
