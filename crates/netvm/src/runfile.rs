@@ -615,7 +615,7 @@ impl Slot {
         self.word(SLOT_PINNED).store(frames, Release);
     }
 
-    /// Whether this one does, as far as it has said so.
+    /// Whether this process, or shard, has said that it starves.
     pub fn is_starving(&self) -> bool {
         self.word(SLOT_STARVING).load(Relaxed) != 0
     }

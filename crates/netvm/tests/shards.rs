@@ -12,7 +12,8 @@ use netvm::runfile::{RunFile, RunParams};
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
@@ -130,6 +131,47 @@ fn the_budget_comes_to_the_shard_that_needs_it() {
         parts.iter().for_each(Pages::check_all);
         let stats = pager.stats();
         assert!(stats.local_frames.max(stats.local_frames_peak) <= 16 * MIB / PAGE as u64, "{stats:?}");
+    }
+}
+
+/// A shard whose program takes and gives up a few pages all the time, thousands a second, has what it wants: the rest stays with the other.
+#[test]
+fn a_shard_that_uses_few_pages_again_and_again_leaves_the_rest_to_the_other() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(256 << 20);
+    for path in PATHS {
+        let pager = start(&[lent.address()], 16, 2, |config| config.fault_path = path);
+        let mut hot = Pages::written(mapped(&pager, 0, 12 << 20), 1);
+        // It has all of the budget when the other one begins.
+        Pages::written(mapped(&pager, 2 * STRIPE_BYTES, 12 << 20), 2);
+        let ends = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let few = scope.spawn(|| {
+                let (start, bytes) = (pager.area().start + STRIPE_BYTES, 30 * PAGE);
+                let mut rounds = 0;
+                while !ends.load(Relaxed) {
+                    let memory = mapped(&pager, STRIPE_BYTES, bytes);
+                    (0..30).for_each(|page| memory.write_from(page * PAGE, &[page as u8 + 1; 64]).unwrap());
+                    pager.unmap(start, bytes).unwrap();
+                    rounds += 1;
+                }
+                rounds
+            });
+            let started = Instant::now();
+            // For a while whoever has more pages coming gets more.
+            let mut settled = 0;
+            while settled < 100 && started.elapsed() < Duration::from_secs(20) {
+                let before = pager.stats().remote_reads;
+                hot.churn(6000);
+                let reads = pager.stats().remote_reads - before;
+                settled = if reads < 100 { settled + 1 } else { 0 };
+            }
+            ends.store(true, Relaxed);
+            let rounds = few.join().unwrap();
+            println!("{path}: after {:?}, {rounds} rounds of the other", started.elapsed());
+            assert!(settled == 100 && rounds > 100, "{rounds} rounds: {:?}", pager.stats());
+        });
+        hot.check_all();
     }
 }
 
