@@ -34,8 +34,8 @@ pub(crate) trait Far: Send + Sync {
     fn hold(&self) -> Option<&Hold>;
     /// The process is about to end: leave the counters where the supervisor finds them.
     fn finish(&self);
-    /// pthread_atfork, prepare, with all signals blocked and about this stack pointer.
-    fn fork_prepare(&self, stack_pointer: usize);
+    /// pthread_atfork, prepare, with all signals blocked and about this stack pointer. The pages at `also` are used before the fork is over.
+    fn fork_prepare(&self, stack_pointer: usize, also: Vec<usize>);
     /// pthread_atfork, parent.
     fn fork_parent(&self);
     /// pthread_atfork, child. An error says why it has no far memory.
@@ -109,7 +109,7 @@ impl Far for LocalArea {
         None
     }
     fn finish(&self) {}
-    fn fork_prepare(&self, _: usize) {}
+    fn fork_prepare(&self, _: usize, _: Vec<usize>) {}
     fn fork_parent(&self) {}
     fn fork_child(&self) -> Result<(), String> {
         Ok(())
@@ -204,8 +204,8 @@ impl Far for PagerFar {
         self.pager.stats();
     }
 
-    fn fork_prepare(&self, stack_pointer: usize) {
-        self.pager.fork_prepare(stack_pointer);
+    fn fork_prepare(&self, stack_pointer: usize, also: Vec<usize>) {
+        self.pager.fork_prepare(stack_pointer, also);
     }
 
     fn fork_parent(&self) {

@@ -2,6 +2,7 @@
 
 use crate::heap::HEAP;
 use crate::last;
+use crate::malloc;
 use crate::privileges;
 use crate::run::{self, START};
 use crate::small;
@@ -76,6 +77,43 @@ unsafe extern "C" {
     fn _IO_list_unlock();
     /// In the child nobody has it.
     fn _IO_list_resetlock();
+    /// Its list of FILEs.
+    static _IO_list_all: *const File;
+}
+
+/// A FILE of the C library, as far as a fork uses it; what comes before is older than 64-bit processors.
+#[repr(C)]
+struct File {
+    flags: i32,
+    buffers: [usize; 12],
+    next: *const File,
+    number: i32,
+    flags2: i32,
+    offset: i64,
+    column: [u8; 8],
+    lock: *const c_void,
+}
+
+/// Where the FILEs of a program with its own allocator are, which may be far: the child resets their locks before it has a pager.
+///
+/// # Safety
+/// The caller has the lock on the list.
+unsafe fn far_files() -> Vec<usize> {
+    let mut places = Vec::new();
+    if malloc::is_own() {
+        // SAFETY: the caller's contract: nobody changes the list meanwhile. Its FILEs are there as long as they are in it, and faults are served.
+        let mut next = unsafe { _IO_list_all };
+        // SAFETY: as above.
+        while let Some(file) = unsafe { next.as_ref() } {
+            let at = std::ptr::from_ref(file).addr();
+            // The last word that is used lies behind `lock`, or is what it points to.
+            let words = [at, at + size_of::<File>() - 1, file.lock.addr(), file.lock.addr() + 15];
+            places.extend(words.into_iter().filter(|&word| run::is_far(word)));
+            next = file.next;
+        }
+        places.dedup_by_key(|place| *place / sys::PAGE_BYTES);
+    }
+    places
 }
 
 unsafe extern "C" fn prepare() {
@@ -89,15 +127,19 @@ unsafe extern "C" fn prepare() {
     unsafe { (*MASK.0.get()).write(mask) };
     // The C library takes it between our handler and the fork. Who has it then may wait for a FILE, and who has that for a page: they must get
     // there while faults are served. After START, under which names of lenders are looked up in files.
+    let mut files = Vec::new();
     if run::started().is_some() {
         // SAFETY: given back by `parent`, reset by `child`.
-        unsafe { _IO_list_lock() };
+        files = unsafe {
+            _IO_list_lock();
+            far_files()
+        };
     }
     small::hold();
     HEAP.hold();
     SPACE.hold();
     if let Some(far) = run::started() {
-        far.fork_prepare(std::ptr::from_ref(&mask) as usize);
+        far.fork_prepare(std::ptr::from_ref(&mask) as usize, files);
     }
 }
 

@@ -78,7 +78,8 @@ pub(super) enum Call {
     Publish,
     /// Write the record of what was wanted.
     KeepRecord,
-    /// Finish all I/O, hand the engine over and stand still. If the stack of who asks is far memory, what it needs of it stays here.
+    /// Finish all I/O, hand the engine over and stand still. If the stack of who asks is far memory, what it needs of it stays here; so does
+    /// what is `Doorbell::needed`.
     Park {
         stack_pointer: usize,
     },
@@ -99,6 +100,7 @@ pub(super) struct Doorbell {
     stats: Mutex<PagerStats>,
     parked: Mutex<Option<Box<Engine>>>,
     tickets: Mutex<Vec<Option<ForkTicket>>>,
+    needed: Mutex<Vec<usize>>,
     resume: Gate,
 }
 
@@ -115,6 +117,7 @@ impl Doorbell {
             stats: Mutex::default(),
             parked: Mutex::default(),
             tickets: Mutex::default(),
+            needed: Mutex::default(),
             resume: Gate::new(),
         }
     }
@@ -176,6 +179,11 @@ impl Doorbell {
     /// Claims to copies of this process's leases, left by the pager's thread when it parked.
     pub(super) fn tickets(&self) -> MutexGuard<'_, Vec<Option<ForkTicket>>> {
         lock(&self.tickets)
+    }
+
+    /// Addresses whose pages are used before a fork is over, left by who asks the pager's thread to park.
+    pub(super) fn needed(&self) -> MutexGuard<'_, Vec<usize>> {
+        lock(&self.needed)
     }
 
     pub(super) fn resume(&self) -> &Gate {

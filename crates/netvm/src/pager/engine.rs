@@ -391,7 +391,7 @@ impl Engine {
                         self.placement.let_go(&pager.hold);
                         // The kernel will not tell of them again.
                         faults[index + 1..count].iter().try_for_each(|&fault| self.fault(fault))?;
-                        self.get_ready_to_fork(stack_pointer)?;
+                        self.get_ready_to_fork(stack_pointer, &pager.doorbell(self.number).needed())?;
                         // After the writes on the same connections, so the copies of the leases have them.
                         *pager.doorbell(self.number).tickets() = self.backing.fork_tickets()?;
                         return Ok(());
@@ -458,11 +458,11 @@ impl Engine {
     }
 
     /// Everything that a child must find at lenders goes there, and what the fork needs of a far stack comes in.
-    fn get_ready_to_fork(&mut self, stack_pointer: usize) -> Result<()> {
+    fn get_ready_to_fork(&mut self, stack_pointer: usize, also: &[usize]) -> Result<()> {
         // The child has no pool.
         self.packing = false;
         self.copy_pool_to_lenders()?;
-        self.bring_stack_in(stack_pointer)?;
+        self.bring_in_for_fork(stack_pointer, also)?;
         self.finish_all()?;
         self.packing = true;
         Ok(())

@@ -27,14 +27,15 @@ pub(super) struct ForkState {
 impl Pager {
     /// For pthread_atfork: makes the pager ready for a fork. The caller's threads wait at their next fault until it is over; the caller
     /// itself must have all signals blocked, since their handlers could fault, and `stack_pointer` is about where its stack is: if that
-    /// is far memory, 96 KiB below stay in this machine.
-    pub fn fork_prepare(&self, stack_pointer: usize) {
+    /// is far memory, 96 KiB below stay in this machine. So do the pages at the addresses `also`: what is used between the two halves of a
+    /// fork, when nobody serves faults.
+    pub fn fork_prepare(&self, stack_pointer: usize, also: Vec<usize>) {
         // Then nothing is inherited.
         if !self.is_inherited() {
             return;
         }
         self.doorbell(0).turn().take();
-        if let Err(error) = self.try_prepare(stack_pointer) {
+        if let Err(error) = self.try_prepare(stack_pointer, also) {
             netvm_sys::thread::die(&format!("cannot fork: {error}"));
         }
     }
@@ -46,7 +47,8 @@ impl Pager {
             && !self.orphaned.load(Ordering::Relaxed)
     }
 
-    fn try_prepare(&self, stack_pointer: usize) -> Result<()> {
+    fn try_prepare(&self, stack_pointer: usize, also: Vec<usize>) -> Result<()> {
+        *self.doorbell(0).needed() = also;
         self.doorbell(0).call_in_turn(Call::Park { stack_pointer })?;
         let mut parked = self.doorbell(0).parked();
         let Some(engine) = parked.as_mut() else {

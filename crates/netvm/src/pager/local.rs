@@ -12,7 +12,7 @@ use std::ops::Range;
 /// Below and above the stack pointer of a thread that forks, what the fork may need of its stack.
 const STACK_BELOW: usize = 96 << 10;
 const STACK_ABOVE: usize = 8 << 10;
-/// How often the pages of a stack are asked for until they are all there.
+/// How often the pages that a fork needs are asked for until they are all there.
 const STACK_ATTEMPTS: usize = 64;
 /// How often a page that is pinned for I/O is tried again, a millisecond apart.
 const PINNED_ATTEMPTS: usize = 1000;
@@ -149,15 +149,17 @@ impl Engine {
         Ok(())
     }
 
-    /// Installs the part of a far stack that its thread needs while no fault is served.
-    pub(super) fn bring_stack_in(&mut self, pointer: usize) -> Result<()> {
-        if !self.area().contains(&pointer) {
-            return Ok(());
+    /// Installs what is needed while no fault is served: the part of a far stack around its pointer, and the pages at some addresses.
+    pub(super) fn bring_in_for_fork(&mut self, stack_pointer: usize, also: &[usize]) -> Result<()> {
+        let mut pages: Vec<u32> = Vec::new();
+        if self.area().contains(&stack_pointer) {
+            pages.extend(self.stack_around(stack_pointer));
         }
-        let pages = self.stack_around(pointer);
+        let also = also.iter().filter(|&&address| self.is_mapped(address));
+        pages.extend(also.map(|&address| self.page_of(address)));
         for _ in 0..STACK_ATTEMPTS {
             let mut all = true;
-            for page in pages.clone() {
+            for &page in &pages {
                 let entry = self.table.get(page);
                 match entry.state() {
                     // Writes to it would wait as well.
