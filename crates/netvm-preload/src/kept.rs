@@ -35,7 +35,10 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
         }
     }
     // SAFETY: the program's own call.
-    unsafe { libc::syscall(libc::SYS_ioctl, fd as isize, request, argument) as c_int }
+    unsafe {
+        sys::as_in_c(sys::raw(libc::SYS_ioctl, [fd as usize, request as usize, argument as usize, 0, 0, 0]))
+            as c_int
+    }
 }
 
 /// The pages of a range that is in use stay local from now on, as far as there is memory.
@@ -86,13 +89,20 @@ pub unsafe extern "C" fn vmsplice(
     if !run::is_routed() || !sane || !has_far() || !is_pipe() {
         sys::set_errno(errno);
         // SAFETY: the program's own call.
-        return unsafe {
-            libc::syscall(libc::SYS_vmsplice, fd as isize, parts, count, flags as usize) as isize
-        };
+        return unsafe { really_splice(fd, parts, count, flags) };
     }
     sys::set_errno(errno);
     // SAFETY: as above.
     unsafe { fill_pipe(fd, parts, count, flags) }
+}
+
+/// # Safety
+/// As vmsplice.
+unsafe fn really_splice(fd: c_int, parts: *const libc::iovec, count: usize, flags: c_uint) -> isize {
+    // SAFETY: the caller's contract.
+    let result =
+        unsafe { sys::raw(libc::SYS_vmsplice, [fd as usize, parts as usize, count, flags as usize, 0, 0]) };
+    sys::as_in_c(result)
 }
 
 /// Copies as much as there is room for, and waits for some room first unless told not to: what vmsplice does, with writes.
@@ -113,9 +123,7 @@ unsafe fn fill_pipe(fd: c_int, parts: *const libc::iovec, count: usize, flags: c
         if written < 0 && sys::errno() == libc::EOPNOTSUPP {
             // Before Linux 6.4. There pages travel by copy, and those that a pipe refers to stay as they are.
             // SAFETY: the program's own call.
-            return unsafe {
-                libc::syscall(libc::SYS_vmsplice, fd as isize, parts, count, flags as usize) as isize
-            };
+            return unsafe { really_splice(fd, parts, count, flags) };
         }
         if written >= 0 || sys::errno() != libc::EAGAIN || flags & libc::SPLICE_F_NONBLOCK != 0 {
             return written;
@@ -141,8 +149,8 @@ pub unsafe extern "C" fn setsockopt(
     }
     // SAFETY: the program's own call.
     unsafe {
-        libc::syscall(libc::SYS_setsockopt, fd as isize, level as isize, name as isize, value, bytes as usize)
-            as c_int
+        let arguments = [fd as usize, level as usize, name as usize, value as usize, bytes as usize, 0];
+        sys::as_in_c(sys::raw(libc::SYS_setsockopt, arguments)) as c_int
     }
 }
 

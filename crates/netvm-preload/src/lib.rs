@@ -27,6 +27,7 @@ mod small;
 mod space;
 mod spawn;
 mod sys;
+mod syscall;
 mod tls;
 
 use std::alloc::{GlobalAlloc, Layout};

@@ -221,6 +221,55 @@ pub unsafe extern "C" fn madvise(address: *mut c_void, bytes: usize, advice: i32
     status(advise(address as usize, bytes, advice))
 }
 
+/// process_madvise(2): as [`madvise`] where the process is this one, which kernels since 6.13 let drop pages of its own so.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn process_madvise(
+    process: i32,
+    parts: *const libc::iovec,
+    count: usize,
+    advice: i32,
+    flags: u32,
+) -> isize {
+    let sane = !parts.is_null() && count <= libc::UIO_MAXIOV as usize && flags == 0;
+    // SAFETY: the program's own call, which has the kernel read these.
+    let part = |index| unsafe { parts.add(index).read_unaligned() };
+    let is_far = |part: libc::iovec| run::touches_far(part.iov_base as usize, part.iov_len);
+    if !sane || !run::is_routed() || !(0..count).any(|index| is_far(part(index))) || !is_this_process(process)
+    {
+        let arguments = [process as usize, parts as usize, count, advice as usize, flags as usize, 0];
+        // SAFETY: the program's own call.
+        return sys::as_in_c(unsafe { sys::raw(libc::SYS_process_madvise, arguments) });
+    }
+    let mut done = 0;
+    for part in (0..count).map(part) {
+        if let Err(errno) = advise(part.iov_base as usize, part.iov_len, advice) {
+            if done > 0 {
+                break;
+            }
+            sys::set_errno(errno);
+            return -1;
+        }
+        done += part.iov_len;
+    }
+    done as isize
+}
+
+/// Whether a descriptor of a process, or what stands for one, means this process.
+fn is_this_process(process: i32) -> bool {
+    /// `PIDFD_SELF_THREAD` and `PIDFD_SELF_THREAD_GROUP`.
+    const SELF: [i32; 2] = [-10_000, -10_001];
+    keeping_errno(|| {
+        SELF.contains(&process)
+            || std::fs::read_to_string(format!("/proc/self/fdinfo/{process}")).is_ok_and(|told| {
+                let number = told.lines().find_map(|line| line.strip_prefix("Pid:"));
+                number.and_then(|number| number.trim().parse().ok()) == Some(std::process::id())
+            })
+    })
+}
+
 /// posix_madvise(3): returns the error; POSIX_MADV_DONTNEED must not drop contents.
 ///
 /// # Safety
@@ -311,7 +360,7 @@ pub unsafe extern "C" fn mlock(address: *const c_void, bytes: usize) -> i32 {
         return 0;
     }
     // SAFETY: the program's own call.
-    unsafe { libc::syscall(libc::SYS_mlock, address, bytes) as i32 }
+    unsafe { sys::as_in_c(sys::raw(libc::SYS_mlock, [address as usize, bytes, 0, 0, 0, 0])) as i32 }
 }
 
 /// mlock2(2), as [`mlock`].
@@ -324,7 +373,9 @@ pub unsafe extern "C" fn mlock2(address: *const c_void, bytes: usize, flags: u32
         return 0;
     }
     // SAFETY: the program's own call.
-    unsafe { libc::syscall(libc::SYS_mlock2, address, bytes, flags) as i32 }
+    unsafe {
+        sys::as_in_c(sys::raw(libc::SYS_mlock2, [address as usize, bytes, flags as usize, 0, 0, 0])) as i32
+    }
 }
 
 /// mlockall(2): refused in a run, as if the limit were too low. It would bring in and pin all far memory, now and later.
@@ -335,5 +386,5 @@ pub extern "C" fn mlockall(flags: i32) -> i32 {
         return -1;
     }
     // SAFETY: the program's own call.
-    unsafe { libc::syscall(libc::SYS_mlockall, flags) as i32 }
+    unsafe { sys::as_in_c(sys::raw(libc::SYS_mlockall, [flags as usize, 0, 0, 0, 0, 0])) as i32 }
 }

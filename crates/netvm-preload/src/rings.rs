@@ -8,10 +8,9 @@
 //! static liburing) is not seen.
 
 use crate::run;
-use crate::spawn;
-use crate::sys;
+use crate::sys::raw;
 use crate::tls::Internal;
-use std::ffi::{CStr, c_int, c_long, c_uint, c_void};
+use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -72,76 +71,11 @@ const ALLOW_FLAGS: u16 = 2;
 /// Kinds of registration that this kernel knows, 0 until it has been asked.
 static REGISTER_OPS: AtomicU8 = AtomicU8::new(0);
 
-/// A system call, without the C library's function of that name, which is ours. A negative errno is an error.
-///
-/// # Safety
-/// As of the call.
-unsafe fn raw(number: c_long, a: [usize; 6]) -> isize {
-    let result: isize;
-    // SAFETY: the caller's contract; the registers are those of the kernel's calling convention.
-    #[cfg(target_arch = "x86_64")]
-    unsafe {
-        std::arch::asm!(
-            "syscall",
-            inlateout("rax") number as isize => result,
-            in("rdi") a[0], in("rsi") a[1], in("rdx") a[2], in("r10") a[3], in("r8") a[4], in("r9") a[5],
-            lateout("rcx") _, lateout("r11") _,
-            options(nostack)
-        );
-    }
-    // SAFETY: as above.
-    #[cfg(target_arch = "aarch64")]
-    unsafe {
-        std::arch::asm!(
-            "svc 0",
-            in("x8") number as isize,
-            inlateout("x0") a[0] as isize => result,
-            in("x1") a[1], in("x2") a[2], in("x3") a[3], in("x4") a[4], in("x5") a[5],
-            options(nostack)
-        );
-    }
-    result
-}
-
-/// syscall(2): rings are set up with restrictions; everything else is the program's own business.
-///
-/// # Safety
-/// As in C.
-#[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn syscall(
-    number: c_long,
-    a: usize,
-    b: usize,
-    c: usize,
-    d: usize,
-    e: usize,
-    f: usize,
-) -> c_long {
-    // SAFETY: the program's own call. Arguments that it has not passed are whatever is in their registers, and not looked at.
-    let result = unsafe {
-        match number {
-            libc::SYS_io_uring_setup if run::is_routed() => set_up(a as c_uint, b as *mut Params),
-            libc::SYS_io_uring_register if run::is_routed() => register(a, b as u32, c, d),
-            libc::SYS_sched_getaffinity => {
-                spawn::release();
-                raw(number, [a, b, c, d, e, f])
-            }
-            _ => raw(number, [a, b, c, d, e, f]),
-        }
-    };
-    if (-4095..0).contains(&result) {
-        sys::set_errno(-result as i32);
-        return -1;
-    }
-    result as c_long
-}
-
 /// io_uring_setup(2), of which a ring comes that has restrictions.
 ///
 /// # Safety
 /// As of the call.
-unsafe fn set_up(entries: c_uint, params: *mut Params) -> isize {
+pub(crate) unsafe fn set_up(entries: c_uint, params: *mut Params) -> isize {
     let plain = [entries as usize, params as usize, 0, 0, 0, 0];
     if params.is_null() {
         // SAFETY: the kernel refuses it.
@@ -180,7 +114,7 @@ unsafe fn set_up(entries: c_uint, params: *mut Params) -> isize {
 ///
 /// # Safety
 /// As of the call.
-unsafe fn register(ring: usize, operation: u32, argument: usize, count: usize) -> isize {
+pub(crate) unsafe fn register(ring: usize, operation: u32, argument: usize, count: usize) -> isize {
     // SAFETY: the program's own call.
     let call = |operation: u32| unsafe {
         raw(libc::SYS_io_uring_register, [ring, operation as usize, argument, count, 0, 0])

@@ -2,6 +2,7 @@
 
 use netvm_sys::thread::{Turn, without_signals};
 use std::cell::UnsafeCell;
+use std::ffi::c_long;
 
 pub(crate) const PAGE_BYTES: usize = netvm_sys::uffd::PAGE_BYTES;
 
@@ -20,8 +21,50 @@ pub(crate) fn set_errno(value: i32) {
     unsafe { *libc::__errno_location() = value }
 }
 
-fn check(result: libc::c_long) -> Result<usize, i32> {
-    if result == -1 { Err(errno()) } else { Ok(result as usize) }
+/// A system call, without the C library's function of that name, which is ours. A negative errno is an error.
+///
+/// # Safety
+/// As of the call.
+pub(crate) unsafe fn raw(number: c_long, a: [usize; 6]) -> isize {
+    let result: isize;
+    // SAFETY: the caller's contract; the registers are those of the kernel's calling convention.
+    #[cfg(target_arch = "x86_64")]
+    unsafe {
+        std::arch::asm!(
+            "syscall",
+            inlateout("rax") number as isize => result,
+            in("rdi") a[0], in("rsi") a[1], in("rdx") a[2], in("r10") a[3], in("r8") a[4], in("r9") a[5],
+            lateout("rcx") _, lateout("r11") _,
+            options(nostack)
+        );
+    }
+    // SAFETY: as above.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        std::arch::asm!(
+            "svc 0",
+            in("x8") number as isize,
+            inlateout("x0") a[0] as isize => result,
+            in("x1") a[1], in("x2") a[2], in("x3") a[3], in("x4") a[4], in("x5") a[5],
+            options(nostack)
+        );
+    }
+    result
+}
+
+fn check(result: isize) -> Result<usize, i32> {
+    if (-4095..0).contains(&result) { Err(-result as i32) } else { Ok(result as usize) }
+}
+
+/// What the C library's function returns for it, with errno.
+pub(crate) fn as_in_c(result: isize) -> isize {
+    check(result).map_or_else(
+        |errno| {
+            set_errno(errno);
+            -1
+        },
+        |result| result as isize,
+    )
 }
 
 /// mmap(2).
@@ -36,8 +79,9 @@ pub(crate) unsafe fn mmap(
     fd: i32,
     offset: i64,
 ) -> Result<usize, i32> {
+    let arguments = [address, bytes, protection as usize, flags as usize, fd as usize, offset as usize];
     // SAFETY: forwarded from the caller.
-    check(unsafe { libc::syscall(libc::SYS_mmap, address, bytes, protection, flags, fd, offset) })
+    check(unsafe { raw(libc::SYS_mmap, arguments) })
 }
 
 /// munmap(2).
@@ -46,7 +90,7 @@ pub(crate) unsafe fn mmap(
 /// The caller owns the range.
 pub(crate) unsafe fn munmap(address: usize, bytes: usize) -> Result<(), i32> {
     // SAFETY: forwarded from the caller.
-    check(unsafe { libc::syscall(libc::SYS_munmap, address, bytes) }).map(drop)
+    check(unsafe { raw(libc::SYS_munmap, [address, bytes, 0, 0, 0, 0]) }).map(drop)
 }
 
 /// mprotect(2).
@@ -55,7 +99,7 @@ pub(crate) unsafe fn munmap(address: usize, bytes: usize) -> Result<(), i32> {
 /// The caller owns the range.
 pub(crate) unsafe fn mprotect(address: usize, bytes: usize, protection: i32) -> Result<(), i32> {
     // SAFETY: forwarded from the caller.
-    check(unsafe { libc::syscall(libc::SYS_mprotect, address, bytes, protection) }).map(drop)
+    check(unsafe { raw(libc::SYS_mprotect, [address, bytes, protection as usize, 0, 0, 0]) }).map(drop)
 }
 
 /// madvise(2).
@@ -64,7 +108,7 @@ pub(crate) unsafe fn mprotect(address: usize, bytes: usize, protection: i32) -> 
 /// The caller owns the range, and gives up its contents where the advice drops them.
 pub(crate) unsafe fn madvise(address: usize, bytes: usize, advice: i32) -> Result<(), i32> {
     // SAFETY: forwarded from the caller.
-    check(unsafe { libc::syscall(libc::SYS_madvise, address, bytes, advice) }).map(drop)
+    check(unsafe { raw(libc::SYS_madvise, [address, bytes, advice as usize, 0, 0, 0]) }).map(drop)
 }
 
 /// mremap(2).
@@ -79,7 +123,7 @@ pub(crate) unsafe fn mremap(
     new: usize,
 ) -> Result<usize, i32> {
     // SAFETY: forwarded from the caller.
-    check(unsafe { libc::syscall(libc::SYS_mremap, old, old_bytes, new_bytes, flags, new) })
+    check(unsafe { raw(libc::SYS_mremap, [old, old_bytes, new_bytes, flags as usize, new, 0]) })
 }
 
 /// Reserves addresses without memory.

@@ -1,7 +1,9 @@
 /* System calls by syscall(2): six arguments, results, errno, threads, children. */
 #include "../../../netvm-preload/tests/c/check.h"
 #include <linux/futex.h>
+#include <sys/mman.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 
 #define BYTES (32 * MIB)
 
@@ -26,6 +28,34 @@ static void child_of(long child, const char *p) {
     int status;
     CHECK(waitpid((pid_t)child, &status, 0) == child);
     CHECK(WIFSIGNALED(status) ? WTERMSIG(status) == SIGSEGV : WEXITSTATUS(status) == 0);
+}
+
+/* What far memory holds is dropped and moved as by the functions of these names, also where it is on a lender. */
+static void by_number(char *far) {
+    CHECK(syscall(SYS_madvise, far, BYTES / 4, MADV_DONTNEED) == 0 && zero(far, BYTES / 4));
+    CHECK(syscall(SYS_mprotect, far, BYTES / 4, PROT_READ) == 0 && syscall(SYS_mprotect, far, BYTES / 4, PROT_READ | PROT_WRITE) == 0);
+    fill(far, BYTES, 6);
+    struct iovec parts[] = {{far, BYTES / 8}, {far + BYTES / 2, BYTES / 8}};
+    int self = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    CHECK(self >= 0);
+    long dropped = syscall(SYS_process_madvise, self, parts, 2L, MADV_DONTNEED, 0);
+    CHECK(dropped == (long)BYTES / 4 && zero(far, BYTES / 8) && zero(far + BYTES / 2, BYTES / 8));
+    errno = 0;
+    CHECK(syscall(SYS_process_madvise, self, parts, 2L, 12345, 0) == -1 && errno == EINVAL);
+    CHECK(close(self) == 0);
+    fill(far, BYTES, 7);
+    char *moved = (char *)syscall(SYS_mremap, far, (long)BYTES, 2L * BYTES, MREMAP_MAYMOVE, 0L);
+    CHECK(moved != MAP_FAILED && holds(moved, BYTES, 7) && zero(moved + BYTES, BYTES));
+    char *over = (char *)syscall(SYS_mmap, moved, (long)MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0L);
+    CHECK(over == moved && zero(moved, MIB));
+    CHECK(syscall(SYS_mlock, moved, 2L * BYTES) == 0);
+    errno = 0;
+    if (getenv("NETVM_RUN")) CHECK(syscall(SYS_mlockall, MCL_CURRENT) == -1 && errno == ENOMEM);
+    CHECK(syscall(SYS_munmap, moved, 2L * BYTES) == 0);
+    char *again = anonymous(2 * BYTES);
+    CHECK(zero(again, 2 * BYTES));
+    fill(again, 2 * BYTES, 8);
+    CHECK(holds(again, 2 * BYTES, 8));
 }
 
 int main(void) {
@@ -54,6 +84,7 @@ int main(void) {
     CHECK(syscall(SYS_pipe2, ends, 0) == 0 && syscall(SYS_write, ends[1], far + 4096, 4096) == 4096);
     char *back = anonymous(MIB);
     CHECK(syscall(SYS_read, ends[0], back, 4096) == 4096 && memcmp(back, far + 4096, 4096) == 0);
+    by_number(far);
     puts("ok");
     fflush(stdout);
     syscall(SYS_exit_group, 0);
