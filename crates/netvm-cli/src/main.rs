@@ -29,8 +29,8 @@ Examples:
   netvm demo                                        see it work: sort four times the local memory
   netvm secret new key                              once; a copy on each machine
   netvm lend --size 8G --listen 0.0.0.0:7070 --secret key
-  netvm run --local 256M --lender big:7070 --secret key -- sort --buffer-size=4G huge.txt
-  netvm run --local 256M -- python3 job.py          without a lender: a private one on this machine
+  netvm run --local 256M --lender big:7070 --secret key -- python3 job.py
+  netvm run --local 256M -- ./solver                without a lender: a private one on this machine
   netvm nbd --size 4G --lender big:7070 --secret key
                                                     a block device of lent memory
   netvm mount /mnt/far --size 4G --lender big:7070 --secret key

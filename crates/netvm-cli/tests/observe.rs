@@ -282,6 +282,42 @@ fn a_run_in_parts_says_what_it_lacks() {
     assert!(said.contains("pages that were not here were in 2+1 parts"), "{said}");
 }
 
+/// A program that wants pages at random, with a quarter and with half of them local.
+#[test]
+fn what_more_local_memory_saves_is_foretold() {
+    if !can_run("what_more_local_memory_saves_is_foretold", &[PYTHON]) {
+        return;
+    }
+    let wants = "import random; r = random.Random(3); x = bytearray(32 << 20)\n\
+        for page in range(8192): x[page << 12:(page << 12) + 8] = r.randbytes(8)\n\
+        print(sum(x[r.randrange(8192) << 12] for _ in range(40000)))";
+    let run = |local: &str, more: &[&str]| {
+        let mut command = netvm();
+        command.args(["run", "--local", local, "--tier", "lender", "--explain"]).args(more);
+        finish(command.args(["--", PYTHON, "-c", wants])).must_succeed()
+    };
+    let json = |local| serde_json::from_str::<Value>(run(local, &["--json"]).err.trim()).unwrap();
+    let (quarter, half) = (json("8M"), json("16M"));
+    let lines: Vec<(u64, f64)> = quarter["more_local"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|line| (line["local_bytes"].as_u64().unwrap() >> 20, line["bytes_in"].as_f64().unwrap()))
+        .collect();
+    let local: Vec<u64> = lines.iter().map(|line| line.0).collect();
+    assert!(local.starts_with(&[8, 10, 12, 16, 24, 32]), "{quarter}");
+    assert!(lines.is_sorted_by(|one, next| one.1 >= next.1), "{quarter}");
+    let (now, foretold) = (lines[0].1, lines[3].1);
+    let moved = quarter["bytes_in"].as_f64().unwrap();
+    assert!((0.9..1.1).contains(&(now / moved)) && moved > 60e6, "{quarter}");
+    let found = half["bytes_in"].as_f64().unwrap();
+    assert!((foretold - found).abs() < 0.15 * now, "{foretold} foretold, {found} found: {quarter}");
+    let text = run("8M", &[]).err;
+    assert!(text.contains("with --local") && text.contains("netvm: 16M "), "{text}");
+    let enough = run("128M", &[]).err;
+    assert!(enough.contains("nothing had to be brought in") && !enough.contains("with --local"), "{enough}");
+}
+
 #[test]
 fn what_is_no_address_or_number_is_told_with_an_example() {
     for (arguments, words) in [

@@ -1,7 +1,7 @@
 //! What is known of a pager besides its counters: a histogram of its reads, what it moved to and from each lender and has there,
-//! and where its faults are.
+//! how soon pages come back, and where its faults are.
 
-use netvm_core::observe::{HEAT_BINS, Heat, TIME_BUCKETS, Times};
+use netvm_core::observe::{AGES, HEAT_BINS, Heat, Reuse, TIME_BUCKETS, Times};
 
 /// Lenders that are counted one by one; the last number counts all others, too.
 pub const LENDERS_COUNTED: usize = 32;
@@ -15,6 +15,8 @@ pub struct PagerDetail {
     pub lenders: [(u64, u64); LENDERS_COUNTED],
     /// Reads from each lender, and nanoseconds that they took.
     pub lender_reads: [(u64, u64); LENDERS_COUNTED],
+    /// How soon evicted pages come back.
+    pub reuse: Reuse,
     /// Gauge: bytes of pages that each lender holds, each copy and part counted.
     pub lender_held: [u64; LENDERS_COUNTED],
     /// The most of that whenever it was counted; of several processes the sum.
@@ -27,7 +29,9 @@ impl PagerDetail {
     /// Words that it takes when it is shared.
     pub(crate) const WORDS: usize = Self::SUMS + LENDERS_COUNTED + 1 + HEAT_BINS;
     /// Those at the front that can be added up, also when their process has ended.
-    pub(crate) const SUMS: usize = TIME_BUCKETS + 5 * LENDERS_COUNTED;
+    pub(crate) const SUMS: usize = Self::REUSE + 2 + AGES + LENDERS_COUNTED;
+    /// Where the reuse begins.
+    const REUSE: usize = TIME_BUCKETS + 4 * LENDERS_COUNTED;
 
     /// Counts bytes that came from a lender, or went there.
     #[inline]
@@ -61,14 +65,16 @@ impl PagerDetail {
         let lenders = self.lenders.iter().chain(&self.lender_reads).flat_map(|&(one, other)| [one, other]);
         let heat = std::iter::once(self.heat.pages_log2().into()).chain(self.heat.counts().iter().copied());
         let held = self.lender_held_peak.iter().chain(&self.lender_held).copied();
-        self.reads.counts().iter().copied().chain(lenders).chain(held).chain(heat)
+        let reuse = [self.reuse.evicted, self.reuse.rescued].into_iter().chain(self.reuse.ages);
+        self.reads.counts().iter().copied().chain(lenders).chain(reuse).chain(held).chain(heat)
     }
 
     /// From such words.
     pub(crate) fn from_words(word: impl Fn(usize) -> u64) -> Self {
         let lenders = TIME_BUCKETS;
         let lender_reads = TIME_BUCKETS + 2 * LENDERS_COUNTED;
-        let (peaks, held) = (TIME_BUCKETS + 4 * LENDERS_COUNTED, Self::SUMS);
+        let (peaks, held) = (Self::SUMS - LENDERS_COUNTED, Self::SUMS);
+        let reuse = Self::REUSE;
         let heat = held + LENDERS_COUNTED;
         Self {
             reads: Times::from_counts(std::array::from_fn(&word)),
@@ -78,6 +84,11 @@ impl PagerDetail {
             lender_reads: std::array::from_fn(|lender| {
                 (word(lender_reads + 2 * lender), word(lender_reads + 2 * lender + 1))
             }),
+            reuse: Reuse {
+                evicted: word(reuse),
+                rescued: word(reuse + 1),
+                ages: std::array::from_fn(|range| word(reuse + 2 + range)),
+            },
             lender_held: std::array::from_fn(|lender| word(held + lender)),
             lender_held_peak: std::array::from_fn(|lender| word(peaks + lender)),
             heat: Heat::from_parts(word(heat), std::array::from_fn(|bin| word(heat + 1 + bin))),
@@ -95,6 +106,7 @@ impl PagerDetail {
         for (sum, more) in held.zip(other.lender_held.iter().chain(&other.lender_held_peak)) {
             *sum = sum.wrapping_add(*more);
         }
+        self.reuse.add(&other.reuse);
         self.heat.add(&other.heat);
     }
 }
@@ -112,6 +124,8 @@ mod tests {
         detail.hold([0, 12288].into_iter());
         detail.hold([8192, 4096].into_iter().chain([0; 32]).chain([4096]));
         [1, 5, 100_000].into_iter().for_each(|page| detail.heat.note(page));
+        (detail.reuse.evicted, detail.reuse.rescued) = (7, 3);
+        [1, 70_000, u32::MAX].into_iter().for_each(|age| detail.reuse.note_back(age));
         let words: Vec<u64> = detail.words().collect();
         assert_eq!(words.len(), PagerDetail::WORDS);
         assert_eq!(PagerDetail::from_words(|index| words[index]), detail);
@@ -122,6 +136,7 @@ mod tests {
         let mut sum = detail;
         sum.add(&detail);
         assert_eq!((sum.reads.total(), sum.lenders[3].0, sum.lender_reads[3]), (2, 8192, (2, 60_000)));
+        assert_eq!((sum.reuse.evicted, sum.reuse.rescued, sum.reuse.back()), (14, 6, 6));
         assert_eq!((sum.lender_held[0], sum.lender_held_peak[1]), (16384, 24576));
     }
 }

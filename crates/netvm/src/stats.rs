@@ -114,7 +114,9 @@ stats! {
     pool_frames_peak,
     /// Times the part of the local memory for packed pages was changed.
     pool_changes,
-    /// Nanoseconds spent packing, from samples, also without success.
+    /// Pages that were packed to see how small they become, whether or not they stayed so.
+    pack_tries,
+    /// Nanoseconds spent on that, from samples.
     pack_ns,
     /// Nanoseconds spent unpacking, from samples.
     unpack_ns,

@@ -1,10 +1,11 @@
-//! What `netvm run --explain` says: what each place for a page cost in this run, and what was chosen.
+//! What `netvm run --explain` says: what each place for a page cost in this run, what was chosen, and what more local memory would save.
 
 use crate::size::Size;
 use netvm::detail::{LENDERS_COUNTED, PagerDetail};
 use netvm::lender::Class;
 use netvm::pager::{FaultPath, WakeCosts};
 use netvm::stats::PagerStats;
+use netvm_core::observe::Reuse;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 
@@ -49,7 +50,6 @@ fn each_us(ns: u64, pages: u64) -> Option<f64> {
 }
 
 fn places(stats: &PagerStats) -> [Place; 3] {
-    let tried = stats.packed + stats.incompressible;
     [
         Place {
             name: "one word, zero",
@@ -63,7 +63,7 @@ fn places(stats: &PagerStats) -> [Place; 3] {
             name: "packed",
             evicted: stats.packed,
             brought_in: stats.unpacked,
-            evict_us: each_us(stats.pack_ns, tried),
+            evict_us: each_us(stats.pack_ns, stats.pack_tries),
             bring_in_us: each_us(stats.unpack_ns, stats.unpacked + stats.spilled),
             local_bytes: (stats.packed > 0).then(|| stats.packed_bytes as f64 / stats.packed as f64),
         },
@@ -148,6 +148,53 @@ pub fn to_json(stats: &PagerStats) -> Value {
         "pool_bytes": stats.pool_frames_peak * PAGE_BYTES,
         "pool_changes": stats.pool_changes,
     })
+}
+
+/// Local memory to foretell for, in quarters of what there was.
+const QUARTERS: [u64; 7] = [5, 6, 8, 12, 16, 24, 32];
+
+/// More local memory, and bytes that would have been brought in with it: the first line is what was, the last one of less than a hundredth
+/// of that. Nothing where nothing was brought in.
+fn with_more(reuse: &Reuse, local_bytes: u64) -> Vec<(u64, u64)> {
+    let back = reuse.back();
+    if back == 0 {
+        return Vec::new();
+    }
+    let mut lines = vec![(local_bytes, back * PAGE_BYTES)];
+    for quarters in QUARTERS {
+        let more = (local_bytes / 4).saturating_mul(quarters - 4);
+        let left = reuse.back_with(more / PAGE_BYTES);
+        lines.push((local_bytes.saturating_add(more), left * PAGE_BYTES));
+        if left < back / 100 {
+            break;
+        }
+    }
+    lines
+}
+
+/// The table of it.
+pub fn more_local(reuse: &Reuse, local_bytes: u64) -> String {
+    let lines = with_more(reuse, local_bytes);
+    let mut text = String::new();
+    let Some(&(_, now)) = lines.first() else { return text };
+    let _ = writeln!(text, "netvm: {:<16}{:>12}", "with --local", "MiB in");
+    for (at, &(local, bytes)) in lines.iter().enumerate() {
+        let share = 100.0 * bytes as f64 / now as f64;
+        let remark = if at == 0 { ", as it was" } else { ", estimated" };
+        let _ = writeln!(
+            text,
+            "netvm: {:<16}{:>12}  {share:.0} %{remark}",
+            format!("{}M", local >> 20),
+            bytes >> 20
+        );
+    }
+    text
+}
+
+/// The same for `--json`.
+pub fn more_local_to_json(reuse: &Reuse, local_bytes: u64) -> Value {
+    let line = |&(local, bytes): &(u64, u64)| json!({ "local_bytes": local, "bytes_in": bytes });
+    with_more(reuse, local_bytes).iter().map(line).collect()
 }
 
 /// What each of several lenders cost; nothing for one alone, which the other table has.

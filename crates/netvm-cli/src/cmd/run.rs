@@ -52,9 +52,9 @@ Not covered: statically linked programs, programs that make system calls without
 becomes by exec, a run says so; of other processes, as those that are started with a cleared environment, it does not.
 
 Examples:
-  netvm run --local 256M -- sort --buffer-size=2G big.txt          a private lender on this machine
+  netvm run --local 256M -- ./solver                               a private lender on this machine
   netvm run --local 1G --lender a:7070 --lender b:7070 --secret key -- python3 job.py
-  netvm run --local 256M --tier compressed --explain -- sort --buffer-size=2G big.txt
+  netvm run --local 256M --explain -- ./solver                     and what more local memory would save
   netvm run --lender a:7070 --lender b:7070 --replicas 2 -- ./solver     either of the two may die
   netvm run --local 1G --lender a:7070 --file /var/tmp:64G -- ./solver   what a has no room for goes to a file
   netvm run --lender a:7070 --lender b:7070 --lender c:7070 --erasure 2+1 -- ./solver     the same for half as much more memory, not twice
@@ -103,7 +103,7 @@ pub struct RunArgs {
     /// Bring pages in by what the program wanted before: in this run, and in the last one with this file, which is written anew at the end
     #[arg(long, value_name = "FILE")]
     pub learn: Option<PathBuf>,
-    /// Print at the end what each place costs and what was chosen
+    /// Print at the end what each place costs, what was chosen, and what more local memory would save
     #[arg(long)]
     pub explain: bool,
     /// Print a summary at the end, to standard error
@@ -264,6 +264,10 @@ pub fn run(args: RunArgs) -> Outcome {
         let lenders = explain::lenders(&report.detail, &report.lenders, &report.classes);
         if !lenders.is_empty() {
             tell!("{}", lenders.trim_end_matches('\n'));
+        }
+        let more = explain::more_local(&report.detail.reuse, args.local.0);
+        if !more.is_empty() {
+            tell!("{}", more.trim_end_matches('\n'));
         }
     }
     Ok(ExitCode::from(report.exit_code()))
@@ -643,6 +647,7 @@ fn to_json(args: &RunArgs, report: &Report) -> serde_json::Value {
     }
     if args.explain {
         object["tiers"] = explain::to_json(&report.stats);
+        object["more_local"] = explain::more_local_to_json(&report.detail.reuse, args.local.0);
         object["fault_path"] = explain::faults_to_json(args.fault_path);
         object["lenders"] = explain::lenders_to_json(&report.detail, &report.lenders, &report.classes);
     }

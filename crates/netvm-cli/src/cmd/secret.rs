@@ -18,7 +18,7 @@ Examples:
   netvm secret new ~/.netvm-secret
   scp -p ~/.netvm-secret big:                       the same file on every machine
   ssh big netvm lend --size 8G --listen 0.0.0.0:7070 --secret .netvm-secret
-  netvm run --lender big:7070 --secret ~/.netvm-secret -- sort huge.txt")]
+  netvm run --lender big:7070 --secret ~/.netvm-secret -- python3 job.py")]
 pub struct SecretArgs {
     #[command(subcommand)]
     action: Action,

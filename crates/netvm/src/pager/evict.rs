@@ -161,6 +161,7 @@ impl Engine {
         victims[..count].sort_unstable();
         let taken = self.take_out(&victims[..count])?;
         self.tier.note_evicted(taken);
+        self.backing.detail.reuse.evicted += taken as u64;
         // How long an errand takes is known when it ends.
         let since = since.filter(|_| self.errands.leave.is_none());
         self.tier.note_eviction(since, taken, packing);

@@ -196,6 +196,7 @@ impl Engine {
         }
         self.stats.rescues += 1;
         self.stats.prefetch_hits += ahead;
+        self.backing.detail.reuse.rescued += u64::from(run) - ahead;
         (first..first + run).for_each(|frame| self.cached.remove(frame));
         self.install(page, first, run)?;
         Ok(run)
@@ -327,6 +328,7 @@ impl Engine {
         first: bool,
     ) -> (u32, bool) {
         let age = self.tier.note_back(self.table.get(page).frame(), class);
+        self.backing.detail.reuse.note_back(age);
         self.mapped.note_back(page, arrival, age as usize, self.local_frames, wanted);
         let first = first && wanted;
         if first && self.drops() && (age as usize) < self.reserve() {

@@ -228,6 +228,7 @@ impl Tier {
 
     /// Packs a page into `self.packed`; its length if that pays.
     fn compress(&mut self, page: &[u8], stats: &mut PagerStats) -> Option<usize> {
+        stats.pack_tries += 1;
         let since = self.is_timed().then(Instant::now);
         // The buffer is as long as the result can be.
         let bytes = compress_into_with_table(page, &mut self.packed, &mut self.lz4).unwrap_or(usize::MAX);
@@ -411,6 +412,7 @@ impl Engine {
         }
         if done > 0 {
             self.tier.by_pool = true;
+            self.backing.detail.reuse.rescued += u64::from(done);
             self.install(first, frame, done)?;
             if let Some(since) = since {
                 self.tier.choice.costs.unpack.note(since.elapsed().as_nanos() as f64 / f64::from(done));
