@@ -1,7 +1,8 @@
-//! The picture of a run: faults, transfers and local memory over time.
+//! The picture of a run: faults, transfers and local memory over time, and what more local memory would save.
 
 use std::collections::HashMap;
 use std::error::Error;
+use std::ops::Range;
 use std::path::Path;
 use std::time::Duration;
 
@@ -16,7 +17,9 @@ use crate::runs::{Look, Rates};
 const LOOKS_MAX: usize = 4096;
 /// Columns of the heat map: with more, two become one.
 const COLUMNS_MAX: usize = 256;
-const SIZE: (u32, u32) = (1100, 1280);
+const SIZE: (u32, u32) = (1100, 1600);
+/// Points of the curve of what more local memory would save.
+const MORE_POINTS: u64 = 100;
 /// Room for the key of a panel, above it: inside it would lie on what is drawn.
 const KEY_HEIGHT: u32 = 24;
 /// Left of the axis.
@@ -180,54 +183,85 @@ impl Report {
     fn draw(&self, root: &Area<'_>) -> Result<(), Box<dyn Error>> {
         let title: String = self.program.chars().take(100).collect();
         let root = root.titled(&format!("netvm run: {title}"), ("sans-serif", 20).into_font().color(&INK))?;
-        let parts = root.split_evenly((4, 1));
+        let parts = root.split_evenly((5, 1));
+        let end = self.looks.last().map_or(1.0, |(at, _)| at.as_secs_f64()).max(0.1);
+        let seconds = ("seconds", 0.0..end);
         let faults = [
             self.rates("fetched from lenders", ORANGE, |rates| rates.fetched),
             self.rates("unpacked", GREEN, |rates| rates.unpacked),
             self.rates("touched for the first time", GREY, |rates| rates.zero_fills),
         ];
-        self.chart(&parts[0], "pages a second", &faults)?;
+        chart(&parts[0], &seconds, "pages a second", &faults)?;
         let moved = [
             self.rates("from lenders", ORANGE, |rates| rates.bytes_in / 1e6),
             self.rates("to lenders", BLUE, |rates| rates.bytes_out / 1e6),
         ];
-        self.chart(&parts[1], "MB/s", &moved)?;
+        chart(&parts[1], &seconds, "MB/s", &moved)?;
         let memory = [
             self.gauge("local memory allowed", GREY, |look| look.budget_frames),
             self.gauge("in use", BLUE, |look| look.stats.local_frames),
             self.gauge("of that, packed pages", GREEN, |look| look.stats.pool_frames),
             self.gauge("far memory that holds something", ORANGE, |look| look.stats.far_pages),
         ];
-        self.chart(&parts[2], "MiB", &memory)?;
-        self.heat_map(&parts[3])
+        chart(&parts[2], &seconds, "MiB", &memory)?;
+        self.heat_map(&parts[3])?;
+        self.more_local(&parts[4])
     }
 
-    fn chart(&self, area: &Area<'_>, unit: &str, curves: &[Curve]) -> Result<(), Box<dyn Error>> {
-        let end = self.looks.last().map_or(1.0, |(at, _)| at.as_secs_f64()).max(0.1);
-        let values = curves.iter().flat_map(|(_, _, points)| points.iter().map(|point| point.1));
-        let most = values.fold(0.0, f64::max).max(1.0) * 1.1;
-        let (above, area) = area.split_vertically(KEY_HEIGHT);
-        key(&above, "", 3, curves.iter().map(|(name, color, _)| ((*name).to_owned(), color.to_rgba())))?;
-        let mut chart = ChartBuilder::on(&area)
-            .margin(MARGIN)
-            .x_label_area_size(36)
-            .y_label_area_size(LABELS_WIDTH)
-            .build_cartesian_2d(0.0..end, 0.0..most)?;
-        chart
-            .configure_mesh()
-            .x_desc("seconds")
-            .y_desc(unit)
-            .axis_style(INK)
-            .label_style(("sans-serif", 14, &INK))
-            .light_line_style(WHITE)
-            .bold_line_style(GRID)
-            .y_label_formatter(&|value| label(*value, most))
-            .draw()?;
-        for (_, color, points) in curves {
-            chart.draw_series(LineSeries::new(points.iter().copied(), color.stroke_width(2)))?;
-        }
-        Ok(())
+    /// What would have been brought in with more local memory; nothing where nothing was.
+    fn more_local(&self, area: &Area<'_>) -> Result<(), Box<dyn Error>> {
+        let Some((_, last)) = self.looks.last().filter(|(_, look)| look.detail.reuse.back() > 0) else {
+            return Ok(());
+        };
+        let (reuse, local) = (&last.detail.reuse, last.budget_frames);
+        let back_with = |more| reuse.back_with(more) as f64 / 256.0;
+        // As far as there is something to save, but not for ever.
+        let wide = |times: &u64| back_with(local.saturating_mul(times - 1)) < back_with(0) / 100.0;
+        let most = local.saturating_mul((2..32).find(wide).unwrap_or(32));
+        let point = |at: u64| {
+            let more = (most - local) / MORE_POINTS * at;
+            ((local + more) as f64 / 256.0, back_with(more))
+        };
+        let curve: Curve = (
+            "what would have come in, estimated for more local memory than there was",
+            ORANGE,
+            (0..=MORE_POINTS).map(point).collect(),
+        );
+        let locals = (local as f64 / 256.0)..(most as f64 / 256.0);
+        chart(area, &("local memory, MiB", locals), "brought in, MiB", &[curve])
     }
+}
+
+/// Curves over an axis of this name and range.
+fn chart(
+    area: &Area<'_>,
+    (name, range): &(&str, Range<f64>),
+    unit: &str,
+    curves: &[Curve],
+) -> Result<(), Box<dyn Error>> {
+    let values = curves.iter().flat_map(|(_, _, points)| points.iter().map(|point| point.1));
+    let most = values.fold(0.0, f64::max).max(1.0) * 1.1;
+    let (above, area) = area.split_vertically(KEY_HEIGHT);
+    key(&above, "", 3, curves.iter().map(|(name, color, _)| ((*name).to_owned(), color.to_rgba())))?;
+    let mut chart = ChartBuilder::on(&area)
+        .margin(MARGIN)
+        .x_label_area_size(36)
+        .y_label_area_size(LABELS_WIDTH)
+        .build_cartesian_2d(range.clone(), 0.0..most)?;
+    chart
+        .configure_mesh()
+        .x_desc(*name)
+        .y_desc(unit)
+        .axis_style(INK)
+        .label_style(("sans-serif", 14, &INK))
+        .light_line_style(WHITE)
+        .bold_line_style(GRID)
+        .y_label_formatter(&|value| label(*value, most))
+        .draw()?;
+    for (_, color, points) in curves {
+        chart.draw_series(LineSeries::new(points.iter().copied(), color.stroke_width(2)))?;
+    }
+    Ok(())
 }
 
 /// What colours stand for, from left to right: a patch `height` high, and its name.
@@ -302,11 +336,13 @@ mod tests {
         assert_eq!(rates, [2000.0, 3922.0]);
     }
 
-    /// The vertical places of a text, and of the first curve of a colour.
+    /// The vertical places of a text, and of the first curve of a colour behind it.
     fn text_and_curve(picture: &str, name: &str, color: &str) -> (i32, Vec<i32>) {
-        let text = picture[..picture.find(name).unwrap()].rsplit(" y=\"").next().unwrap();
+        let at = picture.find(name).unwrap();
+        let text = picture[..at].rsplit(" y=\"").next().unwrap();
         let text = text.split('"').next().unwrap().parse().unwrap();
-        let curve = picture.lines().find(|line| line.contains("<polyline") && line.contains(color)).unwrap();
+        let curve =
+            picture[at..].lines().find(|line| line.contains("<polyline") && line.contains(color)).unwrap();
         let points = curve.split("points=\"").nth(1).unwrap().split('"').next().unwrap();
         let places = points.split_whitespace().map(|point| point.split(',').nth(1).unwrap().parse().unwrap());
         (text, places.collect())
@@ -330,9 +366,38 @@ mod tests {
         let (key, curve) = text_and_curve(&picture, "fetched from lenders", "#D06A2C");
         assert!(curve.iter().all(|place| *place > key + 14), "{key} {curve:?}");
         assert!(picture.contains("faults in 48 ms and"), "{picture}");
+        // Nothing came in.
+        assert!(!picture.contains("local memory, MiB"));
         for count in ["1", "10"] {
             assert!(picture.contains(&format!(">\n{count}\n<")), "no {count} in the key");
         }
+    }
+
+    #[test]
+    fn what_more_memory_would_save_is_drawn() {
+        let mut report = Report::new("sort");
+        let start = Instant::now();
+        let mut detail = PagerDetail::default();
+        detail.reuse.evicted = 100_000;
+        (0..50_000).for_each(|age| detail.reuse.note_back(age));
+        for number in 0..3 {
+            let at = Duration::from_millis(50 * number);
+            report.add(
+                at,
+                Look { at: start + at, budget_frames: 2560, stats: PagerStats::default(), detail },
+                &[],
+            );
+        }
+        let path = std::env::temp_dir().join(format!("netvm-report-test-more-{}.svg", std::process::id()));
+        report.write(&path).unwrap();
+        let picture = std::fs::read_to_string(&path).unwrap();
+        std::fs::remove_file(&path).unwrap();
+        let (_, curve) = text_and_curve(&picture, "what would have come in", "#D06A2C");
+        // Down to nothing.
+        assert!(
+            curve.is_sorted() && curve.len() > 50 && curve[curve.len() - 1] - curve[0] > 150,
+            "{curve:?}"
+        );
     }
 
     #[test]
