@@ -115,7 +115,7 @@ pub struct RunArgs {
     /// Write a trace of the run, for chrome://tracing or Perfetto
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// Draw faults, transfers and local memory over time, as SVG
+    /// Draw faults, transfers and local memory over time, and what more local memory would save, as SVG
     #[arg(long, value_name = "FILE")]
     pub report: Option<PathBuf>,
     /// Allocations and mappings of at least this size become far memory
