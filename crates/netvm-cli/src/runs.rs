@@ -9,7 +9,7 @@ use netvm::pager::Erasure;
 use netvm::runfile::RunFile;
 use netvm::stats::PagerStats;
 
-use netvm_core::observe::Times;
+use netvm_core::observe::{Reuse, Times};
 
 use crate::folder;
 
@@ -168,6 +168,8 @@ pub struct Rates {
     pub prefetch_hit: Option<f64>,
     /// How long reads from lenders took.
     pub reads: Times,
+    /// Part of what was brought in that would have been with twice the local memory: an estimate (docs/design/observe.md).
+    pub in_at_twice_local: Option<f64>,
 }
 
 impl Rates {
@@ -198,6 +200,7 @@ impl Rates {
             fetch_us: part(grown(|stats| stats.fetch_ns) / 1e3, read),
             prefetch_hit: part(grown(|stats| stats.prefetch_hits), prefetched).map(|hit| hit.min(1.0)),
             reads: new.detail.reads.since(&old.detail.reads),
+            in_at_twice_local: at_twice(&new.detail.reuse.since(&old.detail.reuse), new.budget_frames),
         }
     }
 
@@ -205,6 +208,14 @@ impl Rates {
     pub fn read_us(&self, share: f64) -> Option<f64> {
         self.reads.quantile_ns(share).map(|ns| ns as f64 / 1e3)
     }
+}
+
+/// With fewer pages brought in nothing is told.
+const BACK_MIN: u64 = 100;
+
+fn at_twice(reuse: &Reuse, local_pages: u64) -> Option<f64> {
+    let back = reuse.back();
+    (back >= BACK_MIN).then(|| reuse.back_with(local_pages) as f64 / back as f64)
 }
 
 #[cfg(test)]

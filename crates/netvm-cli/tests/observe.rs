@@ -314,6 +314,20 @@ fn what_more_local_memory_saves_is_foretold() {
     assert!((foretold - found).abs() < 0.15 * now, "{foretold} foretold, {found} found: {quarter}");
     let text = run("8M", &[]).err;
     assert!(text.contains("with --local") && text.contains("netvm: 16M "), "{text}");
+    // And while it runs, of the last interval.
+    let forever = wants.replace("print(sum", "while True: sum").replace("range(40000)))", "range(4000))");
+    let mut command = netvm();
+    command.args(["run", "--local", "8M", "--tier", "lender", "--", PYTHON, "-c", &forever]);
+    let mut running = Guard(command.spawn().unwrap());
+    let pid = running.0.id();
+    until("it is told of a run that goes on", || {
+        let ratio = look(pid).and_then(|look| look["in_ratio_at_twice_local"].as_f64());
+        ratio.is_some_and(|ratio| (0.5..0.85).contains(&ratio))
+    });
+    let text = finish(netvm().args(["top", "--once", "--interval", "0.2"])).must_succeed().out();
+    assert!(text.contains("twice as much local would leave about"), "{text}");
+    netvm_sys::signal::send(pid, netvm_sys::signal::SIGTERM).unwrap();
+    assert!(wait(&mut running.0, common::PATIENCE).is_some());
     let enough = run("128M", &[]).err;
     assert!(enough.contains("nothing had to be brought in") && !enough.contains("with --local"), "{enough}");
 }

@@ -239,6 +239,17 @@ impl Reuse {
         left.max(0.0) as u64
     }
 
+    /// What was counted since `old`. A count that has become smaller is another's.
+    #[must_use]
+    pub fn since(&self, old: &Self) -> Self {
+        let grown = |new: u64, old: u64| new.checked_sub(old).unwrap_or(new);
+        Self {
+            evicted: grown(self.evicted, old.evicted),
+            rescued: grown(self.rescued, old.rescued),
+            ages: core::array::from_fn(|range| grown(self.ages[range], old.ages[range])),
+        }
+    }
+
     /// Adds another's counts.
     pub fn add(&mut self, other: &Self) {
         self.evicted = self.evicted.wrapping_add(other.evicted);
@@ -343,7 +354,9 @@ mod tests {
         assert_eq!(reuse.back_with(7), 0);
         reuse = Reuse { evicted: 1, rescued: u64::MAX, ages: [u64::MAX; AGES] };
         assert!(reuse.back_with(1) <= reuse.back());
-        reuse.add(&reuse.clone());
+        let before = reuse;
+        reuse.add(&before);
+        assert_eq!((reuse.since(&before).evicted, before.since(&before).back()), (1, 0));
         reuse.back_with(u64::MAX);
     }
 

@@ -121,6 +121,9 @@ fn to_text(run: &Run, old: &Look, look: &Look, rates: &Rates) -> String {
         pages(stats.pool_frames),
         pages(stats.pool_pages),
     );
+    if let Some(more) = more(rates) {
+        text += &format!("  more       {more}\n");
+    }
     text += &format!("  lent       {}\n", held(run, look));
     if let Some(protection) = run.protection(stats) {
         text += &format!("  pages      {protection}\n");
@@ -146,6 +149,12 @@ fn to_text(run: &Run, old: &Look, look: &Look, rates: &Rates) -> String {
         );
     }
     text
+}
+
+/// What more local memory is good for.
+fn more(rates: &Rates) -> Option<String> {
+    let part = rates.in_at_twice_local?;
+    Some(format!("twice as much local would leave about {:.0} % of what comes in", 100.0 * part))
 }
 
 /// What is at lenders of each class.
@@ -205,6 +214,7 @@ fn to_json(run: &Run, old: &Look, look: &Look, rates: &Rates) -> serde_json::Val
         "fetch_us_mean": rates.fetch_us, "prefetch_hit_ratio": rates.prefetch_hit,
         "far_bytes": stats.far_pages.saturating_mul(PAGE_BYTES),
         "local_bytes": stats.local_frames.saturating_mul(PAGE_BYTES),
+        "in_ratio_at_twice_local": rates.in_at_twice_local,
         "budget_bytes": look.budget_frames.saturating_mul(PAGE_BYTES),
         "pool_bytes": stats.pool_frames.saturating_mul(PAGE_BYTES),
         "held_bytes": held,

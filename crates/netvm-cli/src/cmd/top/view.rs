@@ -270,11 +270,10 @@ fn lines(watched: &Watched) -> Vec<Line<'static>> {
         format!("ahead     {ahead}"),
         format!("reads     {}", reads(rates).unwrap_or_else(|| "none".to_owned())),
         format!(
-            "local     {} of {}; {} of it hold {} packed",
+            "local     {} of {}{}",
             pages(stats.local_frames),
             pages(look.budget_frames),
-            pages(stats.pool_frames),
-            pages(stats.pool_pages)
+            local_is_good_for(look, rates)
         ),
         format!("lent      {}", held(run, look)),
         format!(
@@ -295,6 +294,17 @@ fn lines(watched: &Watched) -> Vec<Line<'static>> {
         lines.push(format!("left      {} pages moved: {}", stats.pages_moved, left.join(", ")));
     }
     lines.into_iter().map(Line::from).collect()
+}
+
+/// What is packed in it, or what more of it would save, as there is one line.
+fn local_is_good_for(look: &Look, rates: &Rates) -> String {
+    let stats = &look.stats;
+    match rates.in_at_twice_local {
+        Some(part) if stats.pool_frames == 0 => {
+            format!("; twice as much would leave {:.0} % of what comes in", 100.0 * part)
+        }
+        _ => format!("; {} of it hold {} packed", pages(stats.pool_frames), pages(stats.pool_pages)),
+    }
 }
 
 /// From so many lines on for curves, bars and processes there is room for the processes.
