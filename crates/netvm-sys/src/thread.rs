@@ -2,7 +2,7 @@
 
 use std::io::{self, Write};
 use std::os::fd::RawFd;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
 /// Gives the calling thread a descriptor table of its own, with only `keep` of the old one open in it.
@@ -51,7 +51,7 @@ pub fn start(stack_bytes: usize, first: Option<fn()>, body: Box<dyn FnOnce() + S
     let error = unsafe {
         let mut attributes = std::mem::zeroed();
         libc::pthread_attr_init(&mut attributes);
-        libc::pthread_attr_setstacksize(&mut attributes, stack_bytes + spare_bytes);
+        libc::pthread_attr_setstacksize(&mut attributes, stack_bytes + spare_bytes + thread_local_bytes());
         libc::pthread_attr_setdetachstate(&mut attributes, libc::PTHREAD_CREATE_DETACHED);
         let mut thread = std::mem::zeroed();
         let error = libc::pthread_create(&mut thread, &attributes, enter, start.cast());
@@ -64,6 +64,34 @@ pub fn start(stack_bytes: usize, first: Option<fn()>, body: Box<dyn FnOnce() + S
     // SAFETY: no thread was started, so the box is still ours.
     drop(unsafe { Box::from_raw(start) });
     Err(io::Error::from_raw_os_error(error))
+}
+
+/// What the C library takes of each thread's stack, for thread-local memory of the program and its libraries: as much as they want.
+fn thread_local_bytes() -> usize {
+    /// Found once: a child of a fork must not look for it.
+    static BYTES: AtomicUsize = AtomicUsize::new(0);
+    let known = BYTES.load(Ordering::Relaxed);
+    if known != 0 {
+        return known;
+    }
+    // SAFETY: the name is a C string; where the C library has such a function it takes attributes, and returns how long a stack must be.
+    let bytes = unsafe {
+        let found = libc::dlsym(libc::RTLD_DEFAULT, c"__pthread_get_minstack".as_ptr());
+        let mut attributes = std::mem::zeroed();
+        if found.is_null() || libc::pthread_attr_init(&mut attributes) != 0 {
+            libc::PTHREAD_STACK_MIN
+        } else {
+            let least: unsafe extern "C" fn(*const libc::pthread_attr_t) -> usize =
+                std::mem::transmute(found);
+            let bytes = least(&attributes);
+            libc::pthread_attr_destroy(&mut attributes);
+            bytes
+        }
+    };
+    // Whole pages.
+    let bytes = bytes.next_multiple_of(4096);
+    BYTES.store(bytes, Ordering::Relaxed);
+    bytes
 }
 
 struct Start {
