@@ -1,7 +1,7 @@
 //! Where far memory comes from: the pager, or for tests of the interposition plain local memory.
 
 use crate::tls::words;
-use crate::{small, sys};
+use crate::{privileges, small, sys};
 use netvm::Error;
 use netvm::pager::{BlockAt, Pager, PagerConfig, PagerError};
 use netvm::runfile::RunFile;
@@ -143,7 +143,10 @@ impl PagerFar {
             run: Some(Arc::clone(run)),
             name: name.trim_end().to_owned(),
             // Nothing that the pager's thread allocates may be far memory.
-            thread_hook: Some(|| words().internal.set(1)),
+            thread_hook: Some(|| {
+                words().internal.set(1);
+                privileges::put_aside();
+            }),
             ..PagerConfig::default()
         };
         Pager::start(config).map(|pager| Self { pager }).map_err(|error| error.to_string())

@@ -139,6 +139,7 @@ unsafe extern "C" fn prepare() {
     HEAP.hold();
     SPACE.hold();
     if let Some(far) = run::started() {
+        let _root = privileges::Regained::get();
         far.fork_prepare(std::ptr::from_ref(&mask) as usize, files);
     }
 }
@@ -175,7 +176,10 @@ unsafe extern "C" fn child() {
         // SAFETY: of all threads there is only this one, and it is not in the list.
         unsafe { _IO_list_resetlock() };
     }
-    let adopted = far.map_or(Ok(()), |far| far.fork_child());
+    let adopted = far.map_or(Ok(()), |far| match privileges::Regained::get() {
+        Some(root) => root.around(|| far.fork_child()),
+        None => far.fork_child(),
+    });
     let mask = let_go();
     if let Err(why) = adopted {
         run::do_without();

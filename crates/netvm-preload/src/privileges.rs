@@ -6,9 +6,11 @@
 
 use crate::real::around;
 use crate::run;
+use crate::sys::{self, raw};
 use libc::uid_t;
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 #[allow(non_upper_case_globals, reason = "named as the functions are")]
 mod real {
@@ -60,9 +62,14 @@ pub(crate) fn after_fork() {
 
 /// Only root has much to lose, and does when it becomes `user`.
 fn start_before(user: uid_t) {
-    const UNCHANGED: uid_t = uid_t::MAX;
     // SAFETY: no arguments.
-    if user == 0 || user == UNCHANGED || unsafe { libc::geteuid() } != 0 {
+    if user == 0 || user == uid_t::MAX || unsafe { libc::geteuid() } != 0 {
+        return;
+    }
+    // Who keeps its capabilities sets them by itself, in this thread only; the C library then finds that another one, as the pager's, may not do
+    // what this one may, and aborts.
+    // SAFETY: no pointers.
+    if unsafe { libc::prctl(libc::PR_GET_KEEPCAPS, 0, 0, 0, 0) } == 1 {
         return;
     }
     let may_start = PROCESS.load(Ordering::Relaxed) == std::process::id() && !OF_MANY.load(Ordering::Relaxed);
@@ -70,6 +77,88 @@ fn start_before(user: uid_t) {
         run::try_to_start();
     }
 }
+
+/// Root again, where the process has only put that aside (seteuid): a fork makes connections, and the child's userfaultfd, as the process did at its start.
+/// Of this thread only, which has all signals blocked; it is what it was when this is dropped.
+pub(crate) struct Regained {
+    user: uid_t,
+    files_user: usize,
+    dumpable: i32,
+    parent_death: i32,
+}
+
+impl Regained {
+    /// `None`: nothing has been put aside.
+    pub(crate) fn get() -> Option<Self> {
+        let (mut real, mut user, mut saved) = (0, 0, 0);
+        // SAFETY: three locals.
+        unsafe { libc::getresuid(&mut real, &mut user, &mut saved) };
+        if user == 0 || (real != 0 && saved != 0) {
+            return None;
+        }
+        let mut parent_death = 0;
+        // SAFETY: a local that outlives the call, and numbers only. What is no user tells who it is for files.
+        let (dumpable, files_user) = unsafe {
+            libc::prctl(libc::PR_GET_PDEATHSIG, &raw mut parent_death);
+            let files_user = raw(libc::SYS_setfsuid, [UNCHANGED, 0, 0, 0, 0, 0]) as usize;
+            (libc::prctl(libc::PR_GET_DUMPABLE, 0, 0, 0, 0), files_user)
+        };
+        // SAFETY: numbers only. The C library's function would do so in all threads.
+        let became = unsafe { raw(libc::SYS_setresuid, [UNCHANGED, 0, UNCHANGED, 0, 0, 0]) };
+        (became == 0).then_some(Self { user, files_user, dumpable, parent_death })
+    }
+}
+
+/// Who a thread becomes that is started meanwhile; `uid_t::MAX`: nobody waits for one.
+static BECOMES: AtomicU32 = AtomicU32::new(uid_t::MAX);
+/// It is there soon.
+const SOON: Duration = Duration::from_millis(500);
+
+impl Regained {
+    /// Starts a thread by `start`, if that succeeds, which calls [`put_aside`] first: the C library expects the same of all threads, and ends processes
+    /// where one may what another may not.
+    pub(crate) fn around<T, E>(self, start: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
+        BECOMES.store(self.user, Ordering::Release);
+        let started = start();
+        let since = Instant::now();
+        while started.is_ok() && BECOMES.load(Ordering::Acquire) != uid_t::MAX && since.elapsed() < SOON {
+            std::thread::yield_now();
+        }
+        BECOMES.store(uid_t::MAX, Ordering::Release);
+        started
+    }
+}
+
+/// By a new thread of this library: its privileges are what the process's are.
+pub(crate) fn put_aside() {
+    let user = BECOMES.load(Ordering::Acquire);
+    if user != uid_t::MAX {
+        // SAFETY: numbers only.
+        unsafe { raw(libc::SYS_setresuid, [UNCHANGED, user as usize, UNCHANGED, 0, 0, 0]) };
+        BECOMES.store(uid_t::MAX, Ordering::Release);
+    }
+}
+
+impl Drop for Regained {
+    fn drop(&mut self) {
+        // SAFETY: numbers only. Who may become root may become what it was, and the others are what the kernel resets with it.
+        unsafe {
+            if raw(libc::SYS_setresuid, [UNCHANGED, self.user as usize, UNCHANGED, 0, 0, 0]) != 0 {
+                sys::give_up("a process cannot put its privileges aside again");
+            }
+            raw(libc::SYS_setfsuid, [self.files_user, 0, 0, 0, 0, 0]);
+            if self.dumpable == 1 {
+                libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0);
+            }
+            if self.parent_death != 0 {
+                libc::prctl(libc::PR_SET_PDEATHSIG, self.parent_death);
+            }
+        }
+    }
+}
+
+/// No change of a user, in system calls.
+const UNCHANGED: usize = uid_t::MAX as usize;
 
 /// Somebody else's number.
 const NOBODY: uid_t = 65_534;

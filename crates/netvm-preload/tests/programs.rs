@@ -280,6 +280,21 @@ fn children_of_another_user_have_far_memory_or_do_without() {
     assert_eq!(out, format!("{orphans}\nok\n"), "{said}");
 }
 
+/// The lender's socket is in a folder that only root may enter.
+#[test]
+fn children_of_a_process_that_has_put_root_aside_have_far_memory() {
+    let Some(output) = run_with_pager("aside", 0, 131_072) else { return };
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    println!("children_of_a_process_that_has_put_root_aside: {}", said.trim());
+    assert!(said == "ok\n" || said.starts_with("skipped"), "{said}");
+}
+
+#[test]
+fn thread_local_memory_takes_no_stack_of_ours() {
+    run_with_local_area("tls");
+    run_with_pager("tls", 0, 131_072);
+}
+
 /// Which by then may not use userfaultfd any more.
 #[test]
 fn workers_that_give_their_privileges_up_have_far_memory() {
