@@ -208,13 +208,27 @@ extern "C" fn begin() {
     }
 }
 
+/// Bytes that this process found no room for, 0 for none.
+static NO_ROOM: AtomicUsize = AtomicUsize::new(0);
+/// Who gets one in so many of them has made do with less, as runtimes do that ask for half of it, and half of that.
+const MADE_DO: usize = 16;
+
 /// ENOMEM: the area has no room for so many bytes. `netvm run` says what to do.
 #[cold]
 pub(crate) fn no_room(bytes: usize) -> i32 {
+    NO_ROOM.fetch_max(bytes, Ordering::Relaxed);
     if let Some(run) = RUN.get() {
         run.note_no_room(bytes as u64);
     }
     libc::ENOMEM
+}
+
+/// So many bytes were found.
+pub(crate) fn had_room(bytes: usize) {
+    let wanted = NO_ROOM.load(Ordering::Relaxed);
+    if wanted != 0 && bytes >= wanted / MADE_DO && NO_ROOM.swap(0, Ordering::Relaxed) != 0 {
+        RUN.get().inspect(|run| run.note_made_do(wanted as u64));
+    }
 }
 
 /// Runs at exit.

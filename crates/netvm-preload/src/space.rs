@@ -67,6 +67,7 @@ impl Space {
             self.free.put(address, bytes);
             return Err(errno);
         }
+        run::had_room(bytes);
         self.owned.set(address, address + bytes, kind);
         Ok(address)
     }

@@ -200,6 +200,12 @@ impl RunFile {
         self.word(NO_ROOM).fetch_max(bytes, Relaxed);
     }
 
+    /// The process that noted `bytes` goes on with less.
+    pub fn note_made_do(&self, bytes: u64) {
+        // Another one may have noted more.
+        let _ = self.word(NO_ROOM).compare_exchange(bytes, 0, Relaxed, Relaxed);
+    }
+
     /// The most bytes for which a process had no addresses, if any did not.
     pub fn no_room(&self) -> Option<u64> {
         Some(self.word(NO_ROOM).load(Relaxed)).filter(|&bytes| bytes > 0)
