@@ -4,7 +4,7 @@ mod common;
 
 use common::{Done, Folder, Guard, Lender, can_run, finish, netvm, wait};
 use serde_json::Value;
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpListener;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -544,4 +544,42 @@ fn a_demo_ends_by_the_signal_that_ends_it() {
     demo.stderr.take().unwrap().read_to_string(&mut said).unwrap();
     let status = demo.wait().unwrap();
     assert_eq!((std::os::unix::process::ExitStatusExt::signal(&status), said.as_str()), (Some(15), ""));
+}
+
+/// As schedulers of jobs send them.
+#[test]
+fn signals_that_mean_what_a_program_wants_are_handed_on() {
+    if !can_run("signals_that_mean_what_a_program_wants_are_handed_on", &["/bin/bash"]) {
+        return;
+    }
+    let script = "trap 'echo one' USR1; trap 'echo two' USR2; trap 'echo time' XCPU; trap 'echo real; exit 7' RTMIN+3\n\
+        echo ready; while :; do sleep 0.02; done";
+    let mut command = netvm();
+    command.args(["run", "--local", "8M", "--", "/bin/bash", "-c", script]);
+    let mut run = Guard(command.stdout(Stdio::piped()).spawn().unwrap());
+    let mut said = BufReader::new(run.0.stdout.take().unwrap()).lines();
+    let mut line = || said.next().unwrap().unwrap();
+    assert_eq!(line(), "ready");
+    for (signal, word) in [("USR1", "one"), ("USR2", "two"), ("XCPU", "time"), ("RTMIN+3", "real")] {
+        common::signal(run.0.id(), signal);
+        assert_eq!(line(), word);
+    }
+    assert_eq!(wait(&mut run.0, common::PATIENCE).unwrap().code(), Some(7));
+}
+
+#[test]
+fn a_limit_of_the_size_of_files_is_named() {
+    let limited = |blocks: &str| {
+        let mut command = Command::new("sh");
+        command.args([
+            "-c",
+            &format!("ulimit -f {blocks}; exec \"$0\" run --local 8M --lend-size 64M -- echo started"),
+        ]);
+        finish(command.arg(env!("CARGO_BIN_EXE_netvm")))
+    };
+    for blocks in ["0", "1000"] {
+        let done = limited(blocks);
+        assert_eq!(done.status.code(), Some(125), "{done:?}");
+        assert!(done.err.contains("ulimit -f") && done.out().is_empty(), "{}", done.err);
+    }
 }

@@ -124,6 +124,11 @@ pub fn end_at_closed_pipes() {
     unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }
 
+/// Signals that mean what a program wants them to, as schedulers of jobs send them; they end who does nothing about them.
+pub fn of_programs() -> impl Iterator<Item = i32> {
+    [libc::SIGUSR1, libc::SIGUSR2, libc::SIGXCPU].into_iter().chain(libc::SIGRTMIN()..=libc::SIGRTMAX())
+}
+
 /// Sends a signal to a process.
 ///
 /// # Errors

@@ -339,7 +339,9 @@ pub fn execute(
     elf::check(&path)?;
     let preload = preload_list(&find_preload()?)?;
     // Before any thread: the threads of this process must not take the signals.
-    let signals = Signals::block(&[SIGCHLD, SIGTERM, SIGHUP, SIGINT, SIGQUIT]);
+    let mut handed_on = vec![SIGCHLD, SIGTERM, SIGHUP, SIGINT, SIGQUIT];
+    handed_on.extend(netvm_sys::signal::of_programs());
+    let signals = Signals::block(&handed_on);
     let folder = Folder::create()?;
     let mut lenders = args.lender.clone();
     let mut names = lenders.clone();

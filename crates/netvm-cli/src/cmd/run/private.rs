@@ -61,6 +61,18 @@ const SLAB: Size = Size(16 << 20);
 /// Between the end of a lender's connections and its own, while its file is freed.
 const DEATH: Duration = Duration::from_millis(200);
 
+/// The limit of the size of files, in bytes, if there is one.
+fn file_bytes_max() -> Option<u64> {
+    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
+    limits
+        .lines()
+        .find_map(|line| line.strip_prefix("Max file size"))?
+        .split_whitespace()
+        .next()?
+        .parse()
+        .ok()
+}
+
 impl PrivateLender {
     /// Starts one that lends memory, or a file in `folder`.
     pub fn start(
@@ -79,6 +91,13 @@ impl PrivateLender {
                     folder.display()
                 ),
             });
+        }
+        // What is lent is a file, also where it is memory.
+        if let Some(most) = file_bytes_max().filter(|&most| most < size.0) {
+            return Err(format!(
+                "a lender of {size} of its own is more than files may have here, {}: raise that limit (ulimit -f), or ask for less",
+                Size(most)
+            ));
         }
         let program =
             std::env::current_exe().map_err(|error| format!("cannot find netvm itself: {error}"))?;

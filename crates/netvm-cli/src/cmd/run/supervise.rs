@@ -2,7 +2,7 @@
 
 use netvm::runfile::RunFile;
 use netvm_sys::descendants::{Descendants, has_ended};
-use netvm_sys::signal::{SIGCHLD, Signals};
+use netvm_sys::signal::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, Signals};
 use netvm_sys::stat::Stat;
 use std::cell::Cell;
 use std::process::{Child, ExitStatus};
@@ -17,6 +17,9 @@ const LOOK: Duration = Duration::from_secs(1);
 const LOOK_AT_REST: Duration = Duration::from_millis(500);
 /// Those that end with the program are no background.
 const GRACE: Duration = Duration::from_millis(20);
+
+/// What ends the waiting for processes in the background.
+const ENDING: [i32; 4] = [SIGTERM, SIGHUP, SIGINT, SIGQUIT];
 
 pub struct Supervisor<'a> {
     run: &'a Arc<RunFile>,
@@ -91,7 +94,7 @@ impl<'a> Supervisor<'a> {
             match netvm_sys::thread::poll(&mut fds, Some(LOOK_AT_REST)) {
                 Ok(0) | Err(_) => self.tell_of_trouble(),
                 // Told to stop: their memory goes with the lender.
-                Ok(_) if self.signals.wait() != SIGCHLD => return,
+                Ok(_) if ENDING.contains(&self.signals.wait()) => return,
                 Ok(_) => {}
             }
         }
