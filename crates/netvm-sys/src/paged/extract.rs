@@ -42,7 +42,11 @@ pub(super) fn drop_together(
     }
     // SAFETY: the pages are ours (checked), and protected by the caller's promise: they hold what the caller knows, and whoever writes to
     // one faults, and waits for the caller.
-    let dropped = unsafe { together.drop(&leaving[..count]) }?;
+    let dropped = match unsafe { together.drop(&leaving[..count]) } {
+        // The first is locked in memory.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => 0,
+        dropped => dropped?,
+    };
     for (left, _) in left.iter_mut().zip(&there).filter(|(_, there)| **there).take(dropped) {
         *left = true;
     }
@@ -194,7 +198,7 @@ impl PagedArea {
             return Err(if is_missing { ExtractError::Missing } else { os(error) });
         }
         // SAFETY: our page, its contents now live in the frame.
-        unsafe { raw::madvise(page, PAGE_BYTES, libc::MADV_DONTNEED) }.map_err(os)
+        unsafe { raw::madvise(page, PAGE_BYTES, libc::MADV_DONTNEED) }.map_err(unless_locked)
     }
 
     /// Moves installed pages inside the area (mremap). Returns how many were moved, as [`PagedArea::extract`].
@@ -284,6 +288,14 @@ impl Pagemap {
         let mut word = [0; 8];
         self.0.read_exact_at(&mut word, (address / PAGE_BYTES * size_of::<u64>()) as u64)?;
         Ok(u64::from_ne_bytes(word) & PRESENT_OR_SWAPPED != 0)
+    }
+}
+
+/// A page that is locked in memory (mlock) stays.
+fn unless_locked(error: io::Error) -> ExtractError {
+    match error.raw_os_error() {
+        Some(libc::EINVAL) => ExtractError::Busy,
+        _ => ExtractError::Os(error),
     }
 }
 

@@ -33,7 +33,8 @@ pub(super) struct Taken {
 impl Engine {
     /// Frames that should be free, cached or about to be.
     pub(super) fn reserve(&self) -> usize {
-        (self.local_frames / RESERVE_PART).max(RESERVE_FRAMES_MIN)
+        // Who has next to nothing uses most of it: one access may need several pages at once.
+        (self.local_frames / RESERVE_PART).max(RESERVE_FRAMES_MIN.min(self.local_frames / 4))
     }
 
     fn available(&self) -> usize {
@@ -104,12 +105,15 @@ impl Engine {
             }
             if self.free.is_empty() {
                 // The pool keeps its part of what is left.
-                self.shrink_pool(self.tier.choice.frames(self.local_frames.saturating_sub(excess)))?;
+                self.shrink_pool(self.pool_frames_max(self.local_frames.saturating_sub(excess)))?;
             }
             if self.free.is_empty() {
+                let before = self.local_frames;
                 let taken = self.evict_unpacked()?;
                 self.finish_all()?;
-                if taken == 0 {
+                // What the program had dropped is gone, too; and behind what the kernel holds there may be others.
+                excess = excess.saturating_sub(before.saturating_sub(self.local_frames));
+                if taken == 0 && (self.mapped.is_empty() || self.busy_streak > self.mapped.len()) {
                     return Ok(());
                 }
                 continue;

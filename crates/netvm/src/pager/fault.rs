@@ -61,7 +61,8 @@ impl Engine {
             PageState::Untouched => {
                 let ahead = self.ahead(page);
                 let units = if ahead.step == 1 { ahead.map } else { 1 };
-                self.zero_fill(page, units * self.unit - page % self.unit, fault)
+                let pages = if self.has_room_for_units() { units * self.unit - page % self.unit } else { 1 };
+                self.zero_fill(page, pages, fault)
             }
             PageState::Cached
             | PageState::Fetching
@@ -384,6 +385,9 @@ impl Engine {
         if ahead.step == 1 && unit == 1 {
             return self.bring_in(page, ahead.map);
         }
+        if !self.has_room_for_units() {
+            return self.bring_in(page, 1);
+        }
         if ahead.step == 1 {
             self.bring_in(first * unit, ahead.map * unit)?;
             return self.bring_in(page, 1);
@@ -399,6 +403,14 @@ impl Engine {
         }
         self.bring_in(first * unit, unit)?;
         self.bring_in(page, 1)
+    }
+
+    /// Whether there is room for some units, beside what is pinned: one access may need two of them at once.
+    fn has_room_for_units(&self) -> bool {
+        let unpinned = self.local_frames.saturating_sub(self.pins.count() as usize);
+        self.unit == 1
+            || unpinned >= 3 * self.unit as usize
+            || (self.pins.is_empty() && self.budget.may_grow())
     }
 
     /// Whether pages that nobody waits for may come before one that somebody does.

@@ -134,6 +134,8 @@ impl Engine {
         }
         // Other shards give what it needs.
         self.budget.set_pinned(pinned);
+        // What is packed makes room for pages as they are.
+        self.shrink_pool(self.pool_frames_max(self.local_frames))?;
         let result = self.bring_all_in(pages.clone());
         if result.is_err() {
             self.unpin(pages);

@@ -50,7 +50,9 @@ impl Engine {
     fn copy_out(&mut self, pages: Range<u32>, copy: &mut LocalCopy) -> Result<()> {
         let mut from = pages.start;
         while let Some(first) = self.table.next_touched(from..pages.end) {
-            let end = pages.end.min(first + EVICT_PAGES as u32);
+            // All of them must be here at once, also in a process that has next to nothing.
+            let unpinned = self.local_frames.saturating_sub(self.pins.count() as usize);
+            let end = pages.end.min(first + (unpinned / 4).clamp(1, EVICT_PAGES) as u32);
             self.gather(first..end)?;
             for page in first..end {
                 let offset = (page - pages.start) as usize * PAGE_BYTES;

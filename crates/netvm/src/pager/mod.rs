@@ -352,8 +352,14 @@ impl Pager {
     /// them, unless they are a multiple of [`STRIPE_BYTES`] times the shards apart.
     ///
     /// # Errors
-    /// EINVAL outside the area or off page boundaries.
+    /// EINVAL outside the area, off page boundaries, or where the ranges overlap.
     pub fn relocate(&self, old: usize, new: usize, bytes: usize) -> Result<()> {
+        if old.abs_diff(new) < bytes {
+            return Err(system(
+                "move far memory onto itself",
+                std::io::Error::from_raw_os_error(libc::EINVAL),
+            ));
+        }
         self.relocate_pieces(old, new, bytes)
     }
 

@@ -344,7 +344,7 @@ impl Engine {
         let Some(bytes) = bytes else { return Ok(false) };
         let mut frame_left = true;
         if self.tier.pool.free_chunks() < PackedPool::chunks_of(bytes) {
-            if self.tier.pool.frames() >= self.tier.choice.frames(self.local_frames) {
+            if self.tier.pool.frames() >= self.pool_frames_max(self.local_frames) {
                 return Ok(false);
             }
             if self.tier.spare.is_none() {
@@ -444,7 +444,7 @@ impl Engine {
             self.tier.forget_slowly();
             self.stats.pool_changes = self.tier.choice.changes();
         }
-        let target = self.tier.choice.frames(self.local_frames);
+        let target = self.pool_frames_max(self.local_frames);
         let (frames, free) = (self.tier.pool.frames(), self.tier.pool.free_chunks());
         if frames == 0 {
             let spare = self.tier.spare.take();
@@ -526,7 +526,17 @@ impl Engine {
             return Ok(true);
         }
         self.use_spare();
-        Ok(self.spill(1)? > 0)
+        let spilled = self.spill(1)?;
+        // A page that a lender has already needed no frame on its way.
+        if self.tier.spare.is_none() && self.tier.pool.frames() > 0 && self.in_flight() == 0 {
+            self.tier.spare = self.free.take_run(1).map(|(frame, _)| frame as u32);
+        }
+        Ok(spilled > 0)
+    }
+
+    /// Most frames the pool may have of `local` frames: a quarter always holds pages as they are that are not pinned.
+    pub(super) fn pool_frames_max(&self, local: usize) -> usize {
+        self.tier.choice.frames(local).min((local - local / 4).saturating_sub(self.pins.count() as usize))
     }
 
     /// Makes the pool smaller until it has at most `frames` frames, as far as possible at once. What it gives is free.
