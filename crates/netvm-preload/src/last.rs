@@ -52,7 +52,8 @@ extern "C" fn ends(round: *mut c_void) {
     unsafe { libc::exit(0) }
 }
 
-fn has_others() -> bool {
+/// Whether the program has other threads than the calling one.
+pub(crate) fn has_others() -> bool {
     let _internal = Internal::enter();
     netvm_sys::thread::has_others(&NAMES)
 }

@@ -4,10 +4,11 @@
 //! Whether it will need far memory nobody knows, so what fails is told when it does. Nothing is started in the child of a fork of a process with
 //! several threads: such a child mostly becomes another program, and until then may only do what a handler of a signal may.
 
+use crate::last;
 use crate::real::around;
 use crate::run;
 use crate::sys::{self, raw};
-use libc::uid_t;
+use libc::{gid_t, uid_t};
 use std::ffi::{c_char, c_int};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -22,6 +23,11 @@ mod real {
         setreuid = c"setreuid",
         setresuid = c"setresuid",
         chroot = c"chroot",
+        setgid = c"setgid",
+        setegid = c"setegid",
+        setregid = c"setregid",
+        setresgid = c"setresgid",
+        setgroups = c"setgroups",
     }
 }
 
@@ -64,12 +70,6 @@ pub(crate) fn after_fork() {
 fn start_before(user: uid_t) {
     // SAFETY: no arguments.
     if user == 0 || user == uid_t::MAX || unsafe { libc::geteuid() } != 0 {
-        return;
-    }
-    // Who keeps its capabilities sets them by itself, in this thread only; the C library then finds that another one, as the pager's, may not do
-    // what this one may, and aborts.
-    // SAFETY: no pointers.
-    if unsafe { libc::prctl(libc::PR_GET_KEEPCAPS, 0, 0, 0, 0) } == 1 {
         return;
     }
     let may_start = PROCESS.load(Ordering::Relaxed) == std::process::id() && !OF_MANY.load(Ordering::Relaxed);
@@ -183,3 +183,50 @@ around!(
     /// chroot(2): the lenders' sockets are elsewhere.
     chroot(path: *const c_char) -> c_int, start_before(NOBODY)
 );
+
+/// Whether a change of groups is for the calling thread alone, which is all there is of the program: it has kept its capabilities over setuid, and
+/// may do what this library's threads may not. The C library has all threads change, and ends processes where only some can.
+fn changes_alone() -> bool {
+    // SAFETY: numbers only.
+    let keeps = unsafe { libc::geteuid() != 0 && libc::prctl(libc::PR_GET_KEEPCAPS, 0, 0, 0, 0) == 1 };
+    keeps && run::is_routed() && run::started().is_some() && !last::has_others()
+}
+
+/// Defines functions that change groups, by the system call of this name where that is to be done.
+macro_rules! change_of_groups {
+    ($($(#[$doc:meta])* $name:ident = $number:ident($($argument:ident: $type:ty),*) as [$($word:expr),*];)*) => {
+        $(
+            $(#[$doc])*
+            ///
+            /// # Safety
+            /// As the C library's.
+            #[unsafe(no_mangle)]
+            pub unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
+                if changes_alone() {
+                    let mut words = [0; 6];
+                    words.iter_mut().zip([$($word),*]).for_each(|(word, argument)| *word = argument);
+                    // SAFETY: forwarded from the caller.
+                    return sys::as_in_c(unsafe { raw(libc::$number, words) }) as c_int;
+                }
+                type Real = unsafe extern "C" fn($($type),*) -> c_int;
+                // SAFETY: this is the C library's function of that name, whose type POSIX and the manual give.
+                let real = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Real>(real::$name.address()) };
+                // SAFETY: forwarded from the caller.
+                unsafe { real($($argument),*) }
+            }
+        )*
+    };
+}
+
+change_of_groups! {
+    /// setgid(2).
+    setgid = SYS_setgid(group: gid_t) as [group as usize];
+    /// setegid(2).
+    setegid = SYS_setresgid(group: gid_t) as [UNCHANGED, group as usize, UNCHANGED];
+    /// setregid(2).
+    setregid = SYS_setregid(real_group: gid_t, group: gid_t) as [real_group as usize, group as usize];
+    /// setresgid(2).
+    setresgid = SYS_setresgid(real_group: gid_t, group: gid_t, saved: gid_t) as [real_group as usize, group as usize, saved as usize];
+    /// setgroups(2).
+    setgroups = SYS_setgroups(count: usize, groups: *const gid_t) as [count, groups as usize];
+}

@@ -289,6 +289,15 @@ fn children_of_a_process_that_has_put_root_aside_have_far_memory() {
     assert!(said == "ok\n" || said.starts_with("skipped"), "{said}");
 }
 
+/// Of which the pager's thread has none.
+#[test]
+fn a_process_that_keeps_capabilities_changes_its_groups() {
+    let Some(output) = run_with_pager("keeps", 0, 131_072) else { return };
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    println!("a_process_that_keeps_capabilities_changes_its_groups: {}", said.trim());
+    assert!(said == "ok\n" || said.starts_with("skipped"), "{said}");
+}
+
 #[test]
 fn thread_local_memory_takes_no_stack_of_ours() {
     run_with_local_area("tls");
