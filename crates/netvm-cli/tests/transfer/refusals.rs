@@ -66,8 +66,10 @@ fn who_is_told_to_stop_while_it_waits_leaves_no_socket() {
     let socket = folder.path("socket");
     for signal in [netvm_sys::signal::SIGTERM, netvm_sys::signal::SIGINT] {
         let listen = format!("unix:{}", socket.display());
-        let mut command = netvm();
-        command.arg("recv").arg(&target).args(["--listen", &listen]).stderr(std::process::Stdio::null());
+        // Whoever runs the tests in the background may have had SIGINT ignored.
+        let mut command = std::process::Command::new("env");
+        command.args(["--default-signal=INT", env!("CARGO_BIN_EXE_netvm"), "recv"]).arg(&target);
+        command.args(["--listen", &listen]).stderr(std::process::Stdio::null());
         let mut receiver = common::Guard(command.spawn().unwrap());
         common::until("it listens", || socket.exists());
         netvm_sys::signal::send(receiver.0.id(), signal).unwrap();
