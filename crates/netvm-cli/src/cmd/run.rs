@@ -54,7 +54,7 @@ becomes by exec, a run says so; of other processes, as those that are started wi
 Examples:
   netvm run --local 256M -- ./solver                               a private lender on this machine
   netvm run --local 1G --lender a:7070 --lender b:7070 --secret key -- python3 job.py
-  netvm run --local 256M --explain -- ./solver                     and what more local memory would save
+  netvm run --local 256M --explain -- ./solver                     and what more memory would save
   netvm run --lender a:7070 --lender b:7070 --replicas 2 -- ./solver     either of the two may die
   netvm run --local 1G --lender a:7070 --file /var/tmp:64G -- ./solver   what a has no room for goes to a file
   netvm run --lender a:7070 --lender b:7070 --lender c:7070 --erasure 2+1 -- ./solver     the same for half as much more memory, not twice
