@@ -101,15 +101,19 @@ struct File {
 unsafe fn far_files() -> Vec<usize> {
     let mut places = Vec::new();
     if malloc::is_own() {
-        // SAFETY: the caller's contract: nobody changes the list meanwhile. Its FILEs are there as long as they are in it, and faults are served.
+        // SAFETY: the caller's contract: nobody changes the list meanwhile.
         let mut next = unsafe { _IO_list_all };
-        // SAFETY: as above.
-        while let Some(file) = unsafe { next.as_ref() } {
-            let at = std::ptr::from_ref(file).addr();
-            // The last word that is used lies behind `lock`, or is what it points to.
-            let words = [at, at + size_of::<File>() - 1, file.lock.addr(), file.lock.addr() + 15];
+        while !next.is_null() {
+            let file = next;
+            // Other threads may use it: nothing refers to all of it.
+            // SAFETY: it is there as long as it is in the list, and faults are served.
+            let (lock, behind) = unsafe {
+                ((&raw const (*file).lock).read_volatile(), (&raw const (*file).next).read_volatile())
+            };
+            // The last word that is used is `lock`, or what it points to.
+            let words = [file.addr(), file.addr() + size_of::<File>() - 1, lock.addr(), lock.addr() + 15];
             places.extend(words.into_iter().filter(|&word| run::is_far(word)));
-            next = file.next;
+            next = behind;
         }
         places.dedup_by_key(|place| *place / sys::PAGE_BYTES);
     }

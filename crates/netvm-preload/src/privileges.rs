@@ -88,8 +88,11 @@ pub(crate) struct Regained {
 }
 
 impl Regained {
-    /// `None`: nothing has been put aside.
+    /// `None`: nothing has been put aside, or there is no far memory.
     pub(crate) fn get() -> Option<Self> {
+        if run::is_orphaned() {
+            return None;
+        }
         let (mut real, mut user, mut saved) = (0, 0, 0);
         // SAFETY: three locals.
         unsafe { libc::getresuid(&mut real, &mut user, &mut saved) };
@@ -109,22 +112,24 @@ impl Regained {
     }
 }
 
-/// Who a thread becomes that is started meanwhile; `uid_t::MAX`: nobody waits for one.
+/// Who a thread becomes that is started meanwhile; `uid_t::MAX`: nobody else.
 static BECOMES: AtomicU32 = AtomicU32::new(uid_t::MAX);
-/// It is there soon.
+/// So long the process waits until it has; it does all the same when it comes to run.
 const SOON: Duration = Duration::from_millis(500);
 
 impl Regained {
-    /// Starts a thread by `start`, if that succeeds, which calls [`put_aside`] first: the C library expects the same of all threads, and ends processes
-    /// where one may what another may not.
+    /// Has `start` start a thread, which calls [`put_aside`] first: the C library expects the same of all threads, and ends processes where one
+    /// may what another may not.
     pub(crate) fn around<T, E>(self, start: impl FnOnce() -> Result<T, E>) -> Result<T, E> {
         BECOMES.store(self.user, Ordering::Release);
         let started = start();
+        if started.is_err() {
+            BECOMES.store(uid_t::MAX, Ordering::Release);
+        }
         let since = Instant::now();
-        while started.is_ok() && BECOMES.load(Ordering::Acquire) != uid_t::MAX && since.elapsed() < SOON {
+        while BECOMES.load(Ordering::Acquire) != uid_t::MAX && since.elapsed() < SOON {
             std::thread::yield_now();
         }
-        BECOMES.store(uid_t::MAX, Ordering::Release);
         started
     }
 }
@@ -133,19 +138,25 @@ impl Regained {
 pub(crate) fn put_aside() {
     let user = BECOMES.load(Ordering::Acquire);
     if user != uid_t::MAX {
-        // SAFETY: numbers only.
-        unsafe { raw(libc::SYS_setresuid, [UNCHANGED, user as usize, UNCHANGED, 0, 0, 0]) };
+        become_user(user);
         BECOMES.store(uid_t::MAX, Ordering::Release);
+    }
+}
+
+/// The calling thread; the process ends where it cannot.
+fn become_user(user: uid_t) {
+    // SAFETY: numbers only. The C library's function would do so in all threads.
+    if unsafe { raw(libc::SYS_setresuid, [UNCHANGED, user as usize, UNCHANGED, 0, 0, 0]) } != 0 {
+        sys::give_up("a process cannot put its privileges aside again");
     }
 }
 
 impl Drop for Regained {
     fn drop(&mut self) {
-        // SAFETY: numbers only. Who may become root may become what it was, and the others are what the kernel resets with it.
+        become_user(self.user);
+        // What the kernel resets with it.
+        // SAFETY: numbers only.
         unsafe {
-            if raw(libc::SYS_setresuid, [UNCHANGED, self.user as usize, UNCHANGED, 0, 0, 0]) != 0 {
-                sys::give_up("a process cannot put its privileges aside again");
-            }
             raw(libc::SYS_setfsuid, [self.files_user, 0, 0, 0, 0, 0]);
             if self.dumpable == 1 {
                 libc::prctl(libc::PR_SET_DUMPABLE, 1, 0, 0, 0);
