@@ -440,6 +440,19 @@ fn who_finds_no_addresses_is_told_of() {
     assert_eq!(said.matches("--area").count(), 1, "{said}");
     let (refused, said) = run(&["--area", "4T"]);
     assert!(refused.is_empty() && !said.contains("--area"), "{refused}: {said}");
+    // Who is content with half of it is not told of, as runtimes are that reserve addresses; memory of another kind is no substitute.
+    for (bytes, protection, is_told) in
+        [("7 << 38", "0", false), ("64 << 20", "0", true), ("7 << 38", "3", true)]
+    {
+        let mut command = netvm();
+        let less = format!(
+            "{reserve}\nmmap.mmap(-1, {bytes}, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, {protection})"
+        );
+        command.args(["run", "--local", "8M", "--area", "2T", "--", PYTHON, "-c", &less]);
+        let done = finish(&mut command);
+        assert!(done.status.success(), "{}", done.err);
+        assert_eq!(done.err.contains("larger --area"), is_told, "{bytes}, {protection}: {}", done.err);
+    }
 }
 
 #[test]

@@ -210,9 +210,6 @@ extern "C" fn begin() {
 
 /// Bytes that this process found no room for, 0 for none.
 static NO_ROOM: AtomicUsize = AtomicUsize::new(0);
-/// Who gets one in so many of them has made do with less, as runtimes do that ask for half of it, and half of that.
-const MADE_DO: usize = 16;
-
 /// ENOMEM: the area has no room for so many bytes. `netvm run` says what to do.
 #[cold]
 pub(crate) fn no_room(bytes: usize) -> i32 {
@@ -223,11 +220,14 @@ pub(crate) fn no_room(bytes: usize) -> i32 {
     libc::ENOMEM
 }
 
-/// So many bytes were found.
+/// So many bytes of addresses were reserved. Runtimes ask for less when they are refused, and less again: who gets half of it makes do.
 pub(crate) fn had_room(bytes: usize) {
     let wanted = NO_ROOM.load(Ordering::Relaxed);
-    if wanted != 0 && bytes >= wanted / MADE_DO && NO_ROOM.swap(0, Ordering::Relaxed) != 0 {
-        RUN.get().inspect(|run| run.note_made_do(wanted as u64));
+    if wanted != 0 && bytes >= wanted / 2 {
+        NO_ROOM.store(0, Ordering::Relaxed);
+        if let Some(run) = RUN.get() {
+            run.note_made_do(wanted as u64);
+        }
     }
 }
 

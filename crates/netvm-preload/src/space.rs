@@ -67,7 +67,9 @@ impl Space {
             self.free.put(address, bytes);
             return Err(errno);
         }
-        run::had_room(bytes);
+        if protection == libc::PROT_NONE {
+            run::had_room(bytes);
+        }
         self.owned.set(address, address + bytes, kind);
         Ok(address)
     }
