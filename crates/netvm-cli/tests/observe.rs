@@ -291,11 +291,12 @@ fn what_more_local_memory_saves_is_foretold() {
     let wants = "import random; r = random.Random(3); x = bytearray(32 << 20)\n\
         for page in range(8192): x[page << 12:(page << 12) + 8] = r.randbytes(8)\n\
         print(sum(x[r.randrange(8192) << 12] for _ in range(40000)))";
-    let run = |local: &str, more: &[&str]| {
+    let run_as = |local: &str, more: &[&str], program: &[&str]| {
         let mut command = netvm();
         command.args(["run", "--local", local, "--tier", "lender", "--explain"]).args(more);
-        finish(command.args(["--", PYTHON, "-c", wants])).must_succeed()
+        finish(command.arg("--").args(program)).must_succeed()
     };
+    let run = |local: &str, more: &[&str]| run_as(local, more, &[PYTHON, "-c", wants]);
     let json = |local| serde_json::from_str::<Value>(run(local, &["--json"]).err.trim()).unwrap();
     let (quarter, half) = (json("8M"), json("16M"));
     let lines: Vec<(u64, f64)> = quarter["more_local"]
@@ -312,6 +313,17 @@ fn what_more_local_memory_saves_is_foretold() {
     assert!((0.9..1.1).contains(&(now / moved)) && moved > 60e6, "{quarter}");
     let found = half["bytes_in"].as_f64().unwrap();
     assert!((foretold - found).abs() < 0.15 * now, "{foretold} foretold, {found} found: {quarter}");
+    // Two at a time, each of which has a half.
+    let two = |local| {
+        let both = ["sh", "-c", "\"$0\" -c \"$1\" & \"$0\" -c \"$1\"; wait", PYTHON, wants];
+        serde_json::from_str::<Value>(run_as(local, &["--json"], &both).err.trim()).unwrap()
+    };
+    let (less, more) = (two("16M"), two("32M"));
+    let (now, found) = (less["bytes_in"].as_f64().unwrap(), more["bytes_in"].as_f64().unwrap());
+    let foretold = &less["more_local"][3];
+    assert_eq!(foretold["local_bytes"], 32 << 20);
+    let foretold = foretold["bytes_in"].as_f64().unwrap();
+    assert!((foretold - found).abs() < 0.15 * now, "{foretold} foretold, {found} found: {less}");
     let text = run("8M", &[]).err;
     assert!(text.contains("with --local") && text.contains("netvm: 16M "), "{text}");
     // And while it runs, of the last interval.

@@ -329,13 +329,21 @@ impl Engine {
         first: bool,
     ) -> (u32, bool) {
         let age = self.tier.note_back(self.table.get(page).frame(), class);
-        self.backing.detail.reuse.note_back(age);
+        self.note_reuse(age);
         self.mapped.note_back(page, arrival, age as usize, self.local_frames, wanted);
         let first = first && wanted;
         if first && self.drops() && (age as usize) < self.reserve() {
             self.returns.note_back();
         }
         (age, first && (age as usize) < self.local_frames / AGAIN_PART)
+    }
+
+    /// Counts a page that comes back. Who has a part of the local memory that others share would get that part of more of it: by the clock of
+    /// all of it, as much more has been evicted.
+    fn note_reuse(&mut self, age: u32) {
+        let (all, part) = (self.budget.frames_max(), self.local_frames.max(1) as u64);
+        let age = u64::from(age).saturating_mul(all.max(part)) / part;
+        self.backing.detail.reuse.note_back(u32::try_from(age).unwrap_or(u32::MAX));
     }
 
     /// Fetches the remote pages of a range into the pool.
@@ -407,10 +415,11 @@ impl Engine {
 
     /// Whether there is room for some units, beside what is pinned: one access may need two of them at once.
     fn has_room_for_units(&self) -> bool {
+        if self.unit == 1 {
+            return true;
+        }
         let unpinned = self.local_frames.saturating_sub(self.pins.count() as usize);
-        self.unit == 1
-            || unpinned >= 3 * self.unit as usize
-            || (self.pins.is_empty() && self.budget.may_grow())
+        unpinned >= 3 * self.unit as usize || (self.pins.is_empty() && self.budget.may_grow())
     }
 
     /// Whether pages that nobody waits for may come before one that somebody does.
