@@ -302,6 +302,32 @@ fn locked_pages_stay() {
     assert_eq!(unsafe { libc::munlock(start, 8 * PAGE) }, 0);
 }
 
+/// More of them than a smaller budget has room for: the call ends all the same, and holds when they are not locked any more.
+#[test]
+fn a_smaller_budget_does_not_wait_for_locked_pages() {
+    let Some(_alone) = alone() else { return };
+    let pager = start(16 << 20, |config| {
+        (config.fault_path, config.local_bytes_max) = (FaultPath::Thread, 16 << 20);
+    });
+    let (pages, kept) = (3500, 2500);
+    let memory = mapped(&pager, 0, pages * PAGE);
+    (0..pages).for_each(|page| set_word(memory, page * 512, page as u64 + 1));
+    let start = pager.area().start as *const libc::c_void;
+    // SAFETY: this test's own far memory.
+    let locked = unsafe { libc::mlock(start, kept * PAGE) };
+    assert_eq!(locked, 0, "{}", std::io::Error::last_os_error());
+    let _watch = watched("a smaller budget");
+    pager.set_local_bytes(LOCAL_BYTES_MIN).unwrap();
+    let frames = pager.stats().local_frames;
+    assert!((kept as u64..kept as u64 + 600).contains(&frames), "{frames} frames");
+    // SAFETY: as before.
+    assert_eq!(unsafe { libc::munlock(start, kept * PAGE) }, 0);
+    pager.set_local_bytes(LOCAL_BYTES_MIN).unwrap();
+    let frames = pager.stats().local_frames;
+    assert!(frames <= FRAMES as u64, "{frames} frames");
+    (0..pages).for_each(|page| assert_eq!(word(memory, page * 512), page as u64 + 1));
+}
+
 #[test]
 fn ranges_that_overlap_are_not_moved() {
     let Some(_alone) = alone() else { return };
