@@ -133,7 +133,7 @@ fn words_across_pages_in_small_shares_of_a_run() {
 #[test]
 fn memory_becomes_local_in_small_shares_of_a_run() {
     let Some(_alone) = alone() else { return };
-    for processes in [40, 100] {
+    for processes in [40, 60, 100] {
         let run = Run::new(FRAMES as u64, processes, PAGE);
         let pager = start(LOCAL_BYTES_MIN, |config| config.run = Some(Arc::clone(&run.run)));
         let _watch = watched("make_local in a run");
