@@ -18,6 +18,7 @@ mod returns;
 mod simulate;
 mod slots;
 mod stream;
+mod stride;
 mod trend;
 mod windows;
 
@@ -35,3 +36,4 @@ pub use returns::Returns;
 pub use simulate::{Eviction, Trace};
 pub use slots::{ALL, Loss, SlabIndex, Slot, SlotMap};
 pub use stream::{Ahead, MappedAhead, Streams};
+pub use stride::Stride;

@@ -1,8 +1,9 @@
 //! Prefetch: recognises streams of faults, in order or with a stride, and says how far to run ahead.
 
+use super::stride::{Found, Stride, Strided};
 use super::trend::Trends;
 
-/// Streams followed at once: enough for a few threads that each read a few arrays.
+/// Streams of each kind followed at once: enough for a few threads that each read a few arrays.
 const STREAMS: usize = 16;
 /// A stream ends when it is not continued for so many faults,
 const PATIENCE: u64 = 64;
@@ -12,34 +13,27 @@ const GAPS: u64 = 4;
 const DUE: u64 = 4;
 /// and so many times as many as there were between those two.
 const DUE_GAPS: u64 = 2;
-/// Gap in pages by which a fault may miss the expected page and still continue the stream.
+/// Gap in units by which a fault may miss the expected one and still continue the stream. With one between them two faults may be a small stride.
 const SLACK: u32 = 4;
-/// Longest window of a stream with a stride: its pages come one by one.
-const STRIDED_MAX: u32 = 32;
 
 /// How far to go at a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ahead {
-    /// Pages to bring in and map with the faulting one, itself included (1: no stream).
+    /// Units to bring in and map with the faulting one, itself included (1: no stream); of a stride elements.
     pub map: u32,
-    /// Pages behind those to bring into the pool, unmapped.
+    /// Those behind them to bring into the pool, unmapped.
     pub fetch: u32,
-    /// From one of these pages to the next, never 0; 1 in order.
-    pub step: i32,
+    /// Where the elements are. None: in order, from the faulting unit on.
+    pub stride: Option<Stride>,
 }
 
 impl Ahead {
     /// Only the page itself.
-    pub const ALONE: Self = Self { map: 1, fetch: 0, step: 1 };
+    pub const ALONE: Self = Self { map: 1, fetch: 0, stride: None };
 
-    /// With a window of so many pages, and as many behind them once it is wide enough.
-    fn window(pages: u32, step: i32) -> Self {
-        Self { map: pages, fetch: if pages >= 4 { pages } else { 0 }, step }
-    }
-
-    /// The page `index` steps from `page` on, if there is one.
-    pub fn page(self, page: u32, index: u32) -> Option<u32> {
-        u32::try_from(i64::from(page) + i64::from(self.step) * i64::from(index)).ok()
+    /// With a window of so many units, and as many behind them once it is wide enough.
+    fn window(units: u32, stride: Option<Stride>) -> Self {
+        Self { map: units, fetch: if units >= 4 { units } else { 0 }, stride }
     }
 }
 
@@ -59,161 +53,227 @@ impl MappedAhead {
     }
 }
 
+/// A stream in order.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {
     next: u32,
     window: u32,
-    /// 1: in order.
-    step: i32,
     used: u64,
     /// Faults between the last two that continued it.
     gap: u64,
 }
 
 impl Stream {
-    /// Whether it may still be continued. Faults at random would, sooner or later.
-    fn lives(&self, clock: u64) -> bool {
-        self.used != 0 && clock - self.used <= PATIENCE + GAPS * self.gap
-    }
-
-    fn goes_on_with(&self, page: u32, clock: u64) -> bool {
-        let gap = (i64::from(page) - i64::from(self.next)) * i64::from(self.step.signum());
-        let step = i64::from(self.step.unsigned_abs());
-        // Faults at random meet what was not continued lately by chance, and two pages with another between them may be a stride.
-        let is_known = self.window > 1 && clock - self.used <= STREAMS as u64;
-        let slack = if is_known { i64::from(SLACK) } else { 0 };
-        self.lives(clock) && gap >= 0 && gap <= slack * step && gap % step == 0
-    }
-
-    /// Whether this page is not far behind a first one.
-    fn is_near(&self, page: u32, clock: u64) -> bool {
-        let is_new = self.used != 0 && clock - self.used <= STREAMS as u64;
-        is_new && self.step == 1 && page > self.next && page - self.next < SLACK
-    }
-
-    /// Whether it has passed over this page, by a small step: then it goes on in order.
-    fn has_missed(&self, page: u32, clock: u64) -> bool {
-        let behind = i64::from(self.next) - i64::from(page);
-        let step = i64::from(self.step);
-        let is_small = step > 1 && step <= i64::from(SLACK);
-        is_small
-            && self.lives(clock)
-            && behind > 0
-            && behind < step * i64::from(self.window)
-            && behind % step != 0
+    fn goes_on_with(&self, unit: u32, clock: u64, here: &impl Fn(u32) -> bool) -> bool {
+        // Faults at random meet what was not continued lately by chance.
+        let slack = if is_known(self.used, clock) { SLACK } else { 0 };
+        lives(self.used, self.gap, clock)
+            && unit.checked_sub(self.next).is_some_and(|gap| gap <= slack)
+            && (unit - self.next <= self.window / 4 || (self.next..unit).all(here))
     }
 }
 
-/// Tables of recent streams, least recently used replaced. Those that have gone on are kept apart from first pages, as faults at random,
+/// A fault that may be the beginning of a stream.
+#[derive(Clone, Copy, Debug, Default)]
+struct First {
+    at: u64,
+    /// From the one before it, where that was near: two to four units.
+    step: Option<i64>,
+    used: u64,
+}
+
+impl First {
+    /// Units from it on.
+    fn units(&self, at: u64, unit: u64) -> u64 {
+        (at / unit).saturating_sub(self.at / unit)
+    }
+
+    /// Whether the next unit is wanted that is not here, or one that a small stride would leave out.
+    fn is_in_order(&self, at: u64, unit: u64, here: &impl Fn(u32) -> bool) -> bool {
+        let units = self.units(at, unit);
+        match self.step {
+            Some(step) => (1..step as u64 / unit).contains(&units),
+            None => {
+                let next = ((self.at / unit) as u32).saturating_add(1);
+                (1..=u64::from(SLACK)).contains(&units) && (next..(at / unit) as u32).all(here)
+            }
+        }
+    }
+
+    /// Whether this may be the second step of a small stride.
+    fn is_near(&self, at: u64, unit: u64) -> bool {
+        self.step.is_none() && (2..=u64::from(SLACK)).contains(&self.units(at, unit))
+    }
+
+    /// The stride, if there is the same step once more: in bytes, or else in units.
+    fn stride(&mut self, at: u64, unit: u64) -> Option<i64> {
+        let step = self.step?;
+        let whole = step as u64 / unit;
+        let exact = (self.at.checked_add_signed(step) == Some(at)).then_some(step);
+        let found = exact.or((self.units(at, unit) == whole).then_some((whole * unit) as i64));
+        if found.is_some() {
+            *self = Self::default();
+        }
+        found
+    }
+}
+
+/// Whether a stream may still be continued. Faults at random would, sooner or later.
+fn lives(used: u64, gap: u64, clock: u64) -> bool {
+    used != 0 && clock - used <= PATIENCE + GAPS * gap
+}
+
+/// Whether it was continued just before.
+fn is_known(used: u64, clock: u64) -> bool {
+    used != 0 && clock - used <= STREAMS as u64
+}
+
+/// Tables of recent streams, least recently used replaced. Those that have gone on are kept apart from first faults, as faults at random,
 /// of which there may be hundreds from one window to the next, each look like the beginning of one.
 #[derive(Clone, Debug)]
 pub struct Streams {
     streams: [Stream; STREAMS],
-    first: [Stream; STREAMS],
+    strided: [Strided; STREAMS],
+    first: [First; STREAMS],
     clock: u64,
     window_max: u32,
+    /// Bytes that come together.
+    unit: u64,
     trends: Trends,
 }
 
 impl Streams {
-    /// Windows grow up to `window_pages_max` pages (0: prefetch is off).
-    pub fn new(window_pages_max: u32) -> Self {
+    /// Windows grow up to `window_max` units (0: prefetch is off) of `unit_bytes` each.
+    pub fn new(window_max: u32, unit_bytes: usize) -> Self {
         Self {
             streams: [Stream::default(); STREAMS],
-            first: [Stream::default(); STREAMS],
+            strided: [Strided::default(); STREAMS],
+            first: [First::default(); STREAMS],
             clock: 0,
-            window_max: window_pages_max,
+            window_max,
+            unit: unit_bytes.max(1) as u64,
             trends: Trends::default(),
         }
     }
 
-    /// Notes a fault on `page` and says how far to run ahead.
+    /// Notes a fault of `thread` at `at`, in bytes from the beginning of the area, and says how far to run ahead; `here`: whether a unit is mapped, so
+    /// that a stream passes over it without a fault.
     ///
-    /// The first fault of a stream brings one page, the third equal step of a stride two; each fault where the last window ended doubles it.
-    pub fn fault(&mut self, page: u32) -> Ahead {
+    /// The first fault of a stream brings one unit, the third equal step of a stride two; each fault where the last window ended doubles it.
+    pub fn fault(&mut self, at: u64, thread: u32, here: impl Fn(u32) -> bool) -> Ahead {
         if self.window_max == 0 {
             return Ahead::ALONE;
         }
         self.clock += 1;
-        let clock = self.clock;
-        let mut all = self.streams.iter_mut().chain(&mut self.first);
-        if let Some(stream) = all.find(|stream| stream.has_missed(page, clock)) {
-            stream.step = 1;
-            stream.next = page;
-        }
-        let mut all = self.streams.iter_mut().chain(&mut self.first);
-        let found = all.find(|stream| stream.goes_on_with(page, clock));
-        if let Some(stream) = found.map(core::mem::take) {
-            let max = if stream.step == 1 { self.window_max } else { self.window_max.min(STRIDED_MAX) };
-            let ahead = Ahead::window((stream.window * 2).min(max), stream.step);
-            if let Some(next) = ahead.page(page, ahead.map) {
-                let gap = clock - stream.used;
-                begin(&mut self.streams, Stream { next, window: ahead.map, used: clock, gap, ..stream });
+        let (clock, number) = (self.clock, (at / self.unit) as u32);
+        let mut in_order = None;
+        for strided in &mut self.strided {
+            if !lives(strided.used, strided.gap, clock) {
+                continue;
             }
-            return ahead;
+            let is_known = is_known(strided.used, clock);
+            match strided.fault(at, self.unit, self.window_max, clock, is_known, &here) {
+                None => {}
+                Some(Found::Ahead(stride, elements)) => return Ahead::window(elements, Some(stride)),
+                Some(Found::Longer(stride, elements)) => {
+                    return Ahead { map: elements, fetch: 0, stride: Some(stride) };
+                }
+                Some(Found::InOrder(window)) => {
+                    *strided = Strided::default();
+                    in_order = Some(Stream { next: number, window, used: clock, gap: 0 });
+                    break;
+                }
+            }
         }
-        if let Some(step) = self.trends.note(page).filter(|&step| step != 1) {
-            let ahead = Ahead::window(self.window_max.min(2), step);
-            if let Some(next) = ahead.page(page, ahead.map) {
-                begin(&mut self.streams, Stream { next, window: ahead.map, step, used: clock, gap: 0 });
-                return ahead;
+        let known = self.streams.iter_mut().find(|stream| stream.goes_on_with(number, clock, &here));
+        if let Some(stream) = in_order.or_else(|| known.map(core::mem::take)) {
+            return self.go_on(number, stream);
+        }
+        let unit = self.unit;
+        let first = self
+            .first
+            .iter_mut()
+            .find(|first| lives(first.used, 0, clock) && first.is_in_order(at, unit, &here));
+        if let Some(first) = first {
+            let gap = clock - core::mem::take(first).used;
+            return self.go_on(number, Stream { next: number, window: 1, used: clock - gap, gap });
+        }
+        let third = self
+            .first
+            .iter_mut()
+            .find_map(|first| if lives(first.used, 0, clock) { first.stride(at, unit) } else { None });
+        let trend = self.trends.note(at, unit, thread, &here);
+        if let Some(step) = third.or(trend) {
+            self.trends.keep(at, unit, thread, step);
+            let window = self.window_max.min(2);
+            if let Some(stream) = Strided::new(at, step, window, clock) {
+                begin(&mut self.strided, stream, |stream| stream.used);
+                return Ahead::window(window, Some(Stride { from: at, step, extent: 1 }));
             }
         }
         // With one that was just before, it may be the second of a small stride.
-        let before = self
-            .first
-            .iter_mut()
-            .find_map(|first| first.is_near(page, clock).then(|| core::mem::take(first)));
-        let step = before.map_or(1, |first| (page - first.next) as i32 + 1);
-        let next = page.saturating_add_signed(step);
-        begin(&mut self.first, Stream { next, window: 1, step, used: clock, gap: 0 });
+        let before =
+            self.first.iter_mut().find(|first| is_known(first.used, clock) && first.is_near(at, unit));
+        let step = before.map(|first| (at - core::mem::take(first).at) as i64);
+        begin(&mut self.first, First { at, step, used: clock }, |first| first.used);
         Ahead::ALONE
     }
 
-    /// The pages from `from` to `to` are here: the stream that was to go on with the first of them will go on behind them.
+    /// Another window of a stream in order, that `stream` was.
+    fn go_on(&mut self, number: u32, stream: Stream) -> Ahead {
+        let window = (stream.window * 2).min(self.window_max);
+        let (used, gap) = (self.clock, self.clock - stream.used);
+        let next = number.saturating_add(window);
+        begin(&mut self.streams, Stream { next, window, used, gap }, |stream| stream.used);
+        Ahead::window(window, None)
+    }
+
+    /// The units from `from` to `to` are here: the stream that was to go on with the first of them will go on behind them.
     pub fn pass_over(&mut self, from: u32, to: u32) {
-        if let Some(stream) = self.streams.iter_mut().find(|stream| stream.next == from && stream.step == 1) {
+        if let Some(stream) = self.streams.iter_mut().find(|stream| stream.used != 0 && stream.next == from) {
             stream.next = to;
         }
     }
 
     /// What streams have mapped ahead.
     pub fn mapped_ahead(&self) -> MappedAhead {
-        let pages = |goes_on: &dyn Fn(&Stream) -> bool| {
-            self.streams
-                .iter()
-                .filter(|stream| goes_on(stream))
-                .map(|stream| 2 * stream.window as usize)
-                .sum()
+        let units = |goes_on: &dyn Fn(u64, u64) -> bool| {
+            let streams = self.streams.iter().map(|stream| (stream.used, stream.gap, stream.window as usize));
+            let strided =
+                self.strided.iter().map(|stream| (stream.used, stream.gap, stream.units(self.unit)));
+            let going = streams.chain(strided).filter(|&(used, gap, _)| used != 0 && goes_on(used, gap));
+            going.map(|(_, _, units)| 2 * units).sum()
         };
         MappedAhead {
-            likely: pages(&|stream| {
-                stream.used != 0 && self.clock - stream.used <= DUE + DUE_GAPS * stream.gap
-            }),
-            possible: pages(&|stream| stream.lives(self.clock)),
+            likely: units(&|used, gap| self.clock - used <= DUE + DUE_GAPS * gap),
+            possible: units(&|used, gap| lives(used, gap, self.clock)),
         }
     }
 
-    /// As [`Streams::fault`], for a page that is known to belong to a stream: it begins with the widest window.
-    pub fn fault_in_stream(&mut self, page: u32) -> Ahead {
+    /// As [`Streams::fault`], at a place that is known to belong to a stream in order: it begins with the widest window.
+    pub fn fault_in_stream(&mut self, at: u64, thread: u32, here: impl Fn(u32) -> bool) -> Ahead {
         let window = self.window_max.max(1);
-        let ahead = self.fault(page);
-        if ahead.map == window {
+        let ahead = self.fault(at, thread, here);
+        if ahead.map == window && ahead.stride.is_none() {
             return ahead;
         }
         // In place of the one that this fault has begun or continued.
         let used = self.clock;
-        for stream in self.streams.iter_mut().chain(&mut self.first).filter(|stream| stream.used == used) {
-            *stream = Stream::default();
-        }
-        begin(&mut self.streams, Stream { next: page.saturating_add(window), window, step: 1, used, gap: 0 });
-        Ahead::window(window, 1)
+        let stale = self.streams.iter_mut().filter(|stream| stream.used == used);
+        stale.for_each(|stream| *stream = Stream::default());
+        let stale = self.strided.iter_mut().filter(|stream| stream.used == used);
+        stale.for_each(|stream| *stream = Strided::default());
+        let stale = self.first.iter_mut().filter(|first| first.used == used);
+        stale.for_each(|first| *first = First::default());
+        let next = ((at / self.unit) as u32).saturating_add(window);
+        begin(&mut self.streams, Stream { next, window, used, gap: 0 }, |stream| stream.used);
+        Ahead::window(window, None)
     }
 }
 
 /// A stream takes the place of the longest unused one.
-fn begin(streams: &mut [Stream; STREAMS], new: Stream) {
-    if let Some(place) = streams.iter_mut().min_by_key(|stream| stream.used) {
+fn begin<T>(streams: &mut [T; STREAMS], new: T, used: impl Fn(&T) -> u64) {
+    if let Some(place) = streams.iter_mut().min_by_key(|stream| used(stream)) {
         *place = new;
     }
 }
@@ -221,14 +281,32 @@ fn begin(streams: &mut [Stream; STREAMS], new: Stream) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::collections::BTreeSet;
+    use alloc::vec::Vec;
+
+    const PAGE: usize = 4096;
+
+    impl Streams {
+        /// A fault at the beginning of a page.
+        fn page(&mut self, page: u32) -> Ahead {
+            self.fault(u64::from(page) * PAGE as u64, 1, |_| false)
+        }
+    }
+
+    impl Ahead {
+        /// In pages.
+        fn step(self) -> i64 {
+            self.stride.map_or(1, |stride| stride.step / PAGE as i64)
+        }
+    }
 
     #[test]
     fn sequential_faults_widen_the_window() {
-        let mut streams = Streams::new(64);
+        let mut streams = Streams::new(64, PAGE);
         let mut page = 1000;
-        let mut windows = alloc::vec::Vec::new();
+        let mut windows = Vec::new();
         for _ in 0..8 {
-            let ahead = streams.fault(page);
+            let ahead = streams.page(page);
             windows.push(ahead.map);
             page += ahead.map;
         }
@@ -237,11 +315,11 @@ mod tests {
 
     #[test]
     fn interleaved_streams_are_told_apart() {
-        let mut streams = Streams::new(64);
+        let mut streams = Streams::new(64, PAGE);
         let mut pages = [0_u32, 1 << 20, 1 << 24];
         for _ in 0..7 {
             for page in &mut pages {
-                *page += streams.fault(*page).map;
+                *page += streams.page(*page).map;
             }
         }
         assert!(pages.iter().zip([0, 1 << 20, 1 << 24]).all(|(page, start)| page - start > 100));
@@ -249,12 +327,12 @@ mod tests {
 
     #[test]
     fn random_faults_fetch_one_page() {
-        let mut streams = Streams::new(64);
+        let mut streams = Streams::new(64, PAGE);
         let mut page = 12345_u32;
         let mut extra = 0;
         for _ in 0..10_000 {
             page = page.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            let ahead = streams.fault(page >> 8);
+            let ahead = streams.page(page >> 8);
             extra += ahead.map - 1 + ahead.fetch;
         }
         assert!(extra < 100, "{extra} pages fetched for nothing");
@@ -262,7 +340,7 @@ mod tests {
 
     #[test]
     fn streams_go_on_among_faults_at_random_which_they_do_not_catch() {
-        let mut streams = Streams::new(128);
+        let mut streams = Streams::new(128, PAGE);
         let mut random = 7_u32;
         let mut next = |pages: u32| {
             random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -271,61 +349,116 @@ mod tests {
         // A page of the stream takes as long as four faults at random.
         let (mut page, mut faults, mut extra) = (1_000_000_u32, 0, 0);
         while page < 1_010_000 {
-            let ahead = streams.fault(page);
+            let ahead = streams.page(page);
             page += ahead.map;
             faults += 1;
             for _ in 0..4 * ahead.map {
-                extra += streams.fault(next(1 << 20)).map - 1;
+                extra += streams.page(next(1 << 20)).map - 1;
             }
         }
         assert!(faults < 200 && streams.mapped_ahead().possible >= 256, "{faults} faults for 10,000 pages");
         assert!(extra < 1000, "{extra} pages with 40,000 faults at random");
         // When streams have ended they are not taken up by whoever comes by, even among few pages.
-        let mut streams = Streams::new(128);
+        let mut streams = Streams::new(128, PAGE);
         for page in (0..4096).filter(|page| page % 300 < 240) {
-            streams.fault(page);
+            streams.page(page);
         }
         for _ in 0..1000 {
-            streams.fault(next(4096));
+            streams.page(next(4096));
         }
-        let extra: u32 = (0..10_000).map(|_| streams.fault(next(4096)).map - 1).sum();
+        let extra: u32 = (0..10_000).map(|_| streams.page(next(4096)).map - 1).sum();
         assert!(extra < 1000 && streams.mapped_ahead().possible < 128, "{extra} pages for nothing");
     }
 
     #[test]
     fn strides_widen_the_window_in_both_directions() {
         for step in [17_i32, -1, -40] {
-            let mut streams = Streams::new(64);
+            let mut streams = Streams::new(64, PAGE);
             let mut page = 1_000_000_u32;
-            let mut windows = alloc::vec::Vec::new();
+            let mut windows = Vec::new();
             for _ in 0..11 {
-                let ahead = streams.fault(page);
-                assert!(ahead.map == 1 || ahead.step == step, "{ahead:?}");
+                let ahead = streams.page(page);
+                assert!(ahead.map == 1 || ahead.step() == i64::from(step), "{ahead:?}");
                 windows.push(ahead.map);
                 page = page.wrapping_add_signed(step * ahead.map as i32);
             }
             assert_eq!(windows, [1, 1, 1, 1, 2, 4, 8, 16, 32, 32, 32], "{step}");
         }
         // Down to the first page, and not beyond.
-        let mut streams = Streams::new(64);
-        for page in (0..40).rev() {
-            let ahead = streams.fault(page);
-            assert!(
-                (1..ahead.map + ahead.fetch)
-                    .all(|index| ahead.page(page, index).is_none_or(|other| other < page))
-            );
+        let mut streams = Streams::new(64, PAGE);
+        let mut left = 40_u32;
+        while let Some(page) = left.checked_sub(1) {
+            let ahead = streams.page(page);
+            left = left.saturating_sub(ahead.map);
+            let elements = (1..ahead.map + ahead.fetch).filter_map(|index| ahead.stride?.units(index, 4096));
+            assert!(elements.into_iter().all(|(other, end)| other < page && end == other + 1));
+        }
+    }
+
+    /// Which pages come, with how many faults, when a program touches these places one after the other and nothing leaves.
+    fn touch(streams: &mut Streams, here: &mut BTreeSet<u32>, places: impl IntoIterator<Item = u64>) -> u32 {
+        let mut faults = 0;
+        for at in places {
+            let page = (at / PAGE as u64) as u32;
+            if here.contains(&page) {
+                continue;
+            }
+            faults += 1;
+            let ahead = streams.fault(at, 1, |page| here.contains(&page));
+            here.insert(page);
+            for index in 0..ahead.map {
+                let (from, to) = match ahead.stride {
+                    Some(stride) => stride.units(index, PAGE as u64).unwrap(),
+                    None => (page + index, page + index + 1),
+                };
+                here.extend(from..to);
+            }
+        }
+        faults
+    }
+
+    #[test]
+    fn tiles_of_a_matrix_come_without_what_lies_between() {
+        // 2400 columns of 2400 numbers, of which rows 500 to 1011 are read, in tiles of eight columns.
+        let column = 19_200_u64;
+        let places = || {
+            (0..300_u64).flat_map(move |tile| {
+                (500..1012_u64)
+                    .step_by(4)
+                    .flat_map(move |row| (0..8).map(move |index| (tile * 8 + index) * column + row * 8))
+            })
+        };
+        let wanted = places().map(|at| at / PAGE as u64).collect::<BTreeSet<_>>().len();
+        let mut here = BTreeSet::new();
+        let faults = touch(&mut Streams::new(128, PAGE), &mut here, places());
+        let came = here.len();
+        assert!(faults < 250 && came < wanted * 11 / 10, "{faults} faults, {came} pages for {wanted}");
+    }
+
+    #[test]
+    fn columns_whose_pages_are_partly_here_are_followed() {
+        for row in [32_000_u64, 32_008, 19_200] {
+            // Four thousand rows, in blocks of 64 columns: a page has several blocks of a row, and some pages lie between two.
+            let block = |block: u64| {
+                (0..4000).flat_map(move |index| [0, 511].map(|at| index * row + block * 512 + at))
+            };
+            let (mut streams, mut here) = (Streams::new(128, PAGE), BTreeSet::new());
+            let faults: Vec<_> = (0..8).map(|of| touch(&mut streams, &mut here, block(of))).collect();
+            let wanted = (0..8).flat_map(block).map(|at| at / PAGE as u64).collect::<BTreeSet<_>>().len();
+            let (all, came) = (faults.iter().sum::<u32>(), here.len());
+            assert!(all < 1000 && came < wanted * 11 / 10, "{row}: {faults:?}, {came} pages for {wanted}");
         }
     }
 
     #[test]
     fn small_steps_are_no_stream_in_order() {
-        let mut streams = Streams::new(64);
+        let mut streams = Streams::new(64, PAGE);
         let mut pages = [(1000_u32, 2_u32), (1 << 20, 3), (1 << 24, 4)];
         let (mut faults, mut wanted) = (0, 0);
         for _ in 0..12 {
             for (page, step) in &mut pages {
-                let ahead = streams.fault(*page);
-                assert!(ahead.map == 1 || ahead.step == *step as i32, "{ahead:?} at {page}, {step}");
+                let ahead = streams.page(*page);
+                assert!(ahead.map == 1 || ahead.step() == i64::from(*step), "{ahead:?} at {page}, {step}");
                 *page += *step * ahead.map;
                 (faults, wanted) = (faults + 1, wanted + ahead.map);
             }
@@ -336,54 +469,99 @@ mod tests {
     #[test]
     fn a_page_that_is_here_makes_no_step() {
         // Read in order; the second page, and later some, are here.
-        let mut streams = Streams::new(64);
+        let mut streams = Streams::new(64, PAGE);
         let here = |page| page == 1 || page == 40 || page == 41;
-        let (mut page, mut windows) = (0, alloc::vec::Vec::new());
+        let (mut page, mut windows) = (0, Vec::new());
         while page < 200 {
             if here(page) {
                 page += 1;
                 continue;
             }
-            let ahead = streams.fault(page);
+            let ahead = streams.fault(u64::from(page) * PAGE as u64, 1, here);
             windows.push((page, ahead.map));
             // What is left out would be a fault of its own.
-            page += if ahead.step == 1 { ahead.map } else { 1 };
+            page += if ahead.step() == 1 { ahead.map } else { 1 };
         }
-        assert_eq!(windows[..6], [(0, 1), (2, 1), (3, 2), (5, 4), (9, 8), (17, 16)]);
-        assert_eq!(windows.last(), Some(&(193, 64)));
+        assert_eq!(windows[..6], [(0, 1), (2, 2), (4, 4), (8, 8), (16, 16), (32, 32)]);
+        assert_eq!(windows.last(), Some(&(192, 64)));
         // Two steps of two, and then what was left out.
-        let mut streams = Streams::new(64);
+        let mut streams = Streams::new(64, PAGE);
         assert_eq!(
-            [0, 2, 4, 5].map(|page| streams.fault(page)).map(|ahead| (ahead.map, ahead.step)),
+            [0, 2, 4, 5].map(|page| streams.page(page)).map(|ahead| (ahead.map, ahead.step())),
             [(1, 1), (1, 1), (2, 2), (4, 1)]
         );
         // Kept pages are passed over.
-        let mut streams = Streams::new(64);
-        (0..3).for_each(|page| _ = streams.fault(page));
+        let mut streams = Streams::new(64, PAGE);
+        (0..3).for_each(|page| _ = streams.page(page));
         streams.pass_over(3, 900);
-        assert_eq!(streams.fault(900), Ahead { map: 4, fetch: 4, step: 1 });
+        assert_eq!(streams.page(900), Ahead { map: 4, fetch: 4, stride: None });
         streams.pass_over(7, 8);
-        assert_eq!(streams.fault(904).map, 8, "of another stream");
+        assert_eq!(streams.page(904).map, 8, "of another stream");
     }
 
     #[test]
     fn a_known_stream_needs_no_start() {
-        let mut streams = Streams::new(64);
+        let mut streams = Streams::new(64, PAGE);
         for page in [500, 564, 628] {
-            assert_eq!(streams.fault_in_stream(page), Ahead { map: 64, fetch: 64, step: 1 });
+            assert_eq!(
+                streams.fault_in_stream(page * PAGE as u64, 1, |_| false),
+                Ahead { map: 64, fetch: 64, stride: None }
+            );
         }
-        assert_eq!(streams.fault(692).map, 64, "it is followed");
-        assert_eq!(streams.fault_in_stream(9), Ahead { map: 64, fetch: 64, step: 1 });
+        assert_eq!(streams.page(692).map, 64, "it is followed");
+        assert_eq!(
+            streams.fault_in_stream(9 * PAGE as u64, 1, |_| false),
+            Ahead { map: 64, fetch: 64, stride: None }
+        );
         assert_eq!(streams.streams.iter().filter(|stream| stream.used > 0).count(), 2);
-        assert_eq!(Streams::new(0).fault_in_stream(7), Ahead::ALONE);
+        assert_eq!(Streams::new(0, PAGE).fault_in_stream(7, 1, |_| false), Ahead::ALONE);
+    }
+
+    #[test]
+    fn whatever_faults_come_windows_are_bounded_and_hold_the_fault() {
+        let mut random = 11_u64;
+        let mut next = |below: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            (random >> 17) % below
+        };
+        for unit in [PAGE, 512 * PAGE] {
+            let mut streams = Streams::new(128, unit);
+            // Up to the end of the largest area, with steps that lead beyond it on both sides.
+            let end = 1_u64 << 44;
+            let (mut at, mut step, mut left) = (0_u64, 0_i64, 0);
+            for _ in 0..200_000 {
+                if left == 0 {
+                    left = 1 + next(40);
+                    at = [next(end), next(1 << 22), end - 1 - next(1 << 22)][left as usize % 3];
+                    let log = [12, 15, 24, 43][left as usize % 4];
+                    step = next(1 << log) as i64 - next(1 << 20) as i64;
+                }
+                left -= 1;
+                let parity = next(3);
+                let here = |unit: u32| u64::from(unit) % 3 < parity;
+                let ahead = match next(50) {
+                    0 => streams.fault_in_stream(at, 1, here),
+                    _ => streams.fault(at, next(3) as u32, here),
+                };
+                assert!((1..1 << 10).contains(&ahead.map) && ahead.fetch <= ahead.map, "{ahead:?}");
+                if let Some(stride) = ahead.stride {
+                    let number = (at / unit as u64) as u32;
+                    let holds = |(from, to): (u32, u32)| from <= number && number < to;
+                    let mut all = (0..ahead.map).filter_map(|index| stride.units(index, unit as u64));
+                    assert!(all.any(holds), "{ahead:?} without {at}");
+                }
+                at = at.checked_add_signed(step).filter(|&at| at < end).unwrap_or(next(end));
+                at = at.saturating_add(next(2) * next(5000)).min(end - 1);
+            }
+        }
     }
 
     #[test]
     fn off_and_at_the_end_of_the_area() {
-        assert_eq!(Streams::new(0).fault(7), Ahead::ALONE);
-        let mut streams = Streams::new(64);
+        assert_eq!(Streams::new(0, PAGE).page(7), Ahead::ALONE);
+        let mut streams = Streams::new(64, PAGE);
         for page in u32::MAX - 3..=u32::MAX {
-            streams.fault(page);
+            streams.page(page);
         }
     }
 }

@@ -1,22 +1,31 @@
 //! Strides: the difference that most of the last faults have in common.
 //!
 //! By Boyer and Moore's vote over the last four differences, then over eight (Al Maruf, Chowdhury: *Effectively prefetching remote memory with
-//! Leap*, USENIX ATC 2020, algorithm 1). Faults are told apart by where they are, so that strides through several arrays do not hide each
-//! other.
+//! Leap*, USENIX ATC 2020, algorithm 1), in bytes; or, where those have nothing in common, one that all have in units. Faults are told apart by where they are, and by
+//! the thread, so that strides through several arrays do not hide each other, nor those of threads that have a part of one array each.
 
 /// Parts of the area that are followed at once,
-const LANES: usize = 8;
-/// of so many pages (256 MiB) each.
-const LANE_PAGES_LOG: u32 = 16;
+const LANES: usize = 16;
+/// of so many units (256 MiB in pages) each.
+const LANE_UNITS_LOG: u32 = 16;
 const DIFFERENCES: usize = 8;
 const FEWEST: usize = 4;
+/// Steps that a fault may be from the one before.
+const STEPS_MAX: i64 = 256;
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Lane {
-    part: u32,
-    last: u32,
-    /// The latest at `count - 1`, modulo their number.
-    differences: [i32; DIFFERENCES],
+    part: u64,
+    thread: u32,
+    /// The last fault, in bytes.
+    last: u64,
+    /// In bytes; the latest at `count - 1`, modulo their number.
+    differences: [i64; DIFFERENCES],
+    /// The last one in units, and how often it was the same.
+    units: i64,
+    same: usize,
+    /// The stride that was found last.
+    step: Option<i64>,
     count: usize,
     used: u64,
 }
@@ -29,35 +38,76 @@ pub(super) struct Trends {
 }
 
 impl Trends {
-    /// Notes a fault, and returns the stride that it has if most before it had it, too. Never 0.
-    pub(super) fn note(&mut self, page: u32) -> Option<i32> {
+    /// Notes a fault of `thread` at `at`, in bytes, and returns the stride that it has if most before it had it, too: in bytes, a unit or more
+    /// down, or two or more up, as one up is a stream in order.
+    ///
+    /// What is known to have a stride has it again with the first fault that is so many steps from the last one, if all between are `here`.
+    pub(super) fn note(
+        &mut self,
+        at: u64,
+        unit: u64,
+        thread: u32,
+        here: &impl Fn(u32) -> bool,
+    ) -> Option<i64> {
         self.clock += 1;
-        let (part, clock) = (page >> LANE_PAGES_LOG, self.clock);
-        let known = self.lanes.iter().position(|lane| lane.used > 0 && lane.part == part);
-        let Some(index) = known else {
+        let (part, clock) = ((at / unit) >> LANE_UNITS_LOG, self.clock);
+        let mut lanes = self.lanes.iter_mut();
+        let Some(lane) = lanes.find(|lane| lane.is_of(part, thread)) else {
             let oldest = self.lanes.iter_mut().min_by_key(|lane| lane.used)?;
-            *oldest = Lane { part, last: page, used: clock, ..Lane::default() };
+            *oldest = Lane { part, thread, last: at, used: clock, ..Lane::default() };
             return None;
         };
-        let lane = &mut self.lanes[index];
-        // A part has fewer pages than an i32 has numbers.
-        let difference = page.wrapping_sub(lane.last) as i32;
-        (lane.last, lane.used) = (page, clock);
-        if difference == 0 {
+        let units = (at / unit) as i64 - (lane.last / unit) as i64;
+        let bytes = at as i64 - lane.last as i64;
+        (lane.last, lane.used) = (at, clock);
+        if units == 0 {
             return None;
         }
-        lane.differences[lane.count % DIFFERENCES] = difference;
+        lane.differences[lane.count % DIFFERENCES] = bytes;
         lane.count += 1;
-        [FEWEST, DIFFERENCES]
-            .into_iter()
-            .find_map(|last| lane.majority(last))
-            .filter(|&stride| stride == difference)
+        lane.same = if units == lane.units { lane.same + 1 } else { 1 };
+        lane.units = units;
+        let known = lane.step.filter(|&step| is_multiple(at, bytes, step, unit, here));
+        let unit = unit as i64;
+        let step = if let Some(step) = known {
+            step
+        } else if [FEWEST, DIFFERENCES].into_iter().any(|last| lane.majority(last) == Some(bytes)) {
+            bytes
+        } else if lane.same >= FEWEST {
+            units * unit
+        } else {
+            return None;
+        };
+        (step >= 2 * unit || step <= -unit).then_some(step)
+    }
+
+    /// The fault that was noted last, at `at`, has this stride.
+    pub(super) fn keep(&mut self, at: u64, unit: u64, thread: u32, step: i64) {
+        let part = (at / unit) >> LANE_UNITS_LOG;
+        if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.is_of(part, thread)) {
+            lane.step = Some(step);
+        }
     }
 }
 
+/// Whether a fault at `at`, `bytes` from the one before, is one or more steps from it, and all between are here.
+fn is_multiple(at: u64, bytes: i64, step: i64, unit: u64, here: &impl Fn(u32) -> bool) -> bool {
+    // Within a unit of where it should be, as not all elements are touched at the same place first.
+    let slack = unit as i64 - 1;
+    let steps = (bytes.abs() + slack.min(step.abs() / 2)) / step.abs();
+    let is_near = (bytes - steps * step).abs() <= slack;
+    is_near
+        && (1..=STEPS_MAX).contains(&steps)
+        && (1..steps).all(|index| here(((at as i64 - index * step) / unit as i64) as u32))
+}
+
 impl Lane {
+    fn is_of(&self, part: u64, thread: u32) -> bool {
+        self.used > 0 && self.part == part && self.thread == thread
+    }
+
     /// What more than half of the last `last` differences are.
-    fn majority(&self, last: usize) -> Option<i32> {
+    fn majority(&self, last: usize) -> Option<i64> {
         if self.count < last {
             return None;
         }
@@ -77,8 +127,13 @@ impl Lane {
 mod tests {
     use super::*;
 
-    fn strides(trends: &mut Trends, pages: impl IntoIterator<Item = u32>) -> alloc::vec::Vec<Option<i32>> {
-        pages.into_iter().map(|page| trends.note(page)).collect()
+    const PAGE: u64 = 4096;
+
+    fn strides(trends: &mut Trends, pages: impl IntoIterator<Item = u64>) -> alloc::vec::Vec<Option<i64>> {
+        pages
+            .into_iter()
+            .map(|page| trends.note(page * PAGE, PAGE, 1, &|_| false).map(|step| step / PAGE as i64))
+            .collect()
     }
 
     #[test]
@@ -98,7 +153,7 @@ mod tests {
         let mut found = 0;
         for _ in 0..100_000 {
             page = page.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            found += u32::from(trends.note(page >> 16).is_some());
+            found += u32::from(trends.note(u64::from(page >> 16) * PAGE, PAGE, 1, &|_| false).is_some());
         }
         assert!(found < 10, "{found}");
     }
@@ -107,8 +162,37 @@ mod tests {
     fn two_arrays_by_turns_have_each_their_own() {
         let mut trends = Trends::default();
         for index in 0..10 {
-            let found = strides(&mut trends, [index * 9, (5 << LANE_PAGES_LOG) + index * 100]);
+            let found = strides(&mut trends, [index * 9, (5 << LANE_UNITS_LOG) + index * 100]);
             assert!(index < 4 || found == [Some(9), Some(100)], "{found:?}");
         }
+    }
+
+    #[test]
+    fn two_threads_in_one_array_have_each_their_own() {
+        let mut trends = Trends::default();
+        for index in 0..10 {
+            let found = [(1, index * 9), (2, 5000 + index * 12)]
+                .map(|(thread, page)| trends.note(page * PAGE, PAGE, thread, &|_| false));
+            assert!(index < 4 || found == [Some(9 * 4096), Some(12 * 4096)], "{found:?}");
+        }
+    }
+
+    #[test]
+    fn rows_need_not_be_whole_pages() {
+        // 4.6875 pages, and the same by where in its page nobody knows.
+        let row = 19_200_u64;
+        let mut trends = Trends::default();
+        let found: alloc::vec::Vec<_> =
+            (0..12).map(|index| trends.note(index * row, PAGE, 1, &|_| false)).collect();
+        assert_eq!(found[3..], [&[None][..], &[Some(row as i64); 8]].concat());
+        // Places in the page that vary do not hide a stride of pages.
+        let jitter = [7, 900, 3000, 64, 2048, 11];
+        let mut trends = Trends::default();
+        let found: alloc::vec::Vec<_> = jitter
+            .iter()
+            .enumerate()
+            .map(|(index, jitter)| trends.note(index as u64 * 17 * PAGE + jitter, PAGE, 1, &|_| false))
+            .collect();
+        assert_eq!(found[4..], [Some(17 * 4096); 2]);
     }
 }

@@ -247,10 +247,13 @@ impl Engine {
             cached: FrameChain::new(frames),
             backing,
             blocks: Blocks::new(config.block_at.clone()),
-            streams: Streams::new(match config.prefetch_pages_max.min(TRANSFER_PAGES_MAX) {
-                0 => 0,
-                pages => (pages / unit).max(1),
-            }),
+            streams: Streams::new(
+                match config.prefetch_pages_max.min(TRANSFER_PAGES_MAX) {
+                    0 => 0,
+                    pages => (pages / unit).max(1),
+                },
+                unit as usize * PAGE_BYTES,
+            ),
             unit,
             budget: Budget::new(limit as u64, slot),
             stats: PagerStats::default(),

@@ -53,7 +53,12 @@ impl Engine {
             (available, reserve) = (available + spare, reserve + SPARE_STEP);
         }
         let scattered = self.scattered && self.tier.choice.step() == 0;
+        let short = reserve.saturating_sub(available);
         let (pages, slack) = match scattered {
+            // Windows with a stride use up more frames at a fault than a step makes ready.
+            true if short * 2 > reserve => {
+                ((short / 2).clamp(SCATTERED_PAGES, EVICT_PAGES_MAX), SCATTERED_PAGES / 2)
+            }
             true if !self.is_reading() => (SCATTERED_PAGES, SCATTERED_SLACK),
             true => (SCATTERED_PAGES, SCATTERED_PAGES / 2),
             false => (self.evict_pages(available + 2 * EVICT_PAGES <= reserve), EVICT_PAGES / 2),

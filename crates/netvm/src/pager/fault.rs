@@ -4,7 +4,7 @@ use super::engine::{Engine, SPARED, TRANSFER_PAGES_MAX, Transfer};
 use super::errand::NO_FRAME;
 use super::error::{PagerError, system};
 use crate::error::{Error, Result};
-use netvm_core::residency::{Ahead, Arrival, Entry, PageState};
+use netvm_core::residency::{Ahead, Arrival, Entry, PageState, Stride};
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::ops::Range;
 
@@ -59,9 +59,14 @@ impl Engine {
                 self.paged.wake(fault.address, PAGE_BYTES).map_err(|e| system("wake a thread", e))
             }
             PageState::Untouched => {
-                let ahead = self.ahead(page);
-                let units = if ahead.step == 1 { ahead.map } else { 1 };
-                let pages = if self.has_room_for_units() { units * self.unit - page % self.unit } else { 1 };
+                let ahead = self.ahead(fault, page);
+                let has_room = self.has_room_for_units();
+                let units = match ahead.stride {
+                    Some(stride) if has_room => self.zero_elements(page, ahead.map, stride).map(|()| 1)?,
+                    Some(_) => 1,
+                    None => ahead.map,
+                };
+                let pages = if has_room { units * self.unit - page % self.unit } else { 1 };
                 self.zero_fill(page, pages, fault)
             }
             PageState::Cached
@@ -72,7 +77,7 @@ impl Engine {
                 if fault.write {
                     self.note_write_ahead(page);
                 }
-                let ahead = self.ahead(page);
+                let ahead = self.ahead(fault, page);
                 self.bring_rest_in(fault, page, ahead)?;
                 self.in_window = ahead.map > 1 || self.unit > 1;
                 let is_under_way = self.bring_window_in(page, ahead);
@@ -251,9 +256,17 @@ impl Engine {
 
     /// Zero pages for a first touch, and for those after it in a sequential stream.
     pub(super) fn zero_fill(&mut self, page: u32, ahead: u32, fault: Fault) -> Result<()> {
+        if self.zero_run(page, ahead, ahead > 1)? == 0 {
+            self.deferred.push(fault);
+        }
+        Ok(())
+    }
+
+    /// Zero pages from `page` on, which is mapped, up to `ahead` of them as far as none was touched. Returns how many, 0 where there is no frame.
+    fn zero_run(&mut self, page: u32, ahead: u32, in_window: bool) -> Result<u32> {
         let end_of_range = self
             .ranges
-            .range(..=fault.address)
+            .range(..=self.address_of(page))
             .next_back()
             .map_or(page + 1, |(&start, &bytes)| self.page_of(start + bytes - PAGE_BYTES) + 1);
         let mut pages = 1;
@@ -263,13 +276,35 @@ impl Engine {
         {
             pages += 1;
         }
-        let Some((frame, frames)) = self.take_frames(pages)? else {
-            self.deferred.push(fault);
-            return Ok(());
-        };
+        let Some((frame, frames)) = self.take_frames(pages)? else { return Ok(0) };
         self.paged.zero_frames(frame as usize, frames as usize);
         self.stats.zero_fills += u64::from(frames);
-        self.install_known(page, frame, frames, false, Arrival::in_window(ahead > 1))
+        self.install_known(page, frame, frames, false, Arrival::in_window(in_window))?;
+        Ok(frames)
+    }
+
+    /// Zero pages for elements of a stride that nobody has touched, but for `own`.
+    fn zero_elements(&mut self, own: u32, elements: u32, stride: Stride) -> Result<()> {
+        for index in 0..elements {
+            let Some(pages) = self.element(stride, index) else { break };
+            let mut page = pages.start;
+            while page < pages.end {
+                let is_new = page != own
+                    && self.table.get(page).state() == PageState::Untouched
+                    && self.is_mapped(self.address_of(page));
+                if !is_new {
+                    page += 1;
+                    continue;
+                }
+                let end = if page < own { pages.end.min(own) } else { pages.end };
+                let zeroed = if self.has_room() { self.zero_run(page, end - page, true)? } else { 0 };
+                if zeroed == 0 {
+                    return Ok(());
+                }
+                page += zeroed;
+            }
+        }
+        Ok(())
     }
 
     /// Starts to fetch a run of remote pages from the first of `pages` on, as far as slots and frames are neighbours; `wanted`
@@ -371,42 +406,51 @@ impl Engine {
             return Ok(());
         }
         // Never at the expense of pages in use: only as far as frames can be had without evicting.
-        let room = self.free.len() + self.cached.len();
-        let pages = ahead.fetch.saturating_mul(self.unit).min(room as u32 / 2);
+        let mut room = (self.free.len() + self.cached.len()) as u32 / 2;
         let (first, unit) = (page / self.unit, self.unit);
-        if ahead.step == 1 {
+        let Some(stride) = ahead.stride else {
+            let pages = ahead.fetch.saturating_mul(unit).min(room);
             let start = first.saturating_add(ahead.map).saturating_mul(unit);
             return self.fetch_ahead(start..start.saturating_add(pages));
-        }
-        for index in ahead.map..ahead.map + pages / unit {
-            let Some(start) = ahead.page(first, index).and_then(|number| number.checked_mul(unit)) else {
+        };
+        for index in ahead.map..ahead.map + ahead.fetch {
+            let Some(pages) = self.element(stride, index).filter(|pages| pages.len() <= room as usize) else {
                 break;
             };
-            self.fetch_ahead(start..start.saturating_add(unit))?;
+            room -= pages.len() as u32;
+            self.fetch_ahead(pages)?;
         }
         Ok(())
+    }
+
+    /// The pages of an element, if they are in the area.
+    fn element(&self, stride: Stride, index: u32) -> Option<Range<u32>> {
+        let (first, end) = stride.units(index, (self.unit as usize * PAGE_BYTES) as u64)?;
+        let end = end.checked_mul(self.unit)?;
+        (end <= self.page_count()).then(|| first * self.unit..end)
     }
 
     /// Brings in the pages of a window. False when there is no frame for the page itself.
     fn bring_window_in(&mut self, page: u32, ahead: Ahead) -> Result<bool> {
         let (first, unit) = (page / self.unit, self.unit);
-        if ahead.step == 1 && unit == 1 {
+        if ahead.stride.is_none() && unit == 1 {
             return self.bring_in(page, ahead.map);
         }
         if !self.has_room_for_units() {
             return self.bring_in(page, 1);
         }
-        if ahead.step == 1 {
+        let Some(stride) = ahead.stride else {
             self.bring_in(first * unit, ahead.map * unit)?;
             return self.bring_in(page, 1);
-        }
+        };
         // The page itself last: its arrival wakes who waits.
-        for index in 1..ahead.map {
-            let Some(start) = ahead.page(first, index).and_then(|number| number.checked_mul(unit)) else {
-                break;
-            };
-            if self.has_room() && start < self.page_count() {
-                self.bring_in(start, unit)?;
+        let own = first * unit..(first + 1) * unit;
+        for index in 0..ahead.map {
+            let Some(pages) = self.element(stride, index) else { break };
+            for part in [pages.start..pages.end.min(own.start), pages.start.max(own.end)..pages.end] {
+                if self.has_room() && !part.is_empty() {
+                    self.bring_in(part.start, part.len() as u32)?;
+                }
             }
         }
         self.bring_in(first * unit, unit)?;

@@ -80,18 +80,20 @@ impl Pager {
 impl Engine {
     /// How far to run ahead of a fault, in units of pages that come together.
     #[inline]
-    pub(super) fn ahead(&mut self, page: u32) -> Ahead {
-        let unit = page / self.unit;
+    pub(super) fn ahead(&mut self, fault: Fault, page: u32) -> Ahead {
+        let at = (fault.address + fault.offset - self.area().start) as u64;
+        let (table, pages) = (&self.table, self.unit);
+        let here = |unit: u32| table.get(unit.saturating_mul(pages)).state() == PageState::Mapped;
         const RANDOM: u32 = Access::Random as u32;
         const SEQUENTIAL: u32 = Access::Sequential as u32;
         let ahead = match self.advice.get(page) {
             RANDOM => return Ahead::ALONE,
-            SEQUENTIAL => self.streams.fault_in_stream(unit),
-            _ if self.takes_stream_over(page) => self.streams.fault_in_stream(unit),
-            _ => self.streams.fault(unit),
+            SEQUENTIAL => self.streams.fault_in_stream(at, fault.thread, here),
+            _ if self.takes_stream_over(page) => self.streams.fault_in_stream(at, fault.thread, here),
+            _ => self.streams.fault(at, fault.thread, here),
         };
-        if ahead.map > 1 && ahead.step == 1 && self.mapped.keeps() {
-            self.pass_over_kept(unit.saturating_add(ahead.map));
+        if ahead.map > 1 && ahead.stride.is_none() && self.mapped.keeps() {
+            self.pass_over_kept((page / self.unit).saturating_add(ahead.map));
         }
         self.pass_stream_on(page, ahead);
         ahead

@@ -355,7 +355,7 @@ impl Engine {
         let Some(neighbours) = &self.neighbours else { return };
         let next = (page / STRIPE_PAGES + 1).saturating_mul(STRIPE_PAGES);
         let reach = page.saturating_add((ahead.map + ahead.fetch).saturating_mul(self.unit));
-        if ahead.step == 1 && ahead.map > 1 && reach >= next {
+        if ahead.stride.is_none() && ahead.map > 1 && reach >= next {
             neighbours.place(next).store(next, Relaxed);
         }
     }
