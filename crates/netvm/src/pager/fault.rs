@@ -3,8 +3,8 @@
 use super::engine::{Engine, SPARED, TRANSFER_PAGES_MAX, Transfer};
 use super::errand::NO_FRAME;
 use super::error::{PagerError, system};
-use crate::error::{Error, Result};
-use netvm_core::residency::{Ahead, Arrival, Entry, PageState, Stride};
+use crate::error::Result;
+use netvm_core::residency::{Arrival, Entry, PageState};
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::ops::Range;
 
@@ -12,8 +12,6 @@ use std::ops::Range;
 const RUN_PAGES_MIN: u32 = 16;
 /// and how many frames may be free meanwhile that are none.
 const LOOSE_FRAMES_MAX: usize = 128;
-/// With fewer frames than this to be had, only what is waited for is brought in.
-const ROOM_FRAMES: usize = 8;
 /// A page is worth being spared that is needed again before one in so many local pages has been evicted.
 const AGAIN_PART: usize = 2;
 
@@ -263,7 +261,7 @@ impl Engine {
     }
 
     /// Zero pages from `page` on, which is mapped, up to `ahead` of them as far as none was touched. Returns how many, 0 where there is no frame.
-    fn zero_run(&mut self, page: u32, ahead: u32, in_window: bool) -> Result<u32> {
+    pub(super) fn zero_run(&mut self, page: u32, ahead: u32, in_window: bool) -> Result<u32> {
         let end_of_range = self
             .ranges
             .range(..=self.address_of(page))
@@ -281,30 +279,6 @@ impl Engine {
         self.stats.zero_fills += u64::from(frames);
         self.install_known(page, frame, frames, false, Arrival::in_window(in_window))?;
         Ok(frames)
-    }
-
-    /// Zero pages for elements of a stride that nobody has touched, but for `own`.
-    fn zero_elements(&mut self, own: u32, elements: u32, stride: Stride) -> Result<()> {
-        for index in 0..elements {
-            let Some(pages) = self.element(stride, index) else { break };
-            let mut page = pages.start;
-            while page < pages.end {
-                let is_new = page != own
-                    && self.table.get(page).state() == PageState::Untouched
-                    && self.is_mapped(self.address_of(page));
-                if !is_new {
-                    page += 1;
-                    continue;
-                }
-                let end = if page < own { pages.end.min(own) } else { pages.end };
-                let zeroed = if self.has_room() { self.zero_run(page, end - page, true)? } else { 0 };
-                if zeroed == 0 {
-                    return Ok(());
-                }
-                page += zeroed;
-            }
-        }
-        Ok(())
     }
 
     /// Starts to fetch a run of remote pages from the first of `pages` on, as far as slots and frames are neighbours; `wanted`
@@ -379,102 +353,6 @@ impl Engine {
         let (all, part) = (self.budget.frames_max(), self.local_frames.max(1) as u64);
         let age = u64::from(age).saturating_mul(all.max(part)) / part;
         self.backing.detail.reuse.note_back(u32::try_from(age).unwrap_or(u32::MAX));
-    }
-
-    /// Fetches the remote pages of a range into the pool.
-    fn fetch_ahead(&mut self, pages: Range<u32>) -> Result<()> {
-        let end = pages.end.min(self.page_count());
-        let mut page = pages.start;
-        while page < end {
-            if self.table.get(page).state() != PageState::Remote {
-                page += 1;
-                continue;
-            }
-            let started = self.fetch_run(page..end, false)?;
-            if started == 0 {
-                return Ok(());
-            }
-            self.stats.prefetched += u64::from(started);
-            page += started;
-        }
-        Ok(())
-    }
-
-    /// Fetches the pages behind the mapped window into the pool.
-    fn read_ahead(&mut self, page: u32, ahead: Ahead) -> Result<()> {
-        if ahead.fetch == 0 {
-            return Ok(());
-        }
-        // Never at the expense of pages in use: only as far as frames can be had without evicting.
-        let mut room = (self.free.len() + self.cached.len()) as u32 / 2;
-        let (first, unit) = (page / self.unit, self.unit);
-        let Some(stride) = ahead.stride else {
-            let pages = ahead.fetch.saturating_mul(unit).min(room);
-            let start = first.saturating_add(ahead.map).saturating_mul(unit);
-            return self.fetch_ahead(start..start.saturating_add(pages));
-        };
-        for index in ahead.map..ahead.map + ahead.fetch {
-            let Some(pages) = self.element(stride, index).filter(|pages| pages.len() <= room as usize) else {
-                break;
-            };
-            room -= pages.len() as u32;
-            self.fetch_ahead(pages)?;
-        }
-        Ok(())
-    }
-
-    /// The pages of an element, if they are in the area.
-    fn element(&self, stride: Stride, index: u32) -> Option<Range<u32>> {
-        let (first, end) = stride.units(index, (self.unit as usize * PAGE_BYTES) as u64)?;
-        let end = end.checked_mul(self.unit)?;
-        (end <= self.page_count()).then(|| first * self.unit..end)
-    }
-
-    /// Brings in the pages of a window. False when there is no frame for the page itself.
-    fn bring_window_in(&mut self, page: u32, ahead: Ahead) -> Result<bool> {
-        let (first, unit) = (page / self.unit, self.unit);
-        if ahead.stride.is_none() && unit == 1 {
-            return self.bring_in(page, ahead.map);
-        }
-        if !self.has_room_for_units() {
-            return self.bring_in(page, 1);
-        }
-        let Some(stride) = ahead.stride else {
-            self.bring_in(first * unit, ahead.map * unit)?;
-            return self.bring_in(page, 1);
-        };
-        // The page itself last: its arrival wakes who waits.
-        let own = first * unit..(first + 1) * unit;
-        for index in 0..ahead.map {
-            let Some(pages) = self.element(stride, index) else { break };
-            for part in [pages.start..pages.end.min(own.start), pages.start.max(own.end)..pages.end] {
-                if self.has_room() && !part.is_empty() {
-                    self.bring_in(part.start, part.len() as u32)?;
-                }
-            }
-        }
-        self.bring_in(first * unit, unit)?;
-        self.bring_in(page, 1)
-    }
-
-    /// Whether there is room for some units, beside what is pinned: one access may need two of them at once.
-    fn has_room_for_units(&self) -> bool {
-        if self.unit == 1 {
-            return true;
-        }
-        let unpinned = self.local_frames.saturating_sub(self.pins.count() as usize);
-        unpinned >= 3 * self.unit as usize || (self.pins.is_empty() && self.budget.may_grow())
-    }
-
-    /// Whether pages that nobody waits for may come before one that somebody does.
-    pub(super) fn has_room(&self) -> bool {
-        self.free.len() + self.cached.len() >= ROOM_FRAMES
-    }
-
-    pub(super) fn will_need(&mut self, pages: Range<u32>) -> Result<()> {
-        let room = (self.free.len() + self.cached.len()) as u32 / 2;
-        let end = pages.end.min(pages.start.saturating_add(room));
-        self.fetch_ahead(pages.start..end)
     }
 
     /// A read has arrived from `lender`.
@@ -590,92 +468,6 @@ impl Engine {
                 live
             });
         }
-        Ok(())
-    }
-
-    /// Moves pages inside the area.
-    ///
-    /// # Errors
-    /// [`PagerError::PagePinned`], and all pages are where they were.
-    pub(super) fn relocate(&mut self, old: Range<u32>, new: Range<u32>) -> Result<()> {
-        self.finish_all()?;
-        self.forget(new.clone())?;
-        let (new_address, bytes) = (self.address_of(new.start), new.len() * PAGE_BYTES);
-        self.paged.drop_pages(new_address, bytes).map_err(|e| system("make room for moved pages", e))?;
-        match self.relocate_entries(old.clone(), new.start) {
-            Err(error) if matches!(error, Error::Pager(PagerError::PagePinned { .. })) => {
-                self.relocate_entries(new, old.start)?;
-                Err(error)
-            }
-            moved => moved,
-        }
-    }
-
-    /// Stops at a page that is pinned.
-    fn relocate_entries(&mut self, old: Range<u32>, new_start: u32) -> Result<()> {
-        let mut from = old.start;
-        while let Some(page) = self.table.next_touched(from..old.end) {
-            let to = new_start + (page - old.start);
-            let entry = self.table.get(page);
-            if entry.state() == PageState::Mapped {
-                let mut run = 1;
-                while page + run < old.end && self.table.get(page + run).state() == PageState::Mapped {
-                    run += 1;
-                }
-                self.shift(page, to, run)?;
-                from = page + run;
-            } else {
-                self.table.set(page, Entry::default().with_queued(entry.queued()));
-                let queued = self.table.get(to).queued();
-                self.table.set(to, entry.with_queued(queued));
-                self.table.set_hash(to, self.table.hash(page));
-                match entry.state() {
-                    PageState::Cached => self.cached.rename(entry.frame(), to),
-                    PageState::Packed => self.tier.pool.rename(entry.frame(), to),
-                    _ => {}
-                }
-                from = page + 1;
-            }
-        }
-        Ok(())
-    }
-
-    /// Moves a run of mapped pages.
-    fn shift(&mut self, page: u32, to: u32, pages: u32) -> Result<()> {
-        let mut done = 0;
-        while done < pages {
-            let (old, new) = (self.address_of(page + done), self.address_of(to + done));
-            let (moved, stopped) = self.paged.shift(old, new, (pages - done) as usize);
-            for index in done..done + moved as u32 {
-                self.move_entry(page + index, to + index);
-            }
-            done += moved as u32;
-            if stopped.is_err() && done < pages {
-                // Pinned, shared with a child, or dropped by the program itself: by way of a frame, one at a time.
-                self.shift_by_frame(page + done, to + done)?;
-                done += 1;
-            }
-        }
-        Ok(())
-    }
-
-    fn move_entry(&mut self, page: u32, to: u32) {
-        let entry = self.table.get(page);
-        self.table.set(page, Entry::default().with_queued(entry.queued()));
-        self.table.set_hash(to, self.table.hash(page));
-        let queued = self.table.get(to).queued();
-        // A move lifts the protection.
-        self.note_mapped(to, entry.with_protected(false).with_queued(queued), Arrival::Alone);
-    }
-
-    fn shift_by_frame(&mut self, page: u32, to: u32) -> Result<()> {
-        let Some(frame) = self.extract_patiently(page)? else {
-            return self.lost_by_program(page);
-        };
-        let installed = self.paged.install(self.address_of(to), frame as usize, 1);
-        installed.map_err(|e| system("move a page", e))?;
-        self.empty.put(frame as usize, 1);
-        self.move_entry(page, to);
         Ok(())
     }
 

@@ -4,7 +4,7 @@ use super::engine::{EVICT_PAGES, Engine, STARVED};
 use super::error::PagerError;
 use super::{Pager, local_bytes_min};
 use crate::error::Result;
-use netvm_core::residency::{Ahead, Arrival, PageState};
+use netvm_core::residency::{Arrival, PageState};
 use netvm_sys::paged::Told;
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::ops::Range;
@@ -26,8 +26,6 @@ pub enum Access {
 
 /// Of four pages of the budget, so many may be pinned.
 const PINNED_QUARTERS: u64 = 3;
-/// A stream passes at most so many pages over.
-const PASSED_OVER_MAX: u32 = 2048;
 /// Pages that are brought in between two looks at what has come.
 const PIN_STEP: u32 = 256;
 /// Looks in a row after which nothing came.
@@ -78,37 +76,6 @@ impl Pager {
 }
 
 impl Engine {
-    /// How far to run ahead of a fault, in units of pages that come together.
-    #[inline]
-    pub(super) fn ahead(&mut self, fault: Fault, page: u32) -> Ahead {
-        let at = (fault.address + fault.offset - self.area().start) as u64;
-        let (table, pages) = (&self.table, self.unit);
-        let here = |unit: u32| table.get(unit.saturating_mul(pages)).state() == PageState::Mapped;
-        const RANDOM: u32 = Access::Random as u32;
-        const SEQUENTIAL: u32 = Access::Sequential as u32;
-        let ahead = match self.advice.get(page) {
-            RANDOM => return Ahead::ALONE,
-            SEQUENTIAL => self.streams.fault_in_stream(at, fault.thread, here),
-            _ if self.takes_stream_over(page) => self.streams.fault_in_stream(at, fault.thread, here),
-            _ => self.streams.fault(at, fault.thread, here),
-        };
-        if ahead.map > 1 && ahead.stride.is_none() && self.mapped.keeps() {
-            self.pass_over_kept((page / self.unit).saturating_add(ahead.map));
-        }
-        self.pass_stream_on(page, ahead);
-        ahead
-    }
-
-    /// A stream goes on behind what is here of what it would bring in next.
-    fn pass_over_kept(&mut self, from: u32) {
-        let end = (self.page_count() / self.unit).min(from.saturating_add(PASSED_OVER_MAX));
-        let is_here = |unit: &u32| self.table.get(unit * self.unit).state() == PageState::Mapped;
-        let kept = (from..end).take_while(is_here).count() as u32;
-        if kept > 0 {
-            self.streams.pass_over(from, from + kept);
-        }
-    }
-
     /// A range is somebody else's from now on.
     pub(super) fn forget_marks(&mut self, pages: Range<u32>) {
         for marks in [&mut self.pins, &mut self.advice] {

@@ -26,12 +26,14 @@ mod look;
 mod path;
 mod placement;
 mod range;
+mod relocate;
 mod seals;
 mod shards;
 mod side;
 mod table;
 mod tier;
 mod together;
+mod window;
 
 pub use blocks::BlockAt;
 pub use erasure::Erasure;
