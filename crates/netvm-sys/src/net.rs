@@ -39,6 +39,9 @@ impl FromStr for Address {
         let Some((host, port)) = text.rsplit_once(':') else {
             return Err("it has no port");
         };
+        if host.contains('/') {
+            return Err("there is a slash in the host");
+        }
         if host.contains(',') {
             return Err("it has a comma: give each address by itself");
         }
@@ -575,7 +578,7 @@ mod tests {
     fn addresses() {
         assert_eq!("unix:/tmp/x".parse(), Ok(Address::Unix("/tmp/x".into())));
         assert_eq!("[::1]:7".parse(), Ok(Address::Tcp("[::1]:7".into())));
-        for wrong in ["unix:", "host", ":7", "host:", "host:70000", "host:x"] {
+        for wrong in ["unix:", "host", ":7", "host:", "host:70000", "host:x", "tcp://host:7", "/tmp/x:7"] {
             assert!(wrong.parse::<Address>().is_err(), "{wrong}");
         }
     }
