@@ -524,7 +524,9 @@ fn a_lender_leaves_while_threads_fetch_from_its_memory() {
         });
         let stats = pager.stats();
         assert_eq!((stats.lenders_left, stats.lenders_lost, stats.wrong_pages), (1, 0, 0), "{stats:?}");
-        assert!(stats.pages_moved > 1000 && stats.read_at_once > stats.remote_reads / 4, "{stats:?}");
+        // Some may have gone to the other lender before, which was quicker for a while.
+        assert!(stats.pages_moved + stats.pages_sorted > 1000, "{stats:?}");
+        assert!(stats.read_at_once > stats.remote_reads / 4, "{stats:?}");
         // Pagers have no end.
         std::mem::forget(lenders);
     }

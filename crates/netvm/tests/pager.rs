@@ -160,42 +160,6 @@ fn streams_do_not_push_out_what_is_used_at_random() {
 }
 
 #[test]
-fn columns_come_without_what_lies_between() {
-    let Some(_alone) = alone() else { return };
-    for page_bytes in [PAGE, 4 * PAGE] {
-        let lent = lend(96 << 20);
-        let pager = start(&lent, 8 << 20, |config| config.page_bytes = page_bytes);
-        // Columns of 4.7 pages, of which there are four times the local memory; bands of 512 rows, in tiles of eight columns.
-        let (rows, columns) = (2400_usize, 1700);
-        let memory = mapped(&pager, 0, (rows * columns * 8).next_multiple_of(4 * PAGE));
-        let mut before = pager.stats();
-        for pass in 0..4_u64 {
-            for band in (0..rows).step_by(512) {
-                for tile in (0..columns).step_by(8) {
-                    for row in (band..rows.min(band + 512)).step_by(4) {
-                        for column in tile..columns.min(tile + 8) {
-                            let index = column * rows + row;
-                            let value = if pass == 0 { 0 } else { index as u64 * pass };
-                            assert_eq!(word(memory, index), value, "pass {pass}, row {row}, column {column}");
-                            set_word(memory, index, index as u64 * (pass + 1));
-                        }
-                    }
-                }
-            }
-            let stats = pager.stats();
-            let faults = stats.faults - before.faults;
-            let came = stats.remote_reads - before.remote_reads;
-            println!("{page_bytes} bytes, pass {pass}: {faults} faults, {came} pages came");
-            if page_bytes == PAGE {
-                // A band has one or two of each column's pages: 1.9 of them, 10,000 in all five.
-                assert!(faults < 5000 && came < 17_000, "{pass}: {faults} faults, {came} pages");
-            }
-            before = stats;
-        }
-    }
-}
-
-#[test]
 fn of_a_loop_larger_than_the_memory_a_part_is_kept() {
     let Some(_alone) = alone() else { return };
     let lent = lend(64 << 20);

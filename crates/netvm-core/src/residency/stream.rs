@@ -174,7 +174,10 @@ impl Streams {
             let is_known = is_known(strided.used, clock);
             match strided.fault(at, self.unit, self.window_max, clock, is_known, &here) {
                 None => {}
-                Some(Found::Ahead(stride, elements)) => return Ahead::window(elements, Some(stride)),
+                Some(Found::Ahead(stride, map, fetch)) => {
+                    self.trends.keep(at, self.unit, thread, stride.step);
+                    return Ahead { map, fetch, stride: Some(stride) };
+                }
                 Some(Found::Longer(stride, elements)) => {
                     return Ahead { map: elements, fetch: 0, stride: Some(stride) };
                 }
@@ -204,7 +207,6 @@ impl Streams {
             .find_map(|first| if lives(first.used, 0, clock) { first.stride(at, unit) } else { None });
         let trend = self.trends.note(at, unit, thread, &here);
         if let Some(step) = third.or(trend) {
-            self.trends.keep(at, unit, thread, step);
             let window = self.window_max.min(2);
             if let Some(stream) = Strided::new(at, step, window, clock) {
                 begin(&mut self.strided, stream, |stream| stream.used);
@@ -543,7 +545,7 @@ mod tests {
                     0 => streams.fault_in_stream(at, 1, here),
                     _ => streams.fault(at, next(3) as u32, here),
                 };
-                assert!((1..1 << 10).contains(&ahead.map) && ahead.fetch <= ahead.map, "{ahead:?}");
+                assert!((1..1 << 10).contains(&ahead.map) && ahead.fetch < 1 << 10, "{ahead:?}");
                 if let Some(stride) = ahead.stride {
                     let number = (at / unit as u64) as u32;
                     let holds = |(from, to): (u32, u32)| from <= number && number < to;

@@ -5,6 +5,8 @@
 
 /// Longest window, in elements: each is a transfer of its own.
 pub(super) const ELEMENTS_MAX: u32 = 32;
+/// Narrower windows have nothing read ahead behind them.
+const AHEAD_MIN: u32 = 4;
 /// Elements that may be left out where a window ended, and in one, as they are here.
 const LEFT_OUT_MAX: u32 = 256;
 /// Elements before the window that may turn out to be longer, too.
@@ -15,6 +17,10 @@ const UNITS_MAX: u64 = 4;
 const GRAIN: u64 = 256;
 /// Elements that are no more units apart may soon turn out to be in order.
 const SMALL_UNITS: u64 = 4;
+/// Elements get longer when one in so many of a window is,
+const LONGER_PART: u32 = 8;
+/// or so many are.
+const LONGER_MAX: u32 = 4;
 /// Of so many windows one is brought in as if elements were short, to see whether they are.
 const PROBE: u32 = 16;
 
@@ -55,8 +61,8 @@ impl Stride {
 /// What a fault is to a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Found {
-    /// It goes on: so many elements come with the faulting one.
-    Ahead(Stride, u32),
+    /// It goes on: so many elements come with the faulting one, and so many behind them into the pool.
+    Ahead(Stride, u32, u32),
     /// The elements of the last window are longer than was known.
     Longer(Stride, u32),
     /// All that lies between elements is wanted. The last window had so many.
@@ -78,6 +84,8 @@ pub(super) struct Strided {
     /// and those between them that were here.
     elements: u32,
     windows: u32,
+    /// Elements of the last window that were longer.
+    longer: u32,
     /// The faults that used it last, and continued it.
     pub(super) used: u64,
     continued: u64,
@@ -90,8 +98,20 @@ impl Strided {
     pub(super) fn new(at: u64, step: i64, window: u32, clock: u64) -> Option<Self> {
         let next = at.checked_add_signed(step.checked_mul(i64::from(window))?)?;
         let (used, continued) = (clock, clock);
-        let (extent, extent_known, windows, elements) = (1, 1, 0, window);
-        Some(Self { next, step, extent, extent_known, window, elements, windows, used, continued, gap: 0 })
+        let (extent, extent_known, windows, longer, elements) = (1, 1, 0, 0, window);
+        Some(Self {
+            next,
+            step,
+            extent,
+            extent_known,
+            window,
+            elements,
+            windows,
+            longer,
+            used,
+            continued,
+            gap: 0,
+        })
     }
 
     /// Units that its windows have.
@@ -125,30 +145,37 @@ impl Strided {
         }
         // What has not gone on yet may be no stride at all.
         let is_new = self.windows == 0 && size > SMALL_UNITS * unit;
-        let before = if is_new { 0 } else { i64::from(self.elements) + BEFORE };
+        let last = i64::from(self.elements.min(ELEMENTS_MAX));
+        let before = if is_new { 0 } else { last + BEFORE };
         let left_out = if is_known { i64::from(LEFT_OUT_MAX) } else { 0 };
-        if index < -before || index > left_out {
+        let may_be_left_out = |index| self.stride().is_here(index, unit, here);
+        if index < -before || index > left_out || !(0..index.max(0) as u32).all(may_be_left_out) {
             return None;
         }
-        if !(0..index.max(0) as u32).all(|index| self.stride().is_here(index, unit, here)) {
-            return None;
-        }
-        if rest >= self.extent {
-            let is_between = rest >= unit;
-            if is_between && rest + unit >= size {
+        let mut is_longer = rest >= self.extent;
+        if is_longer {
+            if self.step > 0 && rest >= unit && rest + unit >= size {
                 return (index < 0).then_some(Found::InOrder(self.window));
             }
             if rest >= UNITS_MAX * unit {
                 return None;
             }
-            self.extent = (rest + 1).next_multiple_of(GRAIN).max(self.extent_known);
-            self.extent_known = self.extent;
+            // Of some elements all may be wanted, of most the beginning.
+            self.longer += 1;
+            is_longer = self.longer >= (self.window / LONGER_PART).clamp(1, LONGER_MAX);
+            if is_longer {
+                self.extent = (rest + 1).next_multiple_of(GRAIN).max(self.extent_known);
+                self.extent_known = self.extent;
+                self.used = clock;
+            } else if index < 0 {
+                return None;
+            }
         }
-        self.used = clock;
         if index < 0 {
-            let elements = (-index).max(i64::from(self.elements)) as u32;
-            let from = self.next.checked_add_signed(-self.step * i64::from(elements))?;
-            return Some(Found::Longer(Stride { from, ..self.stride() }, elements));
+            // One that was here and has left, or found no frame: with those behind it.
+            let elements = if is_longer { last.max(-index) } else { -index };
+            let from = self.next.checked_add_signed(-self.step * elements)?;
+            return Some(Found::Longer(Stride { from, ..self.stride() }, elements as u32));
         }
         let from = self.next.checked_add_signed(self.step * index)?;
         self.windows += 1;
@@ -158,15 +185,18 @@ impl Strided {
             _ => {}
         }
         self.window = (self.window * 2).clamp(1, window_max.min(ELEMENTS_MAX));
-        (self.gap, self.continued) = (clock - self.continued, clock);
+        (self.gap, self.continued, self.used, self.longer) = (clock - self.continued, clock, clock, 0);
         let stride = Stride { from, ..self.stride() };
         self.elements = stride.elements(self.window, unit, here);
-        match from.checked_add_signed(self.step * i64::from(self.elements)) {
-            Some(next) => self.next = next,
+        let Some(next) = from.checked_add_signed(self.step * i64::from(self.elements)) else {
             // It ends where the area begins.
-            None => self.used = 0,
-        }
-        Some(Found::Ahead(stride, self.elements))
+            self.used = 0;
+            return Some(Found::Ahead(stride, self.elements, 0));
+        };
+        self.next = next;
+        let behind =
+            if self.window >= AHEAD_MIN { self.stride().elements(self.window, unit, here) } else { 0 };
+        Some(Found::Ahead(stride, self.elements, behind))
     }
 
     fn stride(&self) -> Stride {

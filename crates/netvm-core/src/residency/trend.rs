@@ -67,9 +67,12 @@ impl Trends {
         lane.count += 1;
         lane.same = if units == lane.units { lane.same + 1 } else { 1 };
         lane.units = units;
-        let known = lane.step.filter(|&step| is_multiple(at, bytes, step, unit, here));
+        let known = lane
+            .step
+            .filter(|&step| step.unsigned_abs() > 4 * unit && is_multiple(at, bytes, step, unit, here));
         let unit = unit as i64;
         let step = if let Some(step) = known {
+            lane.step = None;
             step
         } else if [FEWEST, DIFFERENCES].into_iter().any(|last| lane.majority(last) == Some(bytes)) {
             bytes

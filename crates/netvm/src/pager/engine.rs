@@ -123,6 +123,10 @@ pub(super) struct Engine {
     pub(super) stats: PagerStats,
     /// Faults that wait for a frame.
     pub(super) deferred: Vec<Fault>,
+    /// They are tried again.
+    pub(super) is_retrying: bool,
+    /// Windows with a stride have come since there were frames enough.
+    pub(super) has_strides: bool,
     /// Far mappings: address -> bytes.
     pub(super) ranges: BTreeMap<usize, usize>,
     pub(super) errands: Errands,
@@ -258,6 +262,8 @@ impl Engine {
             budget: Budget::new(limit as u64, slot),
             stats: PagerStats::default(),
             deferred: Vec::with_capacity(64),
+            is_retrying: false,
+            has_strides: false,
             ranges: BTreeMap::new(),
             errands: Errands::new(),
             transfers: Vec::with_capacity(1024),

@@ -54,9 +54,10 @@ impl Engine {
         }
         let scattered = self.scattered && self.tier.choice.step() == 0;
         let short = reserve.saturating_sub(available);
+        let is_behind = short * 2 > reserve;
         let (pages, slack) = match scattered {
             // Windows with a stride use up more frames at a fault than a step makes ready.
-            true if short * 2 > reserve => {
+            true if self.has_strides && is_behind => {
                 ((short / 2).clamp(SCATTERED_PAGES, EVICT_PAGES_MAX), SCATTERED_PAGES / 2)
             }
             true if !self.is_reading() => (SCATTERED_PAGES, SCATTERED_SLACK),
@@ -70,6 +71,7 @@ impl Engine {
             return Ok(false);
         }
         let taken = self.evict(pages)?;
+        self.has_strides &= is_behind;
         // What is scattered goes out in small steps, with a look at what has come after each.
         Ok(taken > 0 && (!scattered || available + SCATTERED_SLACK <= reserve))
     }

@@ -131,11 +131,13 @@ impl Engine {
     /// Faults that found no frame: try again, in order.
     pub(super) fn retry_deferred(&mut self) -> Result<()> {
         let faults = std::mem::take(&mut self.deferred);
-        for &fault in &faults {
+        self.is_retrying = true;
+        let served = faults.iter().try_for_each(|&fault| {
             self.stats.faults -= 1;
-            self.fault(fault)?;
-        }
-        Ok(())
+            self.fault(fault)
+        });
+        self.is_retrying = false;
+        served
     }
 
     /// Free frames: from the free set, by growing within the budget, or from pages that are cached and safe elsewhere.

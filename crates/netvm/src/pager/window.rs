@@ -18,7 +18,11 @@ impl Engine {
     pub(super) fn ahead(&mut self, fault: Fault, page: u32) -> Ahead {
         let at = (fault.address + fault.offset - self.area().start) as u64;
         let (table, pages) = (&self.table, self.unit);
-        let here = |unit: u32| table.get(unit.saturating_mul(pages)).state() == PageState::Mapped;
+        let end = self.page_count();
+        let here = |unit: u32| {
+            let page = unit.saturating_mul(pages);
+            page < end && table.get(page).state() == PageState::Mapped
+        };
         const RANDOM: u32 = Access::Random as u32;
         const SEQUENTIAL: u32 = Access::Sequential as u32;
         let ahead = match self.advice.get(page) {
@@ -27,6 +31,10 @@ impl Engine {
             _ if self.takes_stream_over(page) => self.streams.fault_in_stream(at, fault.thread, here),
             _ => self.streams.fault(at, fault.thread, here),
         };
+        // There was no frame for the page itself.
+        if self.is_retrying {
+            return Ahead::ALONE;
+        }
         if ahead.map > 1 && ahead.stride.is_none() && self.mapped.keeps() {
             self.pass_over_kept((page / self.unit).saturating_add(ahead.map));
         }
@@ -46,6 +54,7 @@ impl Engine {
 
     /// Zero pages for elements of a stride that nobody has touched, but for `own`.
     pub(super) fn zero_elements(&mut self, own: u32, elements: u32, stride: Stride) -> Result<()> {
+        self.has_strides = true;
         for index in 0..elements {
             let Some(pages) = self.element(stride, index) else { break };
             let mut page = pages.start;
@@ -58,7 +67,8 @@ impl Engine {
                     continue;
                 }
                 let end = if page < own { pages.end.min(own) } else { pages.end };
-                let zeroed = if self.has_room() { self.zero_run(page, end - page, true)? } else { 0 };
+                let has_room = self.has_room_beside(end - page);
+                let zeroed = if has_room { self.zero_run(page, end - page, true)? } else { 0 };
                 if zeroed == 0 {
                     return Ok(());
                 }
@@ -130,12 +140,13 @@ impl Engine {
             self.bring_in(first * unit, ahead.map * unit)?;
             return self.bring_in(page, 1);
         };
+        self.has_strides = true;
         // The page itself last: its arrival wakes who waits.
         let own = first * unit..(first + 1) * unit;
         for index in 0..ahead.map {
             let Some(pages) = self.element(stride, index) else { break };
             for part in [pages.start..pages.end.min(own.start), pages.start.max(own.end)..pages.end] {
-                if self.has_room() && !part.is_empty() {
+                if !part.is_empty() && self.has_room_beside(part.len() as u32) {
                     self.bring_in(part.start, part.len() as u32)?;
                 }
             }
@@ -151,6 +162,11 @@ impl Engine {
         }
         let unpinned = self.local_frames.saturating_sub(self.pins.count() as usize);
         unpinned >= 3 * self.unit as usize || (self.pins.is_empty() && self.budget.may_grow())
+    }
+
+    /// Whether so many pages of a window may come before the unit that somebody waits for.
+    fn has_room_beside(&self, pages: u32) -> bool {
+        self.free.len() + self.cached.len() >= pages as usize + ROOM_FRAMES.max(self.unit as usize)
     }
 
     /// Whether pages that nobody waits for may come before one that somebody does.
