@@ -9,6 +9,8 @@ pub(super) const ELEMENTS_MAX: u32 = 32;
 const AHEAD_MIN: u32 = 4;
 /// Elements that may be left out where a window ended, and in one, as they are here.
 const LEFT_OUT_MAX: u32 = 256;
+/// Those that may be left out though they are not here.
+const MISSED_MAX: u32 = 4;
 /// Elements before the window that may turn out to be longer, too.
 const BEFORE: i64 = 8;
 /// An element of more units is a stream of its own.
@@ -148,8 +150,12 @@ impl Strided {
         let last = i64::from(self.elements.min(ELEMENTS_MAX));
         let before = if is_new { 0 } else { last + BEFORE };
         let left_out = if is_known { i64::from(LEFT_OUT_MAX) } else { 0 };
-        let may_be_left_out = |index| self.stride().is_here(index, unit, here);
-        if index < -before || index > left_out || !(0..index.max(0) as u32).all(may_be_left_out) {
+        if index < -before || index > left_out {
+            return None;
+        }
+        // Few may be left out that are not here, of many.
+        let may_miss = i64::from((self.window / 4).min(MISSED_MAX));
+        if index > may_miss && !(0..index as u32).all(|index| self.stride().is_here(index, unit, here)) {
             return None;
         }
         let mut is_longer = rest >= self.extent;
