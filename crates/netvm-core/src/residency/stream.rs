@@ -2,9 +2,16 @@
 
 use super::stride::{Found, Stride, Strided};
 use super::trend::Trends;
+use alloc::vec::Vec;
 
-/// Streams of each kind followed at once: enough for a few threads that each read a few arrays.
-const STREAMS: usize = 16;
+/// Streams of each kind followed at once: enough for many threads that each read a few arrays.
+const STREAMS: usize = 64;
+/// Faults of a thread that may have been the beginning of one.
+const FIRSTS: usize = 16;
+/// Threads whose faults are told apart.
+const THREADS: usize = 64;
+/// What happened in so many faults of each thread was just before.
+const RECENT: u64 = 16;
 /// A stream ends when it is not continued for so many faults,
 const PATIENCE: u64 = 64;
 /// and so many times as many as there were between the last two that continued it.
@@ -64,13 +71,22 @@ struct Stream {
 }
 
 impl Stream {
-    fn goes_on_with(&self, unit: u32, clock: u64, here: &impl Fn(u32) -> bool) -> bool {
+    /// `recent`: faults that are just before.
+    fn goes_on_with(&self, unit: u32, clock: u64, recent: u64, here: &impl Fn(u32) -> bool) -> bool {
         // Faults at random meet what was not continued lately by chance.
-        let slack = if is_known(self.used, clock) { SLACK } else { 0 };
+        let slack = if clock - self.used <= recent { SLACK } else { 0 };
         lives(self.used, self.gap, clock)
             && unit.checked_sub(self.next).is_some_and(|gap| gap <= slack)
             && (unit - self.next <= self.window / 4 || (self.next..unit).all(here))
     }
+}
+
+/// Whether a fault goes on with a stream that has a stride.
+enum Stridden {
+    No,
+    Ahead(Ahead),
+    /// All that lies between its elements is wanted; the last window had so many.
+    InOrder(u32),
 }
 
 /// A fault that may be the beginning of a stream.
@@ -79,7 +95,9 @@ struct First {
     at: u64,
     /// From the one before it, where that was near: two to four units.
     step: Option<i64>,
+    /// When it was, in faults of its thread, from 1 on, and in all.
     used: u64,
+    clock: u64,
 }
 
 impl First {
@@ -123,23 +141,36 @@ fn lives(used: u64, gap: u64, clock: u64) -> bool {
     used != 0 && clock - used <= PATIENCE + GAPS * gap
 }
 
-/// Whether it was continued just before.
-fn is_known(used: u64, clock: u64) -> bool {
-    used != 0 && clock - used <= STREAMS as u64
+/// What is known of the faults of one thread. Faults at random, of which there may be hundreds from one window of a stream to the next, each look like the
+/// beginning of one, and those of other threads lie between: so these are apart from streams, and from each other.
+#[derive(Clone, Debug)]
+struct Thread {
+    id: u32,
+    /// When the last one was, in faults of all.
+    used: u64,
+    clock: u64,
+    first: [First; FIRSTS],
+    trends: Trends,
 }
 
-/// Tables of recent streams, least recently used replaced. Those that have gone on are kept apart from first faults, as faults at random,
-/// of which there may be hundreds from one window to the next, each look like the beginning of one.
+impl Thread {
+    fn new(id: u32, used: u64) -> Self {
+        Self { id, used, clock: 0, first: [First::default(); FIRSTS], trends: Trends::default() }
+    }
+}
+
+/// Tables of recent streams, least recently used replaced. A stream may go on in another thread.
 #[derive(Clone, Debug)]
 pub struct Streams {
     streams: [Stream; STREAMS],
     strided: [Strided; STREAMS],
-    first: [First; STREAMS],
+    /// No stream with a stride lives longer than this.
+    strided_until: u64,
+    threads: Vec<Thread>,
     clock: u64,
     window_max: u32,
     /// Bytes that come together.
     unit: u64,
-    trends: Trends,
 }
 
 impl Streams {
@@ -148,11 +179,11 @@ impl Streams {
         Self {
             streams: [Stream::default(); STREAMS],
             strided: [Strided::default(); STREAMS],
-            first: [First::default(); STREAMS],
+            strided_until: 0,
+            threads: Vec::new(),
             clock: 0,
             window_max,
             unit: unit_bytes.max(1) as u64,
-            trends: Trends::default(),
         }
     }
 
@@ -166,59 +197,102 @@ impl Streams {
         }
         self.clock += 1;
         let (clock, number) = (self.clock, (at / self.unit) as u32);
+        let thread = self.thread(thread);
+        let gap = clock - core::mem::replace(&mut self.threads[thread].used, clock);
+        self.threads[thread].clock += 1;
+        let recent = RECENT * self.threads.len() as u64;
         let mut in_order = None;
-        for strided in &mut self.strided {
-            if !lives(strided.used, strided.gap, clock) {
-                continue;
-            }
-            let is_known = is_known(strided.used, clock);
-            match strided.fault(at, self.unit, self.window_max, clock, is_known, &here) {
-                None => {}
-                Some(Found::Ahead(stride, map, fetch)) => {
-                    self.trends.keep(at, self.unit, thread, stride.step);
-                    return Ahead { map, fetch, stride: Some(stride) };
-                }
-                Some(Found::Longer(stride, elements)) => {
-                    return Ahead { map: elements, fetch: 0, stride: Some(stride) };
-                }
-                Some(Found::InOrder(window)) => {
-                    *strided = Strided::default();
+        if clock <= self.strided_until {
+            match self.go_on_with_stride(at, thread, recent, &here) {
+                Stridden::Ahead(ahead) => return ahead,
+                Stridden::InOrder(window) => {
                     in_order = Some(Stream { next: number, window, used: clock, gap: 0 });
-                    break;
                 }
+                Stridden::No => {}
             }
         }
-        let known = self.streams.iter_mut().find(|stream| stream.goes_on_with(number, clock, &here));
+        let known = self.streams.iter_mut().find(|stream| stream.goes_on_with(number, clock, recent, &here));
         if let Some(stream) = in_order.or_else(|| known.map(core::mem::take)) {
             return self.go_on(number, stream);
         }
-        let unit = self.unit;
-        let first = self
-            .first
-            .iter_mut()
-            .find(|first| lives(first.used, 0, clock) && first.is_in_order(at, unit, &here));
+        let (unit, thread) = (self.unit, &mut self.threads[thread]);
+        let of_thread = thread.clock;
+        let alive = |first: &First| lives(first.used, 0, of_thread);
+        let first = thread.first.iter_mut().find(|first| alive(first) && first.is_in_order(at, unit, &here));
         if let Some(first) = first {
-            let gap = clock - core::mem::take(first).used;
-            return self.go_on(number, Stream { next: number, window: 1, used: clock - gap, gap });
+            let used = core::mem::take(first).clock;
+            return self.go_on(number, Stream { next: number, window: 1, used, gap: 0 });
         }
-        let third = self
+        let third = thread
             .first
             .iter_mut()
-            .find_map(|first| if lives(first.used, 0, clock) { first.stride(at, unit) } else { None });
-        let trend = self.trends.note(at, unit, thread, &here);
+            .find_map(|first| if alive(first) { first.stride(at, unit) } else { None });
+        let trend = thread.trends.note(at, unit, &here);
         if let Some(step) = third.or(trend) {
             let window = self.window_max.min(2);
-            if let Some(stream) = Strided::new(at, step, window, clock) {
+            if let Some(stream) = Strided::new(at, step, window, (clock, gap)) {
                 begin(&mut self.strided, stream, |stream| stream.used);
+                self.strided_until = self.strided_until.max(clock + PATIENCE + GAPS * gap);
                 return Ahead::window(window, Some(Stride { from: at, step, extent: 1 }));
             }
         }
         // With one that was just before, it may be the second of a small stride.
-        let before =
-            self.first.iter_mut().find(|first| is_known(first.used, clock) && first.is_near(at, unit));
+        let before = thread
+            .first
+            .iter_mut()
+            .find(|first| first.used != 0 && of_thread - first.used <= RECENT && first.is_near(at, unit));
         let step = before.map(|first| (at - core::mem::take(first).at) as i64);
-        begin(&mut self.first, First { at, step, used: clock }, |first| first.used);
+        begin(&mut thread.first, First { at, step, used: of_thread, clock }, |first| first.used);
         Ahead::ALONE
+    }
+
+    /// Where this thread is, in place of the one that has had no fault for longest if there are too many.
+    fn thread(&mut self, id: u32) -> usize {
+        if let Some(index) = self.threads.iter().position(|thread| thread.id == id) {
+            return index;
+        }
+        let new = Thread::new(id, self.clock);
+        if self.threads.len() < THREADS {
+            self.threads.push(new);
+            return self.threads.len() - 1;
+        }
+        let oldest = self.threads.iter().enumerate().min_by_key(|(_, thread)| thread.used);
+        let index = oldest.map_or(0, |(index, _)| index);
+        self.threads[index] = new;
+        index
+    }
+
+    fn go_on_with_stride(
+        &mut self,
+        at: u64,
+        thread: usize,
+        recent: u64,
+        here: &impl Fn(u32) -> bool,
+    ) -> Stridden {
+        let (unit, clock) = (self.unit, self.clock);
+        for strided in &mut self.strided {
+            if !lives(strided.used, strided.gap, clock) {
+                continue;
+            }
+            let is_known = clock - strided.used <= recent;
+            let found = strided.fault(at, unit, self.window_max, clock, is_known, here);
+            self.strided_until = self.strided_until.max(strided.used + PATIENCE + GAPS * strided.gap);
+            match found {
+                None => {}
+                Some(Found::Ahead(stride, map, fetch)) => {
+                    self.threads[thread].trends.keep(at, unit, stride.step);
+                    return Stridden::Ahead(Ahead { map, fetch, stride: Some(stride) });
+                }
+                Some(Found::Longer(stride, map)) => {
+                    return Stridden::Ahead(Ahead { map, fetch: 0, stride: Some(stride) });
+                }
+                Some(Found::InOrder(window)) => {
+                    *strided = Strided::default();
+                    return Stridden::InOrder(window);
+                }
+            }
+        }
+        Stridden::No
     }
 
     /// Another window of a stream in order, that `stream` was.
@@ -265,8 +339,8 @@ impl Streams {
         stale.for_each(|stream| *stream = Stream::default());
         let stale = self.strided.iter_mut().filter(|stream| stream.used == used);
         stale.for_each(|stream| *stream = Strided::default());
-        let stale = self.first.iter_mut().filter(|first| first.used == used);
-        stale.for_each(|first| *first = First::default());
+        let all = self.threads.iter_mut().flat_map(|thread| &mut thread.first);
+        all.filter(|first| first.clock == used).for_each(|first| *first = First::default());
         let next = ((at / self.unit) as u32).saturating_add(window);
         begin(&mut self.streams, Stream { next, window, used, gap: 0 }, |stream| stream.used);
         Ahead::window(window, None)
@@ -274,7 +348,7 @@ impl Streams {
 }
 
 /// A stream takes the place of the longest unused one.
-fn begin<T>(streams: &mut [T; STREAMS], new: T, used: impl Fn(&T) -> u64) {
+fn begin<T>(streams: &mut [T], new: T, used: impl Fn(&T) -> u64) {
     if let Some(place) = streams.iter_mut().min_by_key(|stream| used(stream)) {
         *place = new;
     }
@@ -284,7 +358,6 @@ fn begin<T>(streams: &mut [T; STREAMS], new: T, used: impl Fn(&T) -> u64) {
 mod tests {
     use super::*;
     use alloc::collections::BTreeSet;
-    use alloc::vec::Vec;
 
     const PAGE: usize = 4096;
 
@@ -325,6 +398,31 @@ mod tests {
             }
         }
         assert!(pages.iter().zip([0, 1 << 20, 1 << 24]).all(|(page, start)| page - start > 100));
+    }
+
+    #[test]
+    fn threads_by_turns_have_streams_of_their_own() {
+        for step in [1_u32, 3, 40] {
+            let mut streams = Streams::new(128, PAGE);
+            let (mut pages, mut faults) = ([0_u32; 40], 0);
+            while pages[0] < 2000 * step {
+                for (thread, page) in pages.iter_mut().enumerate() {
+                    let at = (thread as u64 * 1_000_003 + u64::from(*page)) * PAGE as u64;
+                    let ahead = streams.fault(at, thread as u32, |_| false);
+                    assert!(ahead.map == 1 || ahead.step() == i64::from(step), "{ahead:?}");
+                    *page += ahead.map * step;
+                    faults += 1;
+                }
+            }
+            assert!(faults < 40 * 80, "step {step}: {faults} faults for 80,000 pages");
+        }
+        // Whoever comes to where a stream was to go on goes on with it.
+        let mut streams = Streams::new(64, PAGE);
+        let mut page = 1000;
+        for thread in [1, 1, 1, 2, 3, 1, 4] {
+            page += streams.fault(u64::from(page) * PAGE as u64, thread, |_| false).map;
+        }
+        assert_eq!(page, 1000 + 127);
     }
 
     #[test]

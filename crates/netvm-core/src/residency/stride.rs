@@ -96,8 +96,8 @@ pub(super) struct Strided {
 }
 
 impl Strided {
-    /// Begins with the element at `at`, with a window of `window` elements.
-    pub(super) fn new(at: u64, step: i64, window: u32, clock: u64) -> Option<Self> {
+    /// Begins with the element at `at`, with a window of `window` elements. `clock`: now, in faults; `gap`: since the one before of this thread.
+    pub(super) fn new(at: u64, step: i64, window: u32, (clock, gap): (u64, u64)) -> Option<Self> {
         let next = at.checked_add_signed(step.checked_mul(i64::from(window))?)?;
         let (used, continued) = (clock, clock);
         let (extent, extent_known, windows, longer, elements) = (1, 1, 0, 0, window);
@@ -112,7 +112,7 @@ impl Strided {
             longer,
             used,
             continued,
-            gap: 0,
+            gap,
         })
     }
 

@@ -1,11 +1,11 @@
 //! Strides: the difference that most of the last faults have in common.
 //!
 //! By Boyer and Moore's vote over the last four differences, then over eight (Al Maruf, Chowdhury: *Effectively prefetching remote memory with
-//! Leap*, USENIX ATC 2020, algorithm 1), in bytes; or, where those have nothing in common, one that all have in units. Faults are told apart by where they are, and by
-//! the thread, so that strides through several arrays do not hide each other, nor those of threads that have a part of one array each.
+//! Leap*, USENIX ATC 2020, algorithm 1), in bytes; or, where those have nothing in common, one that all have in units. Faults are told apart by where they are, so that
+//! strides through several arrays do not hide each other.
 
 /// Parts of the area that are followed at once,
-const LANES: usize = 16;
+const LANES: usize = 8;
 /// of so many units (256 MiB in pages) each.
 const LANE_UNITS_LOG: u32 = 16;
 const DIFFERENCES: usize = 8;
@@ -16,7 +16,6 @@ const STEPS_MAX: i64 = 256;
 #[derive(Clone, Copy, Debug, Default)]
 struct Lane {
     part: u64,
-    thread: u32,
     /// The last fault, in bytes.
     last: u64,
     /// In bytes; the latest at `count - 1`, modulo their number.
@@ -38,23 +37,17 @@ pub(super) struct Trends {
 }
 
 impl Trends {
-    /// Notes a fault of `thread` at `at`, in bytes, and returns the stride that it has if most before it had it, too: in bytes, a unit or more
+    /// Notes a fault at `at`, in bytes, and returns the stride that it has if most before it had it, too: in bytes, a unit or more
     /// down, or two or more up, as one up is a stream in order.
     ///
     /// What is known to have a stride has it again with the first fault that is so many steps from the last one, if all between are `here`.
-    pub(super) fn note(
-        &mut self,
-        at: u64,
-        unit: u64,
-        thread: u32,
-        here: &impl Fn(u32) -> bool,
-    ) -> Option<i64> {
+    pub(super) fn note(&mut self, at: u64, unit: u64, here: &impl Fn(u32) -> bool) -> Option<i64> {
         self.clock += 1;
         let (part, clock) = ((at / unit) >> LANE_UNITS_LOG, self.clock);
         let mut lanes = self.lanes.iter_mut();
-        let Some(lane) = lanes.find(|lane| lane.is_of(part, thread)) else {
+        let Some(lane) = lanes.find(|lane| lane.is_of(part)) else {
             let oldest = self.lanes.iter_mut().min_by_key(|lane| lane.used)?;
-            *oldest = Lane { part, thread, last: at, used: clock, ..Lane::default() };
+            *oldest = Lane { part, last: at, used: clock, ..Lane::default() };
             return None;
         };
         let units = (at / unit) as i64 - (lane.last / unit) as i64;
@@ -85,9 +78,9 @@ impl Trends {
     }
 
     /// The fault that was noted last, at `at`, has this stride.
-    pub(super) fn keep(&mut self, at: u64, unit: u64, thread: u32, step: i64) {
+    pub(super) fn keep(&mut self, at: u64, unit: u64, step: i64) {
         let part = (at / unit) >> LANE_UNITS_LOG;
-        if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.is_of(part, thread)) {
+        if let Some(lane) = self.lanes.iter_mut().find(|lane| lane.is_of(part)) {
             lane.step = Some(step);
         }
     }
@@ -105,8 +98,8 @@ fn is_multiple(at: u64, bytes: i64, step: i64, unit: u64, here: &impl Fn(u32) ->
 }
 
 impl Lane {
-    fn is_of(&self, part: u64, thread: u32) -> bool {
-        self.used > 0 && self.part == part && self.thread == thread
+    fn is_of(&self, part: u64) -> bool {
+        self.used > 0 && self.part == part
     }
 
     /// What more than half of the last `last` differences are.
@@ -135,7 +128,7 @@ mod tests {
     fn strides(trends: &mut Trends, pages: impl IntoIterator<Item = u64>) -> alloc::vec::Vec<Option<i64>> {
         pages
             .into_iter()
-            .map(|page| trends.note(page * PAGE, PAGE, 1, &|_| false).map(|step| step / PAGE as i64))
+            .map(|page| trends.note(page * PAGE, PAGE, &|_| false).map(|step| step / PAGE as i64))
             .collect()
     }
 
@@ -156,7 +149,7 @@ mod tests {
         let mut found = 0;
         for _ in 0..100_000 {
             page = page.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            found += u32::from(trends.note(u64::from(page >> 16) * PAGE, PAGE, 1, &|_| false).is_some());
+            found += u32::from(trends.note(u64::from(page >> 16) * PAGE, PAGE, &|_| false).is_some());
         }
         assert!(found < 10, "{found}");
     }
@@ -171,22 +164,12 @@ mod tests {
     }
 
     #[test]
-    fn two_threads_in_one_array_have_each_their_own() {
-        let mut trends = Trends::default();
-        for index in 0..10 {
-            let found = [(1, index * 9), (2, 5000 + index * 12)]
-                .map(|(thread, page)| trends.note(page * PAGE, PAGE, thread, &|_| false));
-            assert!(index < 4 || found == [Some(9 * 4096), Some(12 * 4096)], "{found:?}");
-        }
-    }
-
-    #[test]
     fn rows_need_not_be_whole_pages() {
         // 4.6875 pages, and the same by where in its page nobody knows.
         let row = 19_200_u64;
         let mut trends = Trends::default();
         let found: alloc::vec::Vec<_> =
-            (0..12).map(|index| trends.note(index * row, PAGE, 1, &|_| false)).collect();
+            (0..12).map(|index| trends.note(index * row, PAGE, &|_| false)).collect();
         assert_eq!(found[3..], [&[None][..], &[Some(row as i64); 8]].concat());
         // Places in the page that vary do not hide a stride of pages.
         let jitter = [7, 900, 3000, 64, 2048, 11];
@@ -194,7 +177,7 @@ mod tests {
         let found: alloc::vec::Vec<_> = jitter
             .iter()
             .enumerate()
-            .map(|(index, jitter)| trends.note(index as u64 * 17 * PAGE + jitter, PAGE, 1, &|_| false))
+            .map(|(index, jitter)| trends.note(index as u64 * 17 * PAGE + jitter, PAGE, &|_| false))
             .collect();
         assert_eq!(found[4..], [Some(17 * 4096); 2]);
     }
