@@ -312,6 +312,10 @@ fn plot(root: &Area<'_>, data: Size, results: [Sorted; 2]) -> Result<(), Box<dyn
             .light_line_style(TRANSPARENT)
             .x_labels(0)
             .y_labels(6)
+            .y_label_formatter(&|value| {
+                let decimals = usize::from(top < 10.0) + usize::from(top < 1.0);
+                format!("{value:.decimals$}")
+            })
             .label_style(("sans-serif", 13))
             .draw()?;
         for (index, (name, (value, colour))) in

@@ -139,6 +139,7 @@ impl Report {
             .label_style(("sans-serif", 14, &INK))
             .light_line_style(WHITE)
             .bold_line_style(GRID)
+            .x_label_formatter(&|value| label(*value, end))
             .y_label_formatter(&|value| label(*value, highest))
             .draw()?;
         for (index, (from, heat)) in columns.iter().enumerate() {
@@ -256,6 +257,7 @@ fn chart(
         .label_style(("sans-serif", 14, &INK))
         .light_line_style(WHITE)
         .bold_line_style(GRID)
+        .x_label_formatter(&|value| label(*value, range.end))
         .y_label_formatter(&|value| label(*value, most))
         .draw()?;
     for (_, color, points) in curves {
@@ -304,7 +306,8 @@ fn label(value: f64, most: f64) -> String {
         20_000.0.. => format!("{:.0}k", value / 1e3),
         2_000.0.. => format!("{:.1}k", value / 1e3),
         20.0.. => format!("{value:.0}"),
-        _ => format!("{value:.1}"),
+        1.0.. => format!("{value:.1}"),
+        _ => format!("{value:.2}"),
     }
 }
 
