@@ -1,6 +1,6 @@
 //! Prefetch: recognises streams of faults, in order or with a stride, and says how far to run ahead.
 
-use super::stride::{Found, Stride, Strided};
+use super::stride::{Found, SMALL_UNITS, Stride, Strided};
 use super::trend::Trends;
 use alloc::vec::Vec;
 
@@ -20,7 +20,7 @@ const GAPS: u64 = 4;
 const DUE: u64 = 4;
 /// and so many times as many as there were between those two.
 const DUE_GAPS: u64 = 2;
-/// Gap in units by which a fault may miss the expected one and still continue the stream. With one between them two faults may be a small stride.
+/// Gap in units by which a fault may miss the expected one and still continue the stream.
 const SLACK: u32 = 4;
 
 /// How far to go at a fault.
@@ -81,14 +81,6 @@ impl Stream {
     }
 }
 
-/// Whether a fault goes on with a stream that has a stride.
-enum Stridden {
-    No,
-    Ahead(Ahead),
-    /// All that lies between its elements is wanted; the last window had so many.
-    InOrder(u32),
-}
-
 /// A fault that may be the beginning of a stream.
 #[derive(Clone, Copy, Debug, Default)]
 struct First {
@@ -120,7 +112,7 @@ impl First {
 
     /// Whether this may be the second step of a small stride.
     fn is_near(&self, at: u64, unit: u64) -> bool {
-        self.step.is_none() && (2..=u64::from(SLACK)).contains(&self.units(at, unit))
+        self.step.is_none() && (2..=SMALL_UNITS).contains(&self.units(at, unit))
     }
 
     /// The stride, if there is the same step once more: in bytes, or else in units.
@@ -138,7 +130,12 @@ impl First {
 
 /// Whether a stream may still be continued. Faults at random would, sooner or later.
 fn lives(used: u64, gap: u64, clock: u64) -> bool {
-    used != 0 && clock - used <= PATIENCE + GAPS * gap
+    used != 0 && clock <= last(used, gap)
+}
+
+/// The last fault that may continue it.
+fn last(used: u64, gap: u64) -> u64 {
+    used + PATIENCE + GAPS * gap
 }
 
 /// What is known of the faults of one thread. Faults at random, of which there may be hundreds from one window of a stream to the next, each look like the
@@ -164,8 +161,8 @@ impl Thread {
 pub struct Streams {
     streams: [Stream; STREAMS],
     strided: [Strided; STREAMS],
-    /// No stream with a stride lives longer than this.
-    strided_until: u64,
+    /// No stream lives longer than this: programs without any are spared the search.
+    alive_until: u64,
     threads: Vec<Thread>,
     clock: u64,
     window_max: u32,
@@ -179,7 +176,7 @@ impl Streams {
         Self {
             streams: [Stream::default(); STREAMS],
             strided: [Strided::default(); STREAMS],
-            strided_until: 0,
+            alive_until: 0,
             threads: Vec::new(),
             clock: 0,
             window_max,
@@ -201,19 +198,10 @@ impl Streams {
         let gap = clock - core::mem::replace(&mut self.threads[thread].used, clock);
         self.threads[thread].clock += 1;
         let recent = RECENT * self.threads.len() as u64;
-        let mut in_order = None;
-        if clock <= self.strided_until {
-            match self.go_on_with_stride(at, thread, recent, &here) {
-                Stridden::Ahead(ahead) => return ahead,
-                Stridden::InOrder(window) => {
-                    in_order = Some(Stream { next: number, window, used: clock, gap: 0 });
-                }
-                Stridden::No => {}
-            }
-        }
-        let known = self.streams.iter_mut().find(|stream| stream.goes_on_with(number, clock, recent, &here));
-        if let Some(stream) = in_order.or_else(|| known.map(core::mem::take)) {
-            return self.go_on(number, stream);
+        if clock <= self.alive_until
+            && let Some(ahead) = self.go_on(at, thread, recent, &here)
+        {
+            return ahead;
         }
         let (unit, thread) = (self.unit, &mut self.threads[thread]);
         let of_thread = thread.clock;
@@ -221,7 +209,7 @@ impl Streams {
         let first = thread.first.iter_mut().find(|first| alive(first) && first.is_in_order(at, unit, &here));
         if let Some(first) = first {
             let used = core::mem::take(first).clock;
-            return self.go_on(number, Stream { next: number, window: 1, used, gap: 0 });
+            return self.go_on_in_order(number, Stream { next: number, window: 1, used, gap: 0 });
         }
         let third = thread
             .first
@@ -232,7 +220,7 @@ impl Streams {
             let window = self.window_max.min(2);
             if let Some(stream) = Strided::new(at, step, window, (clock, gap)) {
                 begin(&mut self.strided, stream, |stream| stream.used);
-                self.strided_until = self.strided_until.max(clock + PATIENCE + GAPS * gap);
+                self.alive_until = self.alive_until.max(last(clock, gap));
                 return Ahead::window(window, Some(Stride { from: at, step, extent: 1 }));
             }
         }
@@ -262,46 +250,46 @@ impl Streams {
         index
     }
 
-    fn go_on_with_stride(
-        &mut self,
-        at: u64,
-        thread: usize,
-        recent: u64,
-        here: &impl Fn(u32) -> bool,
-    ) -> Stridden {
-        let (unit, clock) = (self.unit, self.clock);
-        for strided in &mut self.strided {
-            if !lives(strided.used, strided.gap, clock) {
-                continue;
-            }
+    /// The next window of the stream that this fault goes on with, if there is one.
+    fn go_on(&mut self, at: u64, thread: usize, recent: u64, here: &impl Fn(u32) -> bool) -> Option<Ahead> {
+        let (unit, clock, number) = (self.unit, self.clock, (at / self.unit) as u32);
+        for strided in self.strided.iter_mut().filter(|strided| lives(strided.used, strided.gap, clock)) {
             let is_known = clock - strided.used <= recent;
             let found = strided.fault(at, unit, self.window_max, clock, is_known, here);
-            self.strided_until = self.strided_until.max(strided.used + PATIENCE + GAPS * strided.gap);
+            self.alive_until = self.alive_until.max(last(strided.used, strided.gap));
             match found {
                 None => {}
                 Some(Found::Ahead(stride, map, fetch)) => {
                     self.threads[thread].trends.keep(at, unit, stride.step);
-                    return Stridden::Ahead(Ahead { map, fetch, stride: Some(stride) });
+                    return Some(Ahead { map, fetch, stride: Some(stride) });
                 }
                 Some(Found::Longer(stride, map)) => {
-                    return Stridden::Ahead(Ahead { map, fetch: 0, stride: Some(stride) });
+                    return Some(Ahead { map, fetch: 0, stride: Some(stride) });
                 }
                 Some(Found::InOrder(window)) => {
                     *strided = Strided::default();
-                    return Stridden::InOrder(window);
+                    let stream = Stream { next: number, window, used: clock, gap: 0 };
+                    return Some(self.go_on_in_order(number, stream));
                 }
             }
         }
-        Stridden::No
+        let known = self.streams.iter_mut().find(|stream| stream.goes_on_with(number, clock, recent, here));
+        let stream = known.map(core::mem::take)?;
+        Some(self.go_on_in_order(number, stream))
     }
 
     /// Another window of a stream in order, that `stream` was.
-    fn go_on(&mut self, number: u32, stream: Stream) -> Ahead {
+    fn go_on_in_order(&mut self, number: u32, stream: Stream) -> Ahead {
         let window = (stream.window * 2).min(self.window_max);
         let (used, gap) = (self.clock, self.clock - stream.used);
         let next = number.saturating_add(window);
-        begin(&mut self.streams, Stream { next, window, used, gap }, |stream| stream.used);
+        self.begin_in_order(Stream { next, window, used, gap });
         Ahead::window(window, None)
+    }
+
+    fn begin_in_order(&mut self, stream: Stream) {
+        self.alive_until = self.alive_until.max(last(stream.used, stream.gap));
+        begin(&mut self.streams, stream, |stream| stream.used);
     }
 
     /// The units from `from` to `to` are here: the stream that was to go on with the first of them will go on behind them.
@@ -313,17 +301,20 @@ impl Streams {
 
     /// What streams have mapped ahead.
     pub fn mapped_ahead(&self) -> MappedAhead {
-        let units = |goes_on: &dyn Fn(u64, u64) -> bool| {
-            let streams = self.streams.iter().map(|stream| (stream.used, stream.gap, stream.window as usize));
-            let strided =
-                self.strided.iter().map(|stream| (stream.used, stream.gap, stream.units(self.unit)));
-            let going = streams.chain(strided).filter(|&(used, gap, _)| used != 0 && goes_on(used, gap));
-            going.map(|(_, _, units)| 2 * units).sum()
-        };
-        MappedAhead {
-            likely: units(&|used, gap| self.clock - used <= DUE + DUE_GAPS * gap),
-            possible: units(&|used, gap| lives(used, gap, self.clock)),
+        let mut ahead = MappedAhead::default();
+        if self.clock > self.alive_until {
+            return ahead;
         }
+        let in_order = self.streams.iter().map(|stream| (stream.used, stream.gap, stream.window as usize));
+        let strided = self.strided.iter().map(|stream| (stream.used, stream.gap, stream.units(self.unit)));
+        for (used, gap, units) in in_order.chain(strided) {
+            if lives(used, gap, self.clock) {
+                ahead.possible += 2 * units;
+                let is_due = self.clock - used <= DUE + DUE_GAPS * gap;
+                ahead.likely += if is_due { 2 * units } else { 0 };
+            }
+        }
+        ahead
     }
 
     /// As [`Streams::fault`], at a place that is known to belong to a stream in order: it begins with the widest window.
@@ -342,7 +333,7 @@ impl Streams {
         let all = self.threads.iter_mut().flat_map(|thread| &mut thread.first);
         all.filter(|first| first.clock == used).for_each(|first| *first = First::default());
         let next = ((at / self.unit) as u32).saturating_add(window);
-        begin(&mut self.streams, Stream { next, window, used, gap: 0 }, |stream| stream.used);
+        self.begin_in_order(Stream { next, window, used, gap: 0 });
         Ahead::window(window, None)
     }
 }

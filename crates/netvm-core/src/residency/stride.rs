@@ -4,7 +4,7 @@
 //! before. Where faults come without their place in the page, all steps are whole pages.
 
 /// Longest window, in elements: each is a transfer of its own.
-pub(super) const ELEMENTS_MAX: u32 = 32;
+const ELEMENTS_MAX: u32 = 32;
 /// Narrower windows have nothing read ahead behind them.
 const AHEAD_MIN: u32 = 4;
 /// Elements that may be left out where a window ended, and in one, as they are here.
@@ -17,8 +17,8 @@ const BEFORE: i64 = 8;
 const UNITS_MAX: u64 = 4;
 /// The length of elements is known to within so many bytes.
 const GRAIN: u64 = 256;
-/// Elements that are no more units apart may soon turn out to be in order.
-const SMALL_UNITS: u64 = 4;
+/// A step of no more units is small: it is seen by itself, and may soon turn out to be in order.
+pub(super) const SMALL_UNITS: u64 = 4;
 /// Elements get longer when one in so many of a window is,
 const LONGER_PART: u32 = 8;
 /// or so many are.
@@ -83,7 +83,7 @@ pub(super) struct Strided {
     extent_known: u64,
     /// Elements that came with the last window,
     window: u32,
-    /// and those between them that were here.
+    /// and with those between them that were here.
     elements: u32,
     windows: u32,
     /// Elements of the last window that were longer.

@@ -4,6 +4,8 @@
 //! Leap*, USENIX ATC 2020, algorithm 1), in bytes; or, where those have nothing in common, one that all have in units. Faults are told apart by where they are, so that
 //! strides through several arrays do not hide each other.
 
+use super::stride::SMALL_UNITS;
+
 /// Parts of the area that are followed at once,
 const LANES: usize = 8;
 /// of so many units (256 MiB in pages) each.
@@ -60,9 +62,9 @@ impl Trends {
         lane.count += 1;
         lane.same = if units == lane.units { lane.same + 1 } else { 1 };
         lane.units = units;
-        let known = lane
-            .step
-            .filter(|&step| step.unsigned_abs() > 4 * unit && is_multiple(at, bytes, step, unit, here));
+        let known = lane.step.filter(|&step| {
+            step.unsigned_abs() > SMALL_UNITS * unit && is_multiple(at, bytes, step, unit, here)
+        });
         let unit = unit as i64;
         let step = if let Some(step) = known {
             lane.step = None;
