@@ -2,27 +2,13 @@
 
 mod common;
 
-use common::mapped::{churn, mapped, set_word, word};
-use common::{Lent, alone, lend, lend_in_slabs};
+use common::mapped::{churn, mapped, set_word, start, word};
+use common::{alone, lend, lend_in_slabs};
 use netvm::lender::LinkChoice;
-use netvm::pager::{AREA_BYTES_MAX, FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig, TierPolicy};
-use std::sync::Arc;
+use netvm::pager::{AREA_BYTES_MAX, FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig};
 
 const PAGE: usize = 4096;
 const READ_WRITE: i32 = 3;
-
-fn start(lent: &Lent, local_bytes: u64, change: impl FnOnce(&mut PagerConfig)) -> Arc<Pager> {
-    let mut config = PagerConfig {
-        local_bytes,
-        lenders: vec![lent.address().to_owned()],
-        area_bytes: 1 << 34,
-        // What is counted here does not depend on what packing costs today: tests/tiers.rs.
-        tier: TierPolicy::Lender,
-        ..PagerConfig::default()
-    };
-    change(&mut config);
-    Pager::start(config).unwrap()
-}
 
 #[test]
 fn more_addresses_than_there_are_page_numbers_are_refused() {

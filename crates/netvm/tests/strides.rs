@@ -2,24 +2,13 @@
 
 mod common;
 
-use common::mapped::{mapped, set_word, word};
-use common::{Lent, alone, lend};
-use netvm::pager::{FaultPath, LOCAL_BYTES_MIN, Pager, PagerConfig, TierPolicy};
-use std::sync::Arc;
+use common::mapped::{mapped, set_word, start, word};
+use common::{Random, Serving, alone, lend};
+use netvm::lender::LinkChoice;
+use netvm::pager::{Erasure, FaultPath, LOCAL_BYTES_MIN, Pager, PagerConfig, TierPolicy};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 const PAGE: usize = 4096;
-
-fn start(lent: &Lent, local_bytes: u64, change: impl FnOnce(&mut PagerConfig)) -> Arc<Pager> {
-    let mut config = PagerConfig {
-        local_bytes,
-        lenders: vec![lent.address().to_owned()],
-        area_bytes: 1 << 34,
-        tier: TierPolicy::Lender,
-        ..PagerConfig::default()
-    };
-    change(&mut config);
-    Pager::start(config).unwrap()
-}
 
 #[test]
 fn columns_come_without_what_lies_between() {
@@ -112,16 +101,6 @@ fn windows_of_large_units_leave_room_for_what_is_waited_for() {
     }
 }
 
-/// Numbers that look random, the same each time.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
-    }
-}
-
 /// Faults, and pages that came, when words are read in this order with 4 MiB of local memory.
 fn cost(name: &str, places: &[u64]) -> (u64, u64) {
     let lent = lend(160 << 20);
@@ -144,11 +123,11 @@ fn what_is_no_stride_is_not_taken_for_one() {
     let Some(_alone) = alone() else { return };
     const PAGE: u64 = 4096;
     // Nodes of four pages, each searched by halves: three pages of it for each of two nodes.
-    let mut random = Random(8);
+    let mut random = Random::new(8);
     let mut places = Vec::new();
     for _ in 0..10_000 {
-        let leaf = random.below(4096);
-        let key = random.below(1024);
+        let leaf = random.next() % 4096;
+        let key = random.next() % 1024;
         for node in [4096 + leaf / 100, leaf] {
             let (mut low, mut high) = (0, 1024);
             while high - low > 1 {
@@ -161,20 +140,20 @@ fn what_is_no_stride_is_not_taken_for_one() {
     let (_, came) = cost("B-tree", &places);
     assert!(came < 40_000, "{came} pages");
     // What is used at random, and mostly here, after a few columns.
-    let mut random = Random(9);
+    let mut random = Random::new(9);
     let places: Vec<u64> = (0..100_000_u64)
         .map(|index| match index % 20_000 {
             column @ 0..200 => column * 19_200 % (1126 * PAGE),
-            _ => random.below(1126) * PAGE + random.below(512) * 8,
+            _ => random.next() % 1126 * PAGE + random.next() % 512 * 8,
         })
         .collect();
     let (_, came) = cost("at random after columns", &places);
     assert!(came < 18_000, "{came} pages");
     // Headers, and of one in 32 what follows it.
-    let mut random = Random(8);
+    let mut random = Random::new(8);
     let places: Vec<u64> = (0..3 * 2800_u64)
         .flat_map(|index| {
-            let pages = if random.below(32) == 0 { 6 } else { 1 };
+            let pages = if random.next().is_multiple_of(32) { 6 } else { 1 };
             (0..pages).map(move |page| index % 2800 * 6 * PAGE + page * PAGE)
         })
         .collect();
@@ -210,5 +189,89 @@ fn matrices_and_records_in_any_direction() {
             .collect();
         let (faults, came) = cost("records from the last to the first", &places);
         assert!(faults < 1800 && came < 23_000, "{bytes}: {faults} faults, {came} pages");
+    }
+}
+
+/// A matrix by columns of 4.7 pages, whose words each thread that has one knows.
+fn use_matrix(pager: &Pager, offset: usize, seed: u64) {
+    let (rows, columns) = (2400, 400);
+    let memory = mapped(pager, offset, (rows * columns * 8_usize).next_multiple_of(PAGE));
+    let mut random = Random::new(seed);
+    // What was last written to each column, 0 if it has been dropped.
+    let mut model = vec![0; columns];
+    for pass in 1..=6_u64 {
+        for band in (0..rows).step_by(600) {
+            for tile in (0..columns).step_by(8) {
+                for row in (band..band + 600).step_by(25) {
+                    for column in tile..tile + 8 {
+                        let (index, old) = (column * rows + row, model[column]);
+                        let expected = if old == 0 { 0 } else { index as u64 ^ old };
+                        assert_eq!(word(memory, index), expected, "pass {pass}, row {row}, column {column}");
+                        set_word(memory, index, index as u64 ^ (pass << 40));
+                    }
+                }
+            }
+        }
+        model.fill(pass << 40);
+        // Some columns in the middle of what comes next.
+        let first = random.next() as usize % (columns - 64) / 64 * 64;
+        let bytes = rows * 8 * 64;
+        pager.discard(pager.area().start + offset + first * rows * 8, bytes).unwrap();
+        model[first..first + 64].fill(0);
+    }
+}
+
+#[test]
+fn tiles_stay_as_written_while_budgets_change_and_a_lender_dies() {
+    let Some(_alone) = alone() else { return };
+    let cases: [(FaultPath, usize, fn(&mut PagerConfig)); 5] = [
+        (FaultPath::Thread, 1, |config| config.replicas = 2),
+        (FaultPath::InThread, 1, |config| config.replicas = 2),
+        (FaultPath::Thread, 2, |config| config.replicas = 2),
+        (FaultPath::Thread, 1, |config| config.erasure = Erasure::new(2, 1)),
+        (FaultPath::Thread, 1, |config| (config.replicas, config.encrypt_pages) = (2, true)),
+    ];
+    for (number, (path, shards, change)) in cases.into_iter().enumerate() {
+        let mut lenders: Vec<_> = (0..4).map(|_| Serving::new(256)).collect();
+        let mut config = PagerConfig {
+            local_bytes: 12 << 20,
+            local_bytes_max: 16 << 20,
+            lenders: lenders.iter().map(|lender| lender.address.clone()).collect(),
+            area_bytes: 1 << 34,
+            tier: TierPolicy::Lender,
+            link: LinkChoice::Socket,
+            fault_path: path,
+            shards,
+            ..PagerConfig::default()
+        };
+        change(&mut config);
+        let pager = Pager::start(config).unwrap();
+        let running = AtomicUsize::new(4);
+        std::thread::scope(|scope| {
+            for thread in 0..4 {
+                let (pager, running) = (&pager, &running);
+                scope.spawn(move || {
+                    // Stripes of the shards are shared.
+                    use_matrix(pager, thread * (12 << 20), thread as u64 + 1);
+                    running.fetch_sub(1, Ordering::Relaxed);
+                });
+            }
+            let (mut random, mut lost) = (Random::new(5), false);
+            while running.load(Ordering::Relaxed) > 0 {
+                pager.set_local_bytes((8 + random.next() % 9) << 20).unwrap();
+                std::thread::sleep(std::time::Duration::from_millis(20));
+                if !lost && pager.stats().remote_reads > 2000 {
+                    drop(lenders.remove(1));
+                    lost = true;
+                }
+            }
+            assert!(lost, "case {number}");
+        });
+        let stats = pager.stats();
+        println!("case {number}: {} faults, {} pages came", stats.faults, stats.remote_reads);
+        assert_eq!((stats.lenders_lost, stats.wrong_pages), (shards as u64, 0), "case {number}: {stats:?}");
+        assert!(stats.local_frames_peak <= (16 << 20) / PAGE as u64, "case {number}: {stats:?}");
+        // Pagers have no end.
+        std::mem::forget(lenders);
     }
 }

@@ -14,15 +14,10 @@ const PAGE: usize = 4096;
 const READ_WRITE: i32 = 3;
 
 fn start(lent: &Lent, local_bytes: u64, change: impl FnOnce(&mut PagerConfig)) -> Arc<Pager> {
-    let mut config = PagerConfig {
-        local_bytes,
-        lenders: vec![lent.address().to_owned()],
-        area_bytes: 1 << 34,
-        tier: TierPolicy::Packed,
-        ..PagerConfig::default()
-    };
-    change(&mut config);
-    Pager::start(config).unwrap()
+    common::mapped::start(lent, local_bytes, |config| {
+        config.tier = TierPolicy::Packed;
+        change(config);
+    })
 }
 
 /// What pages are made of.

@@ -1,11 +1,25 @@
 //! Far mappings of a pager, words in them, and random accesses that are checked against a model.
 
-use super::Random;
-use netvm::pager::Pager;
+use super::{Lent, Random};
+use netvm::pager::{Pager, PagerConfig, TierPolicy};
 use netvm_sys::shared::SharedSlice;
+use std::sync::Arc;
 
 const PAGE: usize = 4096;
 const READ_WRITE: i32 = 3;
+
+/// A pager of one lender. Pages are not packed unless `change` says so: what is counted does not depend on what packing costs today then.
+pub fn start(lent: &Lent, local_bytes: u64, change: impl FnOnce(&mut PagerConfig)) -> Arc<Pager> {
+    let mut config = PagerConfig {
+        local_bytes,
+        lenders: vec![lent.address().to_owned()],
+        area_bytes: 1 << 34,
+        tier: TierPolicy::Lender,
+        ..PagerConfig::default()
+    };
+    change(&mut config);
+    Pager::start(config).unwrap()
+}
 
 pub fn mapped(pager: &Pager, offset: usize, bytes: usize) -> SharedSlice {
     let address = pager.area().start + offset;
