@@ -299,6 +299,11 @@ fn a_process_that_keeps_capabilities_changes_its_groups() {
 }
 
 #[test]
+fn tiles_of_a_matrix_in_forks_and_threads() {
+    run_with_pager("tiles", 0, 131_072);
+}
+
+#[test]
 fn thread_local_memory_takes_no_stack_of_ours() {
     run_with_local_area("tls");
     run_with_pager("tls", 0, 131_072);
