@@ -203,8 +203,8 @@ fn use_matrix(pager: &Pager, offset: usize, seed: u64) {
         for band in (0..rows).step_by(600) {
             for tile in (0..columns).step_by(8) {
                 for row in (band..band + 600).step_by(25) {
-                    for column in tile..tile + 8 {
-                        let (index, old) = (column * rows + row, model[column]);
+                    for (column, &old) in model.iter().enumerate().skip(tile).take(8) {
+                        let index = column * rows + row;
                         let expected = if old == 0 { 0 } else { index as u64 ^ old };
                         assert_eq!(word(memory, index), expected, "pass {pass}, row {row}, column {column}");
                         set_word(memory, index, index as u64 ^ (pass << 40));
@@ -224,7 +224,8 @@ fn use_matrix(pager: &Pager, offset: usize, seed: u64) {
 #[test]
 fn tiles_stay_as_written_while_budgets_change_and_a_lender_dies() {
     let Some(_alone) = alone() else { return };
-    let cases: [(FaultPath, usize, fn(&mut PagerConfig)); 5] = [
+    type Case = (FaultPath, usize, fn(&mut PagerConfig));
+    let cases: [Case; 5] = [
         (FaultPath::Thread, 1, |config| config.replicas = 2),
         (FaultPath::InThread, 1, |config| config.replicas = 2),
         (FaultPath::Thread, 2, |config| config.replicas = 2),
