@@ -82,8 +82,10 @@ fn a_run_tells_which_lenders_have_left() {
         let line = said.lines().find(|line| line.contains(" left when asked to stop: ")).expect(&said);
         assert!(line.starts_with(&format!("netvm: {} left", one.address)), "{said}");
         let pages = line.split(": ").last().unwrap().split(' ').next().unwrap();
-        assert!(pages.parse::<u64>().unwrap() > 1000, "{said}");
         let summary: serde_json::Value = serde_json::from_str(said.lines().last().unwrap()).unwrap();
+        // Some may have gone to the other lenders before, which were quicker for a while.
+        let sorted = summary["pages_sorted"].as_u64().unwrap();
+        assert!(pages.parse::<u64>().unwrap() + sorted > 1000, "{said}");
         assert_eq!(summary["left"][0], one.address.as_str());
         assert_eq!((&summary["lost"], &summary["lenders_left"]), (&serde_json::json!([]), &1.into()));
     }

@@ -313,9 +313,18 @@ fn what_more_local_memory_saves_is_foretold() {
     assert!((0.9..1.1).contains(&(now / moved)) && moved > 60e6, "{quarter}");
     let found = half["bytes_in"].as_f64().unwrap();
     assert!((foretold - found).abs() < 0.15 * now, "{foretold} foretold, {found} found: {quarter}");
-    // Two at a time, each of which has a half.
+    // Two in step, each of which has a half: who is alone for a while has all.
+    let step = "import os, random, sys; r = random.Random(3); x = bytearray(32 << 20)\n\
+        meet = lambda: (os.write(int(sys.argv[2]), b'.'), os.read(int(sys.argv[1]), 1))\n\
+        for page in range(8192): x[page << 12:(page << 12) + 8] = r.randbytes(8); page % 64 or meet()\n\
+        for turn in range(200): meet(), sum(x[r.randrange(8192) << 12] for _ in range(200))";
+    let pair = "import os, subprocess, sys\n\
+        (a, b), (c, d) = os.pipe(), os.pipe()\n\
+        run = lambda *fds: subprocess.Popen([sys.executable, '-c', sys.argv[1], *map(str, fds)], pass_fds=fds)\n\
+        both = run(a, d), run(c, b)\n\
+        sys.exit(any(one.wait() for one in both))";
     let two = |local| {
-        let both = ["sh", "-c", "\"$0\" -c \"$1\" & \"$0\" -c \"$1\"; wait", PYTHON, wants];
+        let both = [PYTHON, "-c", pair, step];
         serde_json::from_str::<Value>(run_as(local, &["--json"], &both).err.trim()).unwrap()
     };
     let (less, more) = (two("16M"), two("32M"));
