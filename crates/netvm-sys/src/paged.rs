@@ -7,7 +7,7 @@
 //! [`PagedArea::drop_frames`], [`PagedArea::drop_pages`], and [`PagedArea::install_fresh`], before which as many frames are dropped. That is
 //! what makes the local budget exact.
 //!
-//! Only the pager's thread touches frames, and only full ones: touching an empty frame would be a fault that nobody serves.
+//! Only the pager's thread touches frames, and only full ones: its own fault on an empty frame would be one that nobody serves.
 //! The caller keeps track of which are full; the methods check ranges, not that.
 
 use crate::local::LocalCopy;
@@ -30,6 +30,7 @@ pub use extract::ExtractError;
 use extract::Pagemap;
 
 mod extract;
+mod frames;
 
 const FAULTER_FEATURES: u64 = FEATURE_MOVE | FEATURE_POISON | FEATURE_PAGEFAULT_FLAG_WP | FEATURE_SIGBUS;
 const FEATURES: u64 =
@@ -531,99 +532,6 @@ impl PagedArea {
         self.area.check(address, bytes)?;
         // SAFETY: the range is inside our area (checked); the caller gave up its contents.
         unsafe { raw::madvise(address, bytes, libc::MADV_DONTNEED) }
-    }
-
-    fn frame_address(&self, frame: usize, frames: usize) -> usize {
-        assert!(frames > 0 && frame + frames <= self.frames(), "frame {frame}+{frames} out of range");
-        self.pool.start + frame * PAGE_BYTES
-    }
-
-    /// Memory of full frames.
-    pub fn frame_memory(&self, frame: usize, frames: usize) -> SharedSlice {
-        let address = self.frame_address(frame, frames);
-        // SAFETY: the pool is mapped as long as `self`; frames are in range (checked).
-        unsafe { SharedSlice::from_raw(address as *mut u8, frames * PAGE_BYTES) }
-    }
-
-    /// Bytes of one full frame.
-    pub fn frame_bytes(&self, frame: usize) -> &[u8] {
-        let address = self.frame_address(frame, 1);
-        // SAFETY: in range (checked); frames change only through this struct's owner, the pager's thread, which holds
-        // this borrow meanwhile.
-        unsafe { std::slice::from_raw_parts(address as *const u8, PAGE_BYTES) }
-    }
-
-    /// Bytes of one full frame, to change.
-    pub fn frame_bytes_mut(&mut self, frame: usize) -> &mut [u8] {
-        let address = self.frame_address(frame, 1);
-        // SAFETY: in range (checked), mapped writable, and `&mut self` excludes other borrows.
-        unsafe { std::slice::from_raw_parts_mut(address as *mut u8, PAGE_BYTES) }
-    }
-
-    /// Zeroes full frames.
-    pub fn zero_frames(&mut self, frame: usize, frames: usize) {
-        let address = self.frame_address(frame, frames);
-        // SAFETY: in range (checked), mapped writable, and `&mut self` excludes other borrows.
-        unsafe { std::ptr::write_bytes(address as *mut u8, 0, frames * PAGE_BYTES) };
-    }
-
-    /// Gives memory to empty frames (contents: zero).
-    ///
-    /// # Errors
-    /// ENOMEM when the machine has no memory left.
-    pub fn fill_frames(&mut self, frame: usize, frames: usize) -> io::Result<()> {
-        static ZERO: [u8; 16 * PAGE_BYTES] = [0; 16 * PAGE_BYTES];
-        let address = self.frame_address(frame, frames);
-        if self.design == FrameDesign::Copy {
-            self.zero_frames(frame, frames);
-            return Ok(());
-        }
-        let (mut done, bytes) = (0, frames * PAGE_BYTES);
-        while done < bytes {
-            let step = (bytes - done).min(ZERO.len());
-            // SAFETY: both ranges are ours: the pool (checked above) and a static.
-            let (copied, result) =
-                unsafe { self.uffd.copy(address + done, ZERO.as_ptr() as usize, step, false) };
-            done += copied;
-            if let Err(error) = retry(result) {
-                // All or none of them.
-                if done > 0 {
-                    self.drop_frames(frame, done / PAGE_BYTES)?;
-                }
-                return Err(error);
-            }
-        }
-        Ok(())
-    }
-
-    /// Takes the memory from full frames.
-    ///
-    /// # Errors
-    /// Never in practice.
-    pub fn drop_frames(&mut self, frame: usize, frames: usize) -> io::Result<()> {
-        let address = self.frame_address(frame, frames);
-        // SAFETY: frames in range (checked), contents given up by the caller.
-        unsafe { raw::madvise(address, frames * PAGE_BYTES, libc::MADV_DONTNEED) }
-    }
-
-    /// The same for several runs of frames, each its first and how many: in one system call, where that is possible.
-    ///
-    /// # Errors
-    /// Never in practice.
-    pub fn drop_frame_runs(&mut self, runs: &[(usize, usize)]) -> io::Result<()> {
-        if let (Some(together), 2..=TOGETHER_MAX) = (&self.together, runs.len()) {
-            let (mut ranges, mut bytes) = ([(0, 0); TOGETHER_MAX], 0);
-            for (range, &(frame, frames)) in ranges.iter_mut().zip(runs) {
-                *range = (self.frame_address(frame, frames), frames * PAGE_BYTES);
-                bytes += range.1;
-            }
-            // SAFETY: frames in range (checked), contents given up by the caller.
-            if unsafe { together.drop_ranges(&ranges[..runs.len()]) }.is_ok_and(|done| done == bytes) {
-                return Ok(());
-            }
-        }
-        // Those that are gone already are not hurt.
-        runs.iter().try_for_each(|&(frame, frames)| self.drop_frames(frame, frames))
     }
 
     /// Installs full frames at missing pages and wakes who waits for them. The frames are empty afterwards.

@@ -105,6 +105,40 @@ static void others(void) {
     CHECK(munmap(p, BYTES) == 0 && munmap(q, BYTES) == 0);
 }
 
+/* Reads all that is mapped in a process, page by page; of each mapping 64 MiB. */
+static void scan(pid_t process) {
+    static char page[4096];
+    char name[64], line[512];
+    snprintf(name, sizeof name, "/proc/%d/maps", process);
+    FILE *maps = fopen(name, "r");
+    CHECK(maps);
+    while (fgets(line, sizeof line, maps)) {
+        unsigned long start, end;
+        char access;
+        CHECK(sscanf(line, "%lx-%lx %c", &start, &end, &access) == 3);
+        if (end - start > 64ul << 20) end = start + (64ul << 20);
+        for (; access == 'r' && start < end; start += sizeof page) {
+            struct iovec here = {page, sizeof page}, there = {(void *)start, sizeof page};
+            if (process_vm_readv(process, &here, 1, &there, 1, 0) < 0 && errno == EPERM) _exit(2);
+        }
+    }
+    _exit(0);
+}
+
+/* Another process looks at all of this one's memory while pages come and go. */
+static void scanned(void) {
+    char *p = anonymous(BYTES);
+    fill(p, BYTES, 6);
+    pid_t parent = getpid();
+    pid_t pid = fork();
+    if (pid == 0) scan(parent);
+    int status, rounds = 0;
+    for (; waitpid(pid, &status, WNOHANG) == 0; rounds++) CHECK(holds(p, BYTES, 6));
+    CHECK(WIFEXITED(status) && (WEXITSTATUS(status) == 0 || WEXITSTATUS(status) == 2));
+    CHECK(holds(p, BYTES, 6));
+    CHECK(munmap(p, BYTES) == 0);
+}
+
 struct ring {
     int fd;
     unsigned *sq_tail, *sq_mask, *sq_array, *cq_head, *cq_tail, *cq_mask;
@@ -274,6 +308,7 @@ int main(int argc, char **argv) {
     splices();
     direct(argv[1]);
     others();
+    scanned();
     rings(argv[1]);
     sockets();
     puts("ok");

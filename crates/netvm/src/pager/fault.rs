@@ -19,7 +19,7 @@ impl Engine {
     /// Serves one fault, or puts it off until there is a frame.
     pub(super) fn fault(&mut self, fault: Fault) -> Result<()> {
         if !self.area().contains(&fault.address) {
-            return Err(PagerError::OutsideFarMemory { address: fault.address, bytes: PAGE_BYTES }.into());
+            return self.fault_in_pool(fault);
         }
         self.stats.faults += 1;
         self.protection.note_fault(fault.thread);
@@ -32,6 +32,18 @@ impl Engine {
         let is_here = self.table.get(page).state() == PageState::Mapped;
         self.stats.faults_without_io += u64::from(was_here && is_here);
         Ok(())
+    }
+
+    /// Nobody touches an empty frame but other processes that look at all of this one's memory: they must not wait for ever, nor this one end.
+    fn fault_in_pool(&mut self, fault: Fault) -> Result<()> {
+        let Some(frame) = self.paged.frame_at(fault.address) else {
+            return Err(PagerError::OutsideFarMemory { address: fault.address, bytes: PAGE_BYTES }.into());
+        };
+        let shown = match self.empty.contains(frame) {
+            true => self.paged.show_empty_frame(frame),
+            false => self.paged.show_full_frame(frame),
+        };
+        shown.map_err(|error| system("let another process look at a frame", error))
     }
 
     fn serve_fault(&mut self, fault: Fault, page: u32, entry: Entry) -> Result<()> {
