@@ -32,7 +32,7 @@ before=$(cat /proc/swaps)
 measure() {
     name=$1
     shift
-    on_host /tmp/netvm bench apps --quick --swap disk --svg /tmp/apps.svg "$@"
+    on_host /tmp/netvm bench apps --quick --repetitions 3 --swap disk --svg /tmp/apps.svg "$@"
     cp /host/tmp/apps.svg "/results/$name.svg"
     umount /host/var/tmp
 }

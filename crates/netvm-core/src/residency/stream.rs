@@ -22,6 +22,8 @@ const DUE: u64 = 4;
 const DUE_GAPS: u64 = 2;
 /// Gap in units by which a fault may miss the expected one and still continue the stream.
 const SLACK: u32 = 4;
+/// Units at most from a fault to the next that may make a stream with it: a small stride's third is one more than its second.
+const NEAR: u64 = if SMALL_UNITS > SLACK as u64 { SMALL_UNITS + 1 } else { SLACK as u64 + 1 };
 
 /// How far to go at a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +87,8 @@ impl Stream {
 #[derive(Clone, Copy, Debug, Default)]
 struct First {
     at: u64,
+    /// In units.
+    number: u64,
     /// From the one before it, where that was near: two to four units.
     step: Option<i64>,
     /// When it was, in faults of its thread, from 1 on, and in all.
@@ -93,34 +97,29 @@ struct First {
 }
 
 impl First {
-    /// Units from it on.
-    fn units(&self, at: u64, unit: u64) -> u64 {
-        (at / unit).saturating_sub(self.at / unit)
-    }
-
     /// Whether the next unit is wanted that is not here, or one that a small stride would leave out.
-    fn is_in_order(&self, at: u64, unit: u64, here: &impl Fn(u32) -> bool) -> bool {
-        let units = self.units(at, unit);
+    fn is_in_order(&self, number: u64, unit: u64, here: &impl Fn(u32) -> bool) -> bool {
+        let units = number.saturating_sub(self.number);
         match self.step {
             Some(step) => (1..step as u64 / unit).contains(&units),
             None => {
-                let next = ((self.at / unit) as u32).saturating_add(1);
-                (1..=u64::from(SLACK)).contains(&units) && (next..(at / unit) as u32).all(here)
+                let next = (self.number as u32).saturating_add(1);
+                (1..=u64::from(SLACK)).contains(&units) && (next..number as u32).all(here)
             }
         }
     }
 
     /// Whether this may be the second step of a small stride.
-    fn is_near(&self, at: u64, unit: u64) -> bool {
-        self.step.is_none() && (2..=SMALL_UNITS).contains(&self.units(at, unit))
+    fn is_near(&self, number: u64) -> bool {
+        self.step.is_none() && (2..=SMALL_UNITS).contains(&number.saturating_sub(self.number))
     }
 
     /// The stride, if there is the same step once more: in bytes, or else in units.
-    fn stride(&mut self, at: u64, unit: u64) -> Option<i64> {
+    fn stride(&mut self, at: u64, number: u64, unit: u64) -> Option<i64> {
         let step = self.step?;
         let whole = step as u64 / unit;
         let exact = (self.at.checked_add_signed(step) == Some(at)).then_some(step);
-        let found = exact.or((self.units(at, unit) == whole).then_some((whole * unit) as i64));
+        let found = exact.or((number.saturating_sub(self.number) == whole).then_some((whole * unit) as i64));
         if found.is_some() {
             *self = Self::default();
         }
@@ -193,7 +192,7 @@ impl Streams {
             return Ahead::ALONE;
         }
         self.clock += 1;
-        let (clock, number) = (self.clock, (at / self.unit) as u32);
+        let (clock, number) = (self.clock, at / self.unit);
         let thread = self.thread(thread);
         let gap = clock - core::mem::replace(&mut self.threads[thread].used, clock);
         self.threads[thread].clock += 1;
@@ -206,16 +205,18 @@ impl Streams {
         let (unit, thread) = (self.unit, &mut self.threads[thread]);
         let of_thread = thread.clock;
         let alive = |first: &First| lives(first.used, 0, of_thread);
-        let first = thread.first.iter_mut().find(|first| alive(first) && first.is_in_order(at, unit, &here));
+        // Of faults at random hardly any.
+        let is_near = thread.first.iter().any(|first| number.wrapping_sub(first.number) <= NEAR);
+        let near: &mut [First] = if is_near { &mut thread.first } else { &mut [] };
+        let first = near.iter_mut().find(|first| alive(first) && first.is_in_order(number, unit, &here));
         if let Some(first) = first {
-            let used = core::mem::take(first).clock;
+            let (number, used) = (number as u32, core::mem::take(first).clock);
             return self.go_on_in_order(number, Stream { next: number, window: 1, used, gap: 0 });
         }
-        let third = thread
-            .first
+        let third = near
             .iter_mut()
-            .find_map(|first| if alive(first) { first.stride(at, unit) } else { None });
-        let trend = thread.trends.note(at, unit, &here);
+            .find_map(|first| if alive(first) { first.stride(at, number, unit) } else { None });
+        let trend = thread.trends.note(at, number, unit, &here);
         if let Some(step) = third.or(trend) {
             let window = self.window_max.min(2);
             if let Some(stream) = Strided::new(at, step, window, (clock, gap)) {
@@ -225,12 +226,11 @@ impl Streams {
             }
         }
         // With one that was just before, it may be the second of a small stride.
-        let before = thread
-            .first
+        let before = near
             .iter_mut()
-            .find(|first| first.used != 0 && of_thread - first.used <= RECENT && first.is_near(at, unit));
+            .find(|first| first.used != 0 && of_thread - first.used <= RECENT && first.is_near(number));
         let step = before.map(|first| (at - core::mem::take(first).at) as i64);
-        begin(&mut thread.first, First { at, step, used: of_thread, clock }, |first| first.used);
+        begin(&mut thread.first, First { at, number, step, used: of_thread, clock }, |first| first.used);
         Ahead::ALONE
     }
 

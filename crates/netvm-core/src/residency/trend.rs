@@ -1,7 +1,7 @@
 //! Strides: the difference that most of the last faults have in common.
 //!
-//! By Boyer and Moore's vote over the last four differences, then over eight (Al Maruf, Chowdhury: *Effectively prefetching remote memory with
-//! Leap*, USENIX ATC 2020, algorithm 1), in bytes; or, where those have nothing in common, one that all have in units. Faults are told apart by where they are, so that
+//! The majority of the last four differences, then of eight (Al Maruf, Chowdhury: *Effectively prefetching remote memory with
+//! Leap*, USENIX ATC 2020, algorithm 1), in bytes: only the latest one counts here, so there is nobody to vote for. Or, where those have nothing in common, one that all have in units. Faults are told apart by where they are, so that
 //! strides through several arrays do not hide each other.
 
 use super::stride::SMALL_UNITS;
@@ -18,8 +18,10 @@ const STEPS_MAX: i64 = 256;
 #[derive(Clone, Copy, Debug, Default)]
 struct Lane {
     part: u64,
-    /// The last fault, in bytes.
+    /// The last fault, in bytes,
     last: u64,
+    /// and in units.
+    number: u64,
     /// In bytes; the latest at `count - 1`, modulo their number.
     differences: [i64; DIFFERENCES],
     /// The last one in units, and how often it was the same.
@@ -39,22 +41,28 @@ pub(super) struct Trends {
 }
 
 impl Trends {
-    /// Notes a fault at `at`, in bytes, and returns the stride that it has if most before it had it, too: in bytes, a unit or more
+    /// Notes a fault at `at`, in bytes, in the unit `number`, and returns the stride that it has if most before it had it, too: in bytes, a unit or more
     /// down, or two or more up, as one up is a stream in order.
     ///
     /// What is known to have a stride has it again with the first fault that is so many steps from the last one, if all between are `here`.
-    pub(super) fn note(&mut self, at: u64, unit: u64, here: &impl Fn(u32) -> bool) -> Option<i64> {
+    pub(super) fn note(
+        &mut self,
+        at: u64,
+        number: u64,
+        unit: u64,
+        here: &impl Fn(u32) -> bool,
+    ) -> Option<i64> {
         self.clock += 1;
-        let (part, clock) = ((at / unit) >> LANE_UNITS_LOG, self.clock);
+        let (part, clock) = (number >> LANE_UNITS_LOG, self.clock);
         let mut lanes = self.lanes.iter_mut();
         let Some(lane) = lanes.find(|lane| lane.is_of(part)) else {
             let oldest = self.lanes.iter_mut().min_by_key(|lane| lane.used)?;
-            *oldest = Lane { part, last: at, used: clock, ..Lane::default() };
+            *oldest = Lane { part, last: at, number, used: clock, ..Lane::default() };
             return None;
         };
-        let units = (at / unit) as i64 - (lane.last / unit) as i64;
+        let units = number as i64 - lane.number as i64;
         let bytes = at as i64 - lane.last as i64;
-        (lane.last, lane.used) = (at, clock);
+        (lane.last, lane.number, lane.used) = (at, number, clock);
         if units == 0 {
             return None;
         }
@@ -69,7 +77,7 @@ impl Trends {
         let step = if let Some(step) = known {
             lane.step = None;
             step
-        } else if [FEWEST, DIFFERENCES].into_iter().any(|last| lane.majority(last) == Some(bytes)) {
+        } else if [FEWEST, DIFFERENCES].into_iter().any(|last| lane.is_majority(bytes, last)) {
             bytes
         } else if lane.same >= FEWEST {
             units * unit
@@ -104,20 +112,11 @@ impl Lane {
         self.used > 0 && self.part == part
     }
 
-    /// What more than half of the last `last` differences are.
-    fn majority(&self, last: usize) -> Option<i64> {
-        if self.count < last {
-            return None;
-        }
-        let latest = || (self.count - last..self.count).map(|index| self.differences[index % DIFFERENCES]);
-        let (mut candidate, mut votes) = (0, 0);
-        for difference in latest() {
-            if votes == 0 {
-                candidate = difference;
-            }
-            votes += if difference == candidate { 1 } else { -1 };
-        }
-        (latest().filter(|&difference| difference == candidate).count() * 2 > last).then_some(candidate)
+    /// Whether more than half of the last `last` differences are this one.
+    fn is_majority(&self, difference: i64, last: usize) -> bool {
+        let latest = |index: usize| self.differences[index % DIFFERENCES];
+        self.count >= last
+            && (self.count - last..self.count).filter(|&index| latest(index) == difference).count() * 2 > last
     }
 }
 
@@ -130,7 +129,7 @@ mod tests {
     fn strides(trends: &mut Trends, pages: impl IntoIterator<Item = u64>) -> alloc::vec::Vec<Option<i64>> {
         pages
             .into_iter()
-            .map(|page| trends.note(page * PAGE, PAGE, &|_| false).map(|step| step / PAGE as i64))
+            .map(|page| trends.note(page * PAGE, page, PAGE, &|_| false).map(|step| step / PAGE as i64))
             .collect()
     }
 
@@ -151,7 +150,9 @@ mod tests {
         let mut found = 0;
         for _ in 0..100_000 {
             page = page.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            found += u32::from(trends.note(u64::from(page >> 16) * PAGE, PAGE, &|_| false).is_some());
+            found += u32::from(
+                trends.note(u64::from(page >> 16) * PAGE, u64::from(page >> 16), PAGE, &|_| false).is_some(),
+            );
         }
         assert!(found < 10, "{found}");
     }
@@ -171,7 +172,7 @@ mod tests {
         let row = 19_200_u64;
         let mut trends = Trends::default();
         let found: alloc::vec::Vec<_> =
-            (0..12).map(|index| trends.note(index * row, PAGE, &|_| false)).collect();
+            (0..12).map(|index| trends.note(index * row, index * row / PAGE, PAGE, &|_| false)).collect();
         assert_eq!(found[3..], [&[None][..], &[Some(row as i64); 8]].concat());
         // Places in the page that vary do not hide a stride of pages.
         let jitter = [7, 900, 3000, 64, 2048, 11];
@@ -179,7 +180,9 @@ mod tests {
         let found: alloc::vec::Vec<_> = jitter
             .iter()
             .enumerate()
-            .map(|(index, jitter)| trends.note(index as u64 * 17 * PAGE + jitter, PAGE, &|_| false))
+            .map(|(index, jitter)| {
+                trends.note(index as u64 * 17 * PAGE + jitter, index as u64 * 17, PAGE, &|_| false)
+            })
             .collect();
         assert_eq!(found[4..], [Some(17 * 4096); 2]);
     }

@@ -40,9 +40,9 @@ pub struct AppsArgs {
     #[arg(long, value_name = "PERCENT", value_delimiter = ',', default_values_t = [75, 50, 25, 10],
           value_parser = clap::value_parser!(u64).range(1..=100))]
     local_percent: Vec<u64>,
-    /// Runs of each
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=99))]
-    repetitions: u32,
+    /// Runs of each [default: 3; with --quick 1]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=99))]
+    repetitions: Option<u32>,
     /// Measure this kind of swap too, as root
     #[arg(long, value_enum, value_name = "KIND")]
     swap: Vec<Kind>,
@@ -54,6 +54,10 @@ impl AppsArgs {
     /// Whether JSON is wanted.
     pub fn json(&self) -> bool {
         self.form.json
+    }
+
+    fn repetitions(&self) -> u32 {
+        self.repetitions.unwrap_or(if self.form.quick { 1 } else { 3 })
     }
 }
 
@@ -99,7 +103,7 @@ fn skipped(app: App, percent: u64, reason: &str) -> Row {
 }
 
 fn measure_app(args: &AppsArgs, app: App, work: &Work, rows: &mut Vec<Row>) -> Result<(), Box<dyn Error>> {
-    let repetitions = if args.form.quick { 1 } else { args.repetitions };
+    let repetitions = args.repetitions();
     let mut ram = Vec::new();
     // The first one, which may have to read the program from a disk, is not counted.
     for _ in 0..=repetitions {
@@ -153,7 +157,8 @@ fn swap_row(
     (kind, limit_bytes): (Kind, Result<u64, String>),
     (expected, floor): (&str, &Summary),
 ) -> Result<Row, Box<dyn Error>> {
-    let repetitions = if args.form.quick { 1 } else { args.repetitions };
+    let repetitions = args.repetitions();
+    let limit = limit_bytes.as_ref().ok().copied();
     let outcomes = limit_bytes
         .map_err(Into::into)
         .and_then(|limit_bytes| swapped::measure(work, kind, limit_bytes, bytes, repetitions));
@@ -164,6 +169,9 @@ fn swap_row(
             }
             let mut row = row(app, percent, &Summary::of(&outcomes), floor, repetitions);
             (row.peer, row.size_bytes) = (Some(kind.peer()), Some(bytes));
+            row.note = limit
+                .map(|bytes| format!("{:.1} MiB for all of it", bytes as f64 / 1_048_576.0))
+                .unwrap_or_default();
             row
         }
         Err(error) => {
