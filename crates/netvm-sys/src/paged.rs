@@ -531,7 +531,7 @@ impl PagedArea {
     pub fn drop_pages(&self, address: usize, bytes: usize) -> io::Result<()> {
         self.area.check(address, bytes)?;
         // SAFETY: the range is inside our area (checked); the caller gave up its contents.
-        unsafe { raw::madvise(address, bytes, libc::MADV_DONTNEED) }
+        unsafe { raw::drop_memory(address, bytes) }
     }
 
     /// Installs full frames at missing pages and wakes who waits for them. The frames are empty afterwards.
@@ -686,14 +686,17 @@ pub struct Bell {
 }
 
 impl Bell {
-    /// Returns when the pager has answered with [`PagedArea::answer_bell`]. One thread at a time.
-    pub fn ring(&self) {
+    /// Returns when the pager has answered with [`PagedArea::answer_bell`], perhaps somebody else, who has read the page meanwhile (process_vm_readv(2)). One thread at a time.
+    ///
+    /// # Errors
+    /// EINVAL when the page cannot be dropped: it is locked in memory, before Linux 5.18.
+    pub fn ring(&self) -> io::Result<()> {
         // SAFETY: the page is a readable doorbell of a `PagedArea` (only it makes a Bell); dropping it makes the read fault.
         unsafe {
-            // It cannot fail on our own page; were it not dropped, the pager would look at its next event.
-            let _ = raw::madvise(self.address, PAGE_BYTES, libc::MADV_DONTNEED);
+            raw::drop_memory(self.address, PAGE_BYTES)?;
             std::ptr::read_volatile(self.address as *const u8);
         }
+        Ok(())
     }
 
     /// Whether a fault at `address` is this bell.

@@ -59,6 +59,22 @@ pub unsafe fn madvise(address: usize, bytes: usize, advice: i32) -> io::Result<(
     check(unsafe { libc::syscall(libc::SYS_madvise, address, bytes, advice as isize) }).map(drop)
 }
 
+/// Takes a range's memory away, also where the program has locked it (Linux 5.18).
+///
+/// # Safety
+/// The caller owns the range and gives up what is in it.
+pub unsafe fn drop_memory(address: usize, bytes: usize) -> io::Result<()> {
+    const MADV_DONTNEED_LOCKED: i32 = 24;
+    // SAFETY: forwarded from the caller.
+    match unsafe { madvise(address, bytes, MADV_DONTNEED_LOCKED) } {
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            // SAFETY: as above.
+            unsafe { madvise(address, bytes, libc::MADV_DONTNEED) }
+        }
+        result => result,
+    }
+}
+
 /// A descriptor of the process of this number.
 pub fn pidfd(process: i32) -> io::Result<OwnedFd> {
     // SAFETY: two numbers; the kernel checks them.

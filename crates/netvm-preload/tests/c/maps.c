@@ -20,6 +20,10 @@ static void holes(void) {
     CHECK(zero(p + MIB, 2 * MIB));
     CHECK(munmap(p, 8 * MIB) == 0 && faults(p, 0));
     CHECK(munmap(p + 1, PAGE) == -1 && errno == EINVAL);
+    p = anonymous(MIB);
+    *p = 7;
+    CHECK(munmap(p, 1ul << 62) == -1 && errno == EINVAL && *p == 7); /* beyond all addresses */
+    CHECK(munmap(p, MIB) == 0);
     /* Many, of all sizes, freed in another order. */
     enum { MANY = 200 };
     static char *many[MANY];

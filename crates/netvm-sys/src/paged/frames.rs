@@ -81,7 +81,7 @@ impl PagedArea {
     pub fn drop_frames(&mut self, frame: usize, frames: usize) -> io::Result<()> {
         let address = self.frame_address(frame, frames);
         // SAFETY: frames in range (checked), contents given up by the caller.
-        unsafe { raw::madvise(address, frames * PAGE_BYTES, libc::MADV_DONTNEED) }
+        unsafe { raw::drop_memory(address, frames * PAGE_BYTES) }
     }
 
     /// The same for several runs of frames, each its first and how many: in one system call, where that is possible.

@@ -362,6 +362,7 @@ impl Engine {
         let doorbell = pager.doorbell(engine.number);
         let mut parked = doorbell.parked();
         let engine = parked.insert(engine);
+        doorbell.set_result(Ok(()));
         if let Err(error) = engine.paged.answer_bell() {
             netvm_sys::thread::die(&format!("cannot answer a call: {error}"));
         }

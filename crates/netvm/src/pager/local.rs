@@ -160,6 +160,7 @@ impl Engine {
         let also = also.iter().filter(|&&address| self.is_mapped(address));
         pages.extend(also.map(|&address| self.page_of(address)));
         for _ in 0..STACK_ATTEMPTS {
+            self.make_room_for_fork(&pages)?;
             let mut all = true;
             for &page in &pages {
                 let entry = self.table.get(page);
@@ -180,9 +181,28 @@ impl Engine {
                 all = false;
             }
             if all {
-                break;
+                return Ok(());
             }
             self.finish_all()?;
+        }
+        // Nobody would serve who forks.
+        Err(system("keep the far stack of who forks here", std::io::ErrorKind::OutOfMemory.into()))
+    }
+
+    /// Frames for those of `pages` that are not here, whatever the budget: they are given back after the fork.
+    fn make_room_for_fork(&mut self, pages: &[u32]) -> Result<()> {
+        let is_missing = |&&page: &&u32| self.table.get(page).state() != PageState::Mapped;
+        let mut lacking = pages.iter().filter(is_missing).count().saturating_sub(self.free.len());
+        while lacking > 0
+            && let Some((frame, frames)) = self.empty.take_run(lacking)
+        {
+            if let Err(error) = self.paged.fill_frames(frame, frames) {
+                self.empty.put(frame, frames);
+                return Err(PagerError::NoLocalMemory((&error).into()).into());
+            }
+            self.free.put(frame, frames);
+            self.note_local(frames);
+            lacking -= frames;
         }
         Ok(())
     }

@@ -1,0 +1,140 @@
+//! Calls of the pager where the kernel, other threads or other processes do something at the same moment.
+
+mod common;
+
+use common::mapped::{churn, mapped, set_word, start, word};
+use common::{Random, alone, lend};
+use netvm::pager::{Access, FaultPath, LOCAL_BYTES_MIN, Pager, PagerConfig};
+use netvm::runfile::{RunFile, RunParams};
+use std::process::{Child, Command};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const PAGE: usize = 4096;
+
+fn is_here(address: usize, pages: usize) -> Vec<bool> {
+    let mut here = vec![0_u8; pages];
+    // SAFETY: one byte for each page of a range that is mapped.
+    assert_eq!(unsafe { libc::mincore(address as *mut _, pages * PAGE, here.as_mut_ptr()) }, 0);
+    here.into_iter().map(|byte| byte & 1 != 0).collect()
+}
+
+#[test]
+fn what_a_fork_needs_of_a_far_stack_is_here_however_small_the_share() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let path = std::env::temp_dir().join(format!("netvm-calls-fork-{}", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    let params = RunParams { budget_bytes: LOCAL_BYTES_MIN, ..RunParams::default() };
+    let run = RunFile::create(&path, &params).unwrap();
+    // The share of each of 64 processes is 16 frames; one has all the rest.
+    let mut others: Vec<Child> = (0..63).map(|_| Command::new("sleep").arg("100").spawn().unwrap()).collect();
+    let slots: Vec<_> = others.iter().map(|other| run.join(other.id()).unwrap()).collect();
+    let rest = LOCAL_BYTES_MIN / PAGE as u64 - 16;
+    assert_eq!(slots[0].grow(rest), rest);
+    let pager = Pager::start(PagerConfig {
+        local_bytes: LOCAL_BYTES_MIN,
+        lenders: vec![lent.address().to_owned()],
+        area_bytes: 1 << 34,
+        run: Some(run.clone()),
+        fault_path: FaultPath::Thread,
+        ..PagerConfig::default()
+    })
+    .unwrap();
+    let address = pager.area().start;
+    pager.map(address, 64 * PAGE, 3).unwrap();
+    let memory = pager.memory(address, 64 * PAGE).unwrap();
+    (0..64).for_each(|page| set_word(memory, page * 512, page as u64 + 1));
+    let stack_pointer = address + 50 * PAGE + 100;
+    for _ in 0..20 {
+        pager.fork_prepare(stack_pointer, Vec::new());
+        let here = is_here(address, 64);
+        pager.fork_parent();
+        let missing: Vec<usize> = (26..=52).filter(|&page| !here[page]).collect();
+        assert!(missing.is_empty(), "{missing:?} are not here while nobody serves faults");
+        // Others' turn.
+        (0..20).for_each(|page| set_word(memory, page * 512, page as u64 + 1));
+    }
+    (0..64).for_each(|page| assert_eq!(word(memory, page * 512), page as u64 + 1));
+    // What was beyond the share goes back.
+    let until = Instant::now() + Duration::from_secs(10);
+    while pager.stats().local_frames > 20 {
+        assert!(Instant::now() < until, "{} frames of 16", pager.stats().local_frames);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    for other in &mut others {
+        other.kill().unwrap();
+        other.wait().unwrap();
+    }
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn memory_is_mapped_anew_while_others_use_it() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(128 << 20);
+    let pager = start(&lent, LOCAL_BYTES_MIN, |config| config.fault_path = FaultPath::Thread);
+    let bytes = 2048 * PAGE;
+    let (memory, address) = (mapped(&pager, 0, bytes), pager.area().start);
+    pager.advise(address, bytes, Access::Sequential);
+    let end = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for thread in 0..2 {
+            let end = &end;
+            scope.spawn(move || {
+                let mut random = Random::new(thread);
+                while !end.load(Ordering::Relaxed) {
+                    let first = random.next() as usize % 1900;
+                    for page in first..first + 100 {
+                        match page % 2 {
+                            0 => set_word(memory, page * 512, random.next() | 1),
+                            _ => assert_eq!(word(memory, page * 512), 0),
+                        }
+                    }
+                }
+            });
+        }
+        let until = Instant::now() + Duration::from_secs(3);
+        let mut random = Random::new(9);
+        while Instant::now() < until {
+            let (first, count) = (random.next() as usize % 1900, 1 + random.next() as usize % 100);
+            let (at, length) = (address + first * PAGE, count * PAGE);
+            pager.map(at, length, 3).unwrap();
+            pager.advise(at, length, Access::Sequential);
+        }
+        end.store(true, Ordering::Relaxed);
+    });
+    // Nothing is here that the pager does not know of.
+    pager.page_out(address, bytes);
+    pager.page_out(address, bytes);
+    let left = is_here(address, 2048).into_iter().filter(|&here| here).count();
+    assert_eq!(left, 0, "pages that stay for ever");
+}
+
+/// Locked memory stays, but it can be given up.
+#[test]
+fn locked_memory_is_discarded_moved_and_paged() {
+    let Some(_alone) = alone() else { return };
+    for fault_path in [FaultPath::Thread, FaultPath::InThread] {
+        let lent = lend(64 << 20);
+        let pager = start(&lent, LOCAL_BYTES_MIN, |config| config.fault_path = fault_path);
+        let bytes = 4 * LOCAL_BYTES_MIN as usize;
+        let (memory, address) = (mapped(&pager, 0, bytes), pager.area().start);
+        (0..64).for_each(|page| set_word(memory, page * 512, 7 + page as u64));
+        // SAFETY: a page of ours.
+        assert_eq!(unsafe { libc::mlock(address as *const _, PAGE) }, 0);
+        pager.discard(address, 8 * PAGE).unwrap();
+        (0..8).for_each(|page| assert_eq!(word(memory, page * 512), 0));
+        pager.relocate(address + 8 * PAGE, address, 2 * PAGE).unwrap();
+        assert_eq!([word(memory, 0), word(memory, 512), word(memory, 8 * 512)], [15, 16, 0]);
+        // SAFETY: numbers only. As it comes (MCL_ONFAULT).
+        assert_eq!(unsafe { libc::mlockall(libc::MCL_CURRENT | 4) }, 0);
+        pager.discard(address, 64 * PAGE).unwrap();
+        (0..64).for_each(|page| assert_eq!(word(memory, page * 512), 0));
+        churn(memory, 3, 20_000);
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::munlockall() }, 0);
+        pager.discard(address, bytes).unwrap();
+        churn(memory, 4, 20_000);
+    }
+}
