@@ -182,6 +182,7 @@ fn pager(error: &PagerError) -> Code {
         | PagerError::FaultPath { .. }
         | PagerError::PageSize { .. }
         | PagerError::AreaTooLarge { .. }
+        | PagerError::AreaTooSmall { .. }
         | PagerError::Shards { .. }
         | PagerError::BudgetRange { .. } => Code::Argument,
         PagerError::PinnedTooMuch { .. } => Code::Full,

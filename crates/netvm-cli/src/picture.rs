@@ -24,5 +24,34 @@ pub fn write(
     draw(&root)?;
     root.present()?;
     drop(root);
-    std::fs::write(path, picture).map_err(|error| format!("cannot write {}: {error}", path.display()).into())
+    // XML has no such characters, which arguments of programs may have.
+    let is_none = |letter: char| letter.is_control() && !matches!(letter, '\t' | '\n' | '\r');
+    let picture = picture.replace(is_none, "\u{fffd}");
+    std::fs::write(path, picture).map_err(|error| {
+        // Half a picture is none.
+        if path.symlink_metadata().is_ok_and(|metadata| metadata.is_file()) {
+            let _ = std::fs::remove_file(path);
+        }
+        format!("cannot write {}: {error}", path.display()).into()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_picture_is_xml_or_it_is_not_there() {
+        let path = std::env::temp_dir().join(format!("netvm-picture-{}.svg", std::process::id()));
+        let draw = |root: &Area<'_>| {
+            let text = Text::new("a\u{1}b\u{1b}[31m", (9, 9), ("sans-serif", 12));
+            Ok(root.draw(&text)?)
+        };
+        write(&path, (99, 99), draw).unwrap();
+        let picture = std::fs::read_to_string(&path).unwrap();
+        assert!(picture.contains("a\u{fffd}b\u{fffd}[31m"), "{picture}");
+        std::fs::remove_file(&path).unwrap();
+        let error = write(Path::new("/dev/full"), (99, 99), draw).unwrap_err().to_string();
+        assert!(error.contains("cannot write /dev/full") && Path::new("/dev/full").exists(), "{error}");
+    }
 }

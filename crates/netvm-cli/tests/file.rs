@@ -63,6 +63,38 @@ fn what_does_not_fit_into_memory_goes_to_the_file() {
     assert!(!done.status.success() && done.err.contains("/nowhere/at/all"), "{}", done.err);
 }
 
+/// A file beside a lender of small slabs has room for as much as it says; of another lender's larger slabs less is used, and that is said.
+#[test]
+fn slabs_of_a_file_are_as_large_as_those_of_the_lenders() {
+    if !can_run("slabs_of_a_file_are_as_large_as_those_of_the_lenders", &[PYTHON]) {
+        return;
+    }
+    let folder = Folder::new("slabs");
+    let lend = |name: &str, arguments: &[&str]| {
+        let address = format!("unix:{}", folder.path(name).display());
+        let mut lend = netvm();
+        lend.args(["lend", "--listen", &address]).args(arguments).stdout(Stdio::piped());
+        let mut lender = Guard(lend.spawn().unwrap());
+        assert_ne!(lender.0.stdout.as_mut().unwrap().read(&mut [0]).unwrap(), 0, "it serves");
+        (lender, address)
+    };
+    let (_small, small) = lend("small", &["--size", "8M", "--slab", "1M"]);
+    let (_large, large) = lend("large", &["--size", "64M"]);
+    let file = format!("{}:64M", folder.path("").display());
+    let run = |lenders: &[&str]| {
+        let mut command = netvm();
+        command.args(["run", "--local", "8M", "--file", &file]);
+        for lender in lenders {
+            command.args(["--lender", lender]);
+        }
+        finish(command.args(["--", PYTHON, "-c", WORK]).stdin(Stdio::null())).must_succeed()
+    };
+    let done = run(&[&small]);
+    assert!(done.out() == "filled\nchecked\n" && done.err.is_empty(), "{}", done.err);
+    let done = run(&[&small, &large]);
+    assert!(done.err.contains("lends slabs of 16 MiB") && done.err.contains("of 1 MiB"), "{}", done.err);
+}
+
 /// The lender of the run's file.
 fn file_lender(run: &Guard) -> Option<u32> {
     let pid = run.0.id();

@@ -182,6 +182,7 @@ fn arguments_that_make_no_sense_are_refused() {
         (&["--quota", "1M"][..], "less than one slab"),
         (&["--pressure", "0"], "percent"),
         (&["--pressure", "10", "--pressure-file", "/nonexistent"], "cannot read /nonexistent (No such file"),
+        (&["--pressure", "10", "--pressure-file", "/etc/passwd"], "/etc/passwd tells of no pressure"),
         (&["--lease-timeout", "0"], "0"),
         (&["--reserve", "500T"], "leaves nothing to lend: this machine has"),
     ] {

@@ -6,7 +6,7 @@ use common::{Done, Folder, Guard, can_run, finish, netvm};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 /// A secret file.
 fn secret(folder: &Folder, name: &str) -> PathBuf {
@@ -115,6 +115,15 @@ fn secret_files_are_checked_and_networks_need_one() {
         let done = status("127.0.0.1:1", &[], Some(Path::new(path)));
         must_say(&done, &[path, words]);
         assert!(!done.err.contains("chmod"), "{}", done.err);
+    }
+    // A pipe that nobody writes to is not waited for.
+    let pipe = folder.path("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    std::fs::set_permissions(&pipe, std::fs::Permissions::from_mode(0o600)).unwrap();
+    must_say(&status("127.0.0.1:1", &[], Some(&pipe)), &["pipe", "a secret of 0 bytes"]);
+    for option in ["--learn", "--trace", "--report"] {
+        let done = finish(netvm().args(["run", option]).arg(&pipe).args(["--", "true"]));
+        must_say(&done, &[option, "pipe that nobody reads"]);
     }
     let network = ["lend", "--size", "64M", "--listen", "0.0.0.0:0"];
     let done = finish(netvm().args(network).env_remove("NETVM_SECRET_FILE"));

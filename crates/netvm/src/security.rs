@@ -12,7 +12,7 @@
 //! ```
 
 use std::fmt;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
@@ -135,7 +135,10 @@ impl Secret {
         let name = path.display();
         let failed =
             |what: &dyn fmt::Display| Error::Other(format!("cannot use the secret file {name}: {what}"));
-        let file = File::open(path).map_err(|error| failed(&error))?;
+        // A pipe that nobody writes to would be waited for, perhaps for ever.
+        let mut options = OpenOptions::new();
+        let file =
+            options.read(true).custom_flags(libc::O_NONBLOCK).open(path).map_err(|error| failed(&error))?;
         // Of the open file, not of the path: nobody can exchange it between the check and the reading.
         let metadata = file.metadata().map_err(|error| failed(&error))?;
         let mode = metadata.mode() & 0o777;
@@ -153,6 +156,7 @@ impl Secret {
                 "others can get at it (mode {mode:03o}); `chmod 600 {name}`, and if it lay open for long, make a new one"
             )));
         }
+        rustix::fs::fcntl_setfl(&file, rustix::fs::OFlags::empty()).map_err(|error| failed(&error))?;
         let mut content = Zeroizing::new(Vec::with_capacity(SECRET_FILE_BYTES_MAX + 1));
         let limit = SECRET_FILE_BYTES_MAX as u64 + 1;
         file.take(limit).read_to_end(&mut content).map_err(|error| failed(&error))?;

@@ -144,6 +144,13 @@ pub fn run(args: LendArgs) -> Outcome {
         };
         return Err(format!("cannot read {file} ({error}): {remedy}").into());
     }
+    if args.pressure.is_some() && !netvm::lender::tells_pressure(&args.pressure_file) {
+        let file = args.pressure_file.display();
+        return Err(format!(
+            "{file} tells of no pressure: it has no line as `some avg10=0.00 ...`; name a file such as {PRESSURE_FILE}, or memory.pressure of a control group"
+        )
+        .into());
+    }
     let signals = Signals::block(&[SIGTERM, SIGINT]);
     if let Some(cpu) = args.cpu {
         netvm_sys::cpu::pin(cpu).map_err(|error| format!("cannot run on CPU {cpu}: {error}"))?;

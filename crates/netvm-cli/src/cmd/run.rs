@@ -25,7 +25,7 @@ use netvm_sys::signal::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, Signals};
 use private::{FileTier, PrivateLender};
 use serde_json::json;
 use std::ffi::OsString;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, ExitStatus};
@@ -347,21 +347,24 @@ pub fn execute(
     let mut names = lenders.clone();
     let mut classes = Vec::new();
     let mut private = None;
+    let mut slab = None;
     let security;
     if lenders.is_empty() {
         let socket = folder.socket();
         security = args.security.ephemeral()?;
         let size = args.lend_size.unwrap_or_else(free_memory);
-        private = Some(PrivateLender::start(&socket, size, &security, None)?);
+        private = Some(PrivateLender::start(&socket, size, None, &security, None)?);
         lenders.push(format!("unix:{}", socket.display()));
         names.push("private lender".to_owned());
         classes.push(Class::Remote);
     } else {
         security = args.security.load()?;
         let options = BorrowOptions { security: security.clone(), ..BorrowOptions::default() };
+        let mut slabs = Vec::new();
         for address in &lenders {
             let status = netvm::lender::status_with(address, &options)?;
             classes.push(status.class);
+            slabs.push(Size(status.slab_bytes));
             if status.size_bytes - status.used_bytes.min(status.size_bytes) < status.slab_bytes {
                 return Err(netvm::Error::LenderFull {
                     lender: address.clone(),
@@ -372,11 +375,12 @@ pub fn execute(
                 .into());
             }
         }
+        slab = warn_of_slabs(&lenders, &slabs);
     }
     let mut on_disk = None;
     if let Some(tier) = &args.file {
         let socket = folder.file("file");
-        on_disk = Some(PrivateLender::start(&socket, tier.size()?, &security, Some(&tier.folder))?);
+        on_disk = Some(PrivateLender::start(&socket, tier.size()?, slab, &security, Some(&tier.folder))?);
         lenders.push(format!("unix:{}", socket.display()));
         names.push(format!("file in {}", tier.folder.display()));
         classes.push(Class::File);
@@ -455,8 +459,23 @@ fn check_outputs(args: &RunArgs) -> Result<(), String> {
                 path.display()
             ));
         }
+        check_is_read(option, path)?;
     }
     Ok(())
+}
+
+/// Who opens a pipe that nobody reads waits until somebody does.
+fn check_is_read(option: &str, path: &Path) -> Result<(), String> {
+    if !path.metadata().is_ok_and(|metadata| metadata.file_type().is_fifo()) {
+        return Ok(());
+    }
+    let opened = std::fs::OpenOptions::new().write(true).custom_flags(libc::O_NONBLOCK).open(path);
+    match opened {
+        Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
+            Err(format!("{option} {} is a pipe that nobody reads; name a file", path.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Whether two paths are of one file, also of one that is not there yet. A device such as /dev/null takes what all write.
@@ -478,6 +497,17 @@ fn fault_path(wanted: FaultPath) -> Result<FaultPath, String> {
             .into());
     }
     Ok(wanted.resolved())
+}
+
+/// The smallest slabs of the lenders: of larger ones no more is used, which the user is told.
+fn warn_of_slabs(lenders: &[String], slabs: &[Size]) -> Option<Size> {
+    let (smallest, of) = slabs.iter().zip(lenders).min()?;
+    if let Some((larger, lender)) = slabs.iter().zip(lenders).find(|(slab, _)| *slab > smallest) {
+        tell!(
+            "netvm: {lender} lends slabs of {larger}, {of} of {smallest}: of each slab no more is used than the smallest has; start all with one --slab"
+        );
+    }
+    Some(*smallest)
 }
 
 /// Before anything is started for a run that cannot be.

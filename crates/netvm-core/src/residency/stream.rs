@@ -22,6 +22,10 @@ const DUE: u64 = 4;
 const DUE_GAPS: u64 = 2;
 /// Gap in units by which a fault may miss the expected one and still continue the stream.
 const SLACK: u32 = 4;
+/// A fault that is said to belong to a stream begins with the widest window, unless so many more than these have gone on with none:
+const BELIEF_MAX: u32 = 64;
+/// as many for each that has.
+const BELIEF_STEP: u32 = 8;
 /// Units at most from a fault to the next that may make a stream with it: a small stride's third is one more than its second.
 const NEAR: u64 = if SMALL_UNITS > SLACK as u64 { SMALL_UNITS + 1 } else { SLACK as u64 + 1 };
 
@@ -167,6 +171,8 @@ pub struct Streams {
     window_max: u32,
     /// Bytes that come together.
     unit: u64,
+    /// How far it is believed that faults are in order which are said to be.
+    belief: u32,
 }
 
 impl Streams {
@@ -180,6 +186,7 @@ impl Streams {
             clock: 0,
             window_max,
             unit: unit_bytes.max(1) as u64,
+            belief: BELIEF_MAX,
         }
     }
 
@@ -317,11 +324,15 @@ impl Streams {
         ahead
     }
 
-    /// As [`Streams::fault`], at a place that is known to belong to a stream in order: it begins with the widest window.
+    /// As [`Streams::fault`], at a place that is said to belong to a stream in order: it begins with the widest window, as long as that is mostly true.
     pub fn fault_in_stream(&mut self, at: u64, thread: u32, here: impl Fn(u32) -> bool) -> Ahead {
         let window = self.window_max.max(1);
         let ahead = self.fault(at, thread, here);
-        if ahead.map == window && ahead.stride.is_none() {
+        self.belief = match ahead.map {
+            0 | 1 => self.belief.saturating_sub(1),
+            _ => (self.belief + BELIEF_STEP).min(BELIEF_MAX),
+        };
+        if self.belief == 0 || (ahead.map == window && ahead.stride.is_none()) {
             return ahead;
         }
         // In place of the one that this fault has begun or continued.
@@ -606,6 +617,31 @@ mod tests {
         );
         assert_eq!(streams.streams.iter().filter(|stream| stream.used > 0).count(), 2);
         assert_eq!(Streams::new(0, PAGE).fault_in_stream(7, 1, |_| false), Ahead::ALONE);
+    }
+
+    #[test]
+    fn who_says_in_order_and_goes_anywhere_is_not_believed_for_long() {
+        let mut streams = Streams::new(128, PAGE);
+        let mut page = 12345_u32;
+        let mut next = || {
+            page = page.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            u64::from(page >> 8) * PAGE as u64
+        };
+        let came: u32 = (0..10_000).map(|_| streams.fault_in_stream(next(), 1, |_| false).map).sum();
+        assert!(came < 10_000 + 70 * 128, "{came} pages with 10,000 faults at random");
+        // In order after all.
+        let (mut at, mut faults) = (1_u64 << 40, 0);
+        while at < (1 << 40) + 4096 * PAGE as u64 {
+            at += u64::from(streams.fault_in_stream(at, 1, |_| false).map) * PAGE as u64;
+            faults += 1;
+        }
+        assert!(faults < 45, "{faults} faults for 4096 pages");
+        // A new array now and then is no reason to doubt.
+        let windows = (0..200_u64).map(|index| {
+            let page = index / 4 * 5000 + index % 4 * 128;
+            streams.fault_in_stream(page * PAGE as u64, 1, |_| false).map
+        });
+        assert!(windows.into_iter().all(|window| window == 128));
     }
 
     #[test]

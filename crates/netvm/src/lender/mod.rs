@@ -20,6 +20,7 @@ pub(crate) use nearby::{Lease, Place};
 pub use netvm_core::endpoint::PostError;
 pub use options::{BorrowOptions, Completion, ForkTicket};
 pub(crate) use patience::{Debt, Ear, HEARD, Patience, SILENCE};
+pub use pressure::tells_pressure;
 pub use protocol::{BorrowerStatus, Class, LenderStatus, Recall};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use server::fuzzing::{fuzz, fuzz_status};

@@ -10,6 +10,11 @@ pub(super) fn available_bytes(path: &Path) -> Option<u64> {
     kib.checked_mul(1024)
 }
 
+/// Whether a file tells of memory pressure as `/proc/pressure/memory` does: what [`LenderConfig::pressure_file`](super::LenderConfig::pressure_file) needs.
+pub fn tells_pressure(path: &Path) -> bool {
+    stall(path).is_some()
+}
+
 /// Hundredths of a percent of the last 10 s in which something waited for memory, of a file like `/proc/pressure/memory`.
 pub(super) fn stall(path: &Path) -> Option<u32> {
     let text = std::fs::read_to_string(path).ok()?;

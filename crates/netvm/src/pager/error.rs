@@ -25,6 +25,13 @@ pub enum PagerError {
         /// Bytes of far memory asked for.
         bytes: u64,
     },
+    /// There would be fewer addresses than local memory.
+    AreaTooSmall {
+        /// Bytes of far memory asked for.
+        bytes: u64,
+        /// The local budget in bytes.
+        local_bytes: u64,
+    },
     /// The local budget is too small to work with.
     LocalTooSmall {
         /// The budget in bytes.
@@ -178,6 +185,10 @@ impl fmt::Display for PagerError {
                 "{} GiB of addresses are too many for the far memory of one process: give less than {} TiB",
                 bytes >> 30,
                 AREA_BYTES_MAX.div_ceil(1 << 40)
+            ),
+            Self::AreaTooSmall { bytes, local_bytes } => write!(
+                f,
+                "{local_bytes} bytes of local memory are more than {bytes} bytes of far memory have addresses for: give less, or a larger area"
             ),
             Self::LocalTooSmall { bytes, min_bytes } => write!(
                 f,

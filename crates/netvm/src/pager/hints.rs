@@ -48,7 +48,7 @@ impl Pager {
     ///
     /// # Errors
     /// [`PagerError::PinnedTooMuch`] when less than a quarter of the budget would be left; [`PagerError::OutsideFarMemory`] off page
-    /// boundaries. Nothing is pinned then.
+    /// boundaries, and where nothing is mapped. Nothing is pinned then.
     pub fn pin(&self, address: usize, bytes: usize) -> Result<()> {
         let _turn = self.budget_turn();
         let pin = |address, bytes| Call::Pin { address, bytes };
@@ -86,11 +86,25 @@ impl Engine {
         self.budget.set_pinned(self.pins.count());
     }
 
+    fn is_all_mapped(&self, mut address: usize, end: usize) -> bool {
+        while address < end {
+            match self.ranges.range(..=address).next_back() {
+                Some((&start, &bytes)) if start + bytes > address => address = start + bytes,
+                _ => return false,
+            }
+        }
+        true
+    }
+
     fn pinnable(frames: u64) -> u64 {
         frames / 4 * PINNED_QUARTERS
     }
 
     pub(super) fn pin(&mut self, pages: Range<u32>) -> Result<()> {
+        let (address, end) = (self.address_of(pages.start), self.address_of(pages.end));
+        if !self.is_all_mapped(address, end) {
+            return Err(PagerError::OutsideFarMemory { address, bytes: end - address }.into());
+        }
         self.pins.change(pages.clone(), |pins| pins + 1);
         let pinned = self.pins.count();
         let max = Self::pinnable(self.budget.frames_max());

@@ -7,6 +7,7 @@ use netvm_core::residency::{Index, PageState, RECORD_MAX, Replay};
 use netvm_sys::table::LazyTable;
 use std::fs;
 use std::io::{Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 const MAGIC: [u8; 8] = *b"netvmlr1";
@@ -109,11 +110,14 @@ pub fn read_record(file: &Path) -> Result<Vec<u32>> {
 /// The pages of a record; `None` when there is no such file.
 fn load(file: &Path) -> Result<Option<Vec<u32>>> {
     let failed = |why: &str| Error::Other(format!("cannot use {} as a record: {why}", file.display()));
-    let open = match fs::File::open(file) {
+    let open = match fs::OpenOptions::new().read(true).custom_flags(libc::O_NONBLOCK).open(file) {
         Ok(open) => open,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(failed(&error.to_string())),
     };
+    if !open.metadata().is_ok_and(|metadata| metadata.is_file()) {
+        return Err(failed("it is no ordinary file; name another one"));
+    }
     let most = MAGIC.len() + 4 * RECORD_MAX;
     let mut bytes = Vec::new();
     open.take(most as u64 + 1).read_to_end(&mut bytes).map_err(|error| failed(&error.to_string()))?;

@@ -209,7 +209,7 @@ impl Pager {
     ///
     /// # Errors
     /// [`PagerError::Userfaultfd`] when the kernel or its settings forbid it (the text says what helps), the lender's error when one
-    /// cannot be reached, [`PagerError::LocalTooSmall`] below [`LOCAL_BYTES_MIN`] and four pages for each shard, [`PagerError::AreaTooLarge`] above [`AREA_BYTES_MAX`], [`PagerError::PageSize`], [`PagerError::FaultPath`] when faults
+    /// cannot be reached, [`PagerError::LocalTooSmall`] below [`LOCAL_BYTES_MIN`] and four pages for each shard, [`PagerError::AreaTooLarge`] above [`AREA_BYTES_MAX`], [`PagerError::AreaTooSmall`] below the local budget, [`PagerError::PageSize`], [`PagerError::FaultPath`] when faults
     /// cannot be served like that, [`PagerError::Shards`].
     pub fn start(config: PagerConfig) -> Result<Arc<Self>> {
         let fault_path = match config.fault_path {
@@ -237,6 +237,10 @@ impl Pager {
             && let Some(refused) = inthread::refused(&config)
         {
             return Err(refused.into());
+        }
+        if config.area_bytes < config.local_bytes {
+            let (bytes, local_bytes) = (config.area_bytes, config.local_bytes);
+            return Err(PagerError::AreaTooSmall { bytes, local_bytes }.into());
         }
         let division = Division::new(&config)?;
         let addresses = engine::reserve(&config)?;

@@ -305,9 +305,18 @@ impl Sides {
             let Some(mut borrower) = found else { continue };
             side.comeback = None;
             let is_other = |other: &Borrower| self.replicas > 1 && borrower.is_at_lender_of(other);
-            if borrower.slab_bytes() < bytes_min || self.borrowers().any(is_other) {
+            let slab_bytes = borrower.slab_bytes();
+            if slab_bytes < bytes_min || self.borrowers().any(is_other) {
                 // Another lender than before at the same address.
-                self.sides[lender].distrusted = true;
+                let side = &mut self.sides[lender];
+                side.distrusted = true;
+                let why = match slab_bytes < bytes_min {
+                    true => format!(
+                        "with slabs of {slab_bytes} bytes, smaller than the {bytes_min} in use; start it with the --slab it had"
+                    ),
+                    false => "as another of this run's lenders".to_owned(),
+                };
+                side.lost = Some(Error::Other(format!("{} came back {why}", side.address)));
                 continue;
             }
             borrower.set_call_timeout(self.options.call_timeout);

@@ -74,10 +74,11 @@ fn file_bytes_max() -> Option<u64> {
 }
 
 impl PrivateLender {
-    /// Starts one that lends memory, or a file in `folder`.
+    /// Starts one that lends memory, or a file in `folder`: in slabs as the other lenders', of which the smallest have `slab`.
     pub fn start(
         socket: &Path,
         size: Size,
+        slab: Option<Size>,
         security: &Security,
         folder: Option<&Path>,
     ) -> Result<Self, String> {
@@ -103,7 +104,7 @@ impl PrivateLender {
             std::env::current_exe().map_err(|error| format!("cannot find netvm itself: {error}"))?;
         let mut command = Command::new(program);
         command.args(["lend", "--private", "--size", &size.0.to_string()]);
-        command.args(["--slab", &SLAB.0.to_string(), "--listen"]);
+        command.args(["--slab", &slab.unwrap_or(SLAB).min(SLAB).0.to_string(), "--listen"]);
         let address = format!("unix:{}", socket.display());
         command.arg(&address);
         if let Some(folder) = folder {
