@@ -166,6 +166,8 @@ pub struct Rates {
     pub fetch_us: Option<f64>,
     /// Part of the pages read ahead that was used.
     pub prefetch_hit: Option<f64>,
+    /// Part of the pages that came from lenders for which no fault waited.
+    pub prefetch_coverage: Option<f64>,
     /// How long reads from lenders took.
     pub reads: Times,
     /// Part of what was brought in that would have been with twice the local memory: an estimate (docs/design/observe.md).
@@ -186,6 +188,7 @@ impl Rates {
         let rate = |get: fn(&PagerStats) -> u64| grown(get) / seconds;
         let part = |part: f64, whole: f64| (whole > 0.0).then(|| part / whole);
         let read = grown(|stats| stats.remote_reads);
+        let waited = (grown(|stats| stats.faults) - grown(|stats| stats.faults_without_io)).clamp(0.0, read);
         let prefetched = grown(|stats| stats.prefetched);
         Self {
             seconds,
@@ -199,6 +202,7 @@ impl Rates {
             bytes_out: rate(|stats| stats.bytes_out),
             fetch_us: part(grown(|stats| stats.fetch_ns) / 1e3, read),
             prefetch_hit: part(grown(|stats| stats.prefetch_hits), prefetched).map(|hit| hit.min(1.0)),
+            prefetch_coverage: part(read - waited, read),
             reads: new.detail.reads.since(&old.detail.reads),
             in_at_twice_local: at_twice(&new.detail.reuse.since(&old.detail.reuse), new.budget_frames),
         }

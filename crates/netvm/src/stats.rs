@@ -46,7 +46,7 @@ stats! {
     remote_writes,
     /// Pages that were touched for the first time.
     zero_fills,
-    /// Pages read ahead of demand.
+    /// Pages read ahead of demand into local frames: behind those of a window that is mapped with the page that is wanted, whose use nobody sees.
     prefetched,
     /// Of these, pages that were wanted before they were given up.
     prefetch_hits,
@@ -134,6 +134,12 @@ impl PagerStats {
         matches!(name, "far_pages" | "local_frames" | "pool_frames" | "pool_pages" | "pages_unprotected")
     }
 
+    /// Part of the pages read from lenders (0 to 1) that came without a fault that waited for them: what prefetch has covered. `None` when none were read.
+    pub fn prefetch_coverage(&self) -> Option<f64> {
+        let waited = self.faults.saturating_sub(self.faults_without_io).min(self.remote_reads);
+        (self.remote_reads > 0).then(|| 1.0 - waited as f64 / self.remote_reads as f64)
+    }
+
     /// Adds another pager's counters and gauges.
     pub fn add(&mut self, other: &Self) {
         let mut values = self.values();
@@ -142,5 +148,20 @@ impl PagerStats {
         }
         let read_us_peak = self.read_us_peak.max(other.read_us_peak);
         *self = Self { read_us_peak, ..Self::from_values(values) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn coverage_is_what_no_fault_waited_for() {
+        let stats = |faults, faults_without_io, remote_reads| {
+            PagerStats { faults, faults_without_io, remote_reads, ..PagerStats::default() }
+                .prefetch_coverage()
+        };
+        assert_eq!(stats(10, 6, 16), Some(0.75));
+        assert_eq!((stats(9, 9, 0), stats(9, 2, 7), stats(9, 0, 3)), (None, Some(0.0), Some(0.0)));
     }
 }

@@ -616,19 +616,28 @@ fn to_line(report: &Report) -> String {
     let stats = &report.stats;
     let mib = |bytes: u64| bytes >> 20;
     format!(
-        "netvm: {:.2} s; {} faults ({} without I/O), {} pages prefetched, {} of them hit; {} MiB in, {} MiB out; \
+        "netvm: {:.2} s; {} faults ({} without I/O), {} pages prefetched, {} of them hit{}; {} MiB in, {} MiB out; \
          local peak {} MiB",
         report.elapsed.as_secs_f64(),
         stats.faults,
         stats.faults_without_io,
         stats.prefetched,
         stats.prefetch_hits.min(stats.prefetched),
+        covered(stats),
         mib(stats.bytes_in),
         mib(stats.bytes_out),
         mib(stats.local_frames_peak * 4096),
     ) + &reads(&report.detail)
         + &foreseen(stats)
         + &moved(report)
+}
+
+/// How much of what was read no fault has waited for.
+fn covered(stats: &PagerStats) -> String {
+    let coverage = stats
+        .prefetch_coverage()
+        .map(|coverage| format!("; {:.0} % of reads before faults", coverage * 100.0));
+    coverage.unwrap_or_default()
 }
 
 /// What was moved for lenders that have not left.
@@ -673,6 +682,7 @@ fn to_json(args: &RunArgs, report: &Report) -> serde_json::Value {
         "preloaded": report.ended.preloaded,
         "read_us_p50": us(0.5),
         "read_us_p99": us(0.99),
+        "prefetch_coverage": report.stats.prefetch_coverage(),
     });
     for (name, value) in PagerStats::NAMES.iter().zip(report.stats.values()) {
         object[*name] = value.into();

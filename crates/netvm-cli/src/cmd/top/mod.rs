@@ -105,9 +105,7 @@ fn to_text(run: &Run, old: &Look, look: &Look, rates: &Rates) -> String {
     );
     let fetch =
         rates.fetch_us.map_or_else(|| "nothing fetched".to_owned(), |us| format!("{us:.1} us a page"));
-    let ahead = rates
-        .prefetch_hit
-        .map_or_else(String::new, |hit| format!("; {:.0} % of what was read ahead was used", hit * 100.0));
+    let ahead = ahead(rates).map_or_else(String::new, |ahead| format!("; {ahead}"));
     text += &format!("  waiting    {fetch}{ahead}\n");
     if let Some(reads) = reads(rates) {
         text += &format!("  reads      {reads}\n");
@@ -211,7 +209,7 @@ fn to_json(run: &Run, old: &Look, look: &Look, rates: &Rates) -> serde_json::Val
         "zero_fills_per_s": rates.zero_fills, "rescues_per_s": rates.rescues,
         "in_bytes_per_s": rates.bytes_in, "out_bytes_per_s": rates.bytes_out,
         "read_us_p50": rates.read_us(0.5), "read_us_p99": rates.read_us(0.99), "each_lender": lenders,
-        "fetch_us_mean": rates.fetch_us, "prefetch_hit_ratio": rates.prefetch_hit,
+        "fetch_us_mean": rates.fetch_us, "prefetch_hit_ratio": rates.prefetch_hit, "prefetch_coverage": rates.prefetch_coverage,
         "far_bytes": stats.far_pages.saturating_mul(PAGE_BYTES),
         "local_bytes": stats.local_frames.saturating_mul(PAGE_BYTES),
         "in_ratio_at_twice_local": rates.in_at_twice_local,
@@ -224,4 +222,11 @@ fn to_json(run: &Run, old: &Look, look: &Look, rates: &Rates) -> serde_json::Val
         "pages_moved": stats.pages_moved,
         "pages_repaired": stats.pages_repaired, "pages_unprotected": stats.pages_unprotected,
     })
+}
+/// How good prefetch is: how much of what it read was used, and how much of what came it has brought.
+fn ahead(rates: &Rates) -> Option<String> {
+    let used = rates.prefetch_hit.map(|hit| format!("{:.0} % of what was read ahead was used", hit * 100.0));
+    let covered = rates.prefetch_coverage.map(|part| format!("{:.0} % of reads before faults", part * 100.0));
+    let parts: Vec<String> = used.into_iter().chain(covered).collect();
+    (!parts.is_empty()).then(|| parts.join(", "))
 }

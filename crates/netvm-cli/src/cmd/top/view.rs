@@ -257,9 +257,7 @@ fn lines(watched: &Watched) -> Vec<Line<'static>> {
     let Watched { run, look, rates, .. } = watched;
     let stats = &look.stats;
     let kept = crate::runs::protection(run.replicas as usize, run.erasure);
-    let ahead = rates
-        .prefetch_hit
-        .map_or("nothing".to_owned(), |hit| format!("{:.0} % of what was read ahead was used", hit * 100.0));
+    let ahead = super::ahead(rates).unwrap_or_else(|| "nothing".to_owned());
     let (lost, left) = (run.lost(), run.left());
     let mut lines = vec![
         format!("kept      {}", kept.unwrap_or_else(|| "once: no lender may be lost".to_owned())),

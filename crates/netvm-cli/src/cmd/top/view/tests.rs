@@ -28,6 +28,7 @@ fn watched(name: &str) -> Watched {
     let mut watched = Watched::new(Run::new(4_194_303, file));
     let stats = PagerStats {
         faults: 123_456,
+        faults_without_io: 98_765,
         remote_reads: 98_765,
         unpacked: 87_654,
         zero_fills: 65_432,
@@ -76,7 +77,7 @@ fn what_matters_is_on_80_columns_and_24_lines() {
     // Rates are by the clock, and a little lower where others have the CPU.
     has(&["4194303", "python3 job.py", " 12", "3 GiB", "1 GiB of 1 GiB"]);
     has(&["fetched, ", "unpacked, ", "new, ", "still there"]);
-    has(&["93 % of what was read ahead was used"]);
+    has(&["93 % of what was read ahead was used, 75 % of reads before faults"]);
     has(&["reads     half within", "all within"]);
     has(&["lent      2 GiB nearby, 1.5 GiB file"]);
     has(&["fetched/s, max ", "unpacked/s, max ", "moved, max 2", " MB/s ─"]);
