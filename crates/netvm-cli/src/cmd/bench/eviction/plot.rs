@@ -26,6 +26,10 @@ fn color(eviction: Eviction) -> RGBColor {
     }
 }
 
+/// Of the names of ways, pixels.
+const KEY_WIDTH_MIN: i32 = 115;
+const KEY_HEIGHT: i32 = 18;
+
 /// Percent of accesses that miss, by percent of pages that are local.
 pub type Curves = (String, [(Eviction, [(u64, f64); PICTURE.len()]); Eviction::ALL.len()]);
 
@@ -43,12 +47,15 @@ pub fn write(traces: &[Curves], path: &Path) -> Result<(), Box<dyn Error>> {
 fn draw(root: &Area<'_>, traces: &[Curves], columns: usize, lines: usize) -> Result<(), Box<dyn Error>> {
     let root =
         root.titled("Accesses that miss, by local memory", ("sans-serif", 18).into_font().color(&INK))?;
-    let (legend, charts) = root.split_vertically(26);
-    for (index, eviction) in Eviction::ALL.into_iter().enumerate() {
-        let x = 60 + index as i32 * (WIDTH as i32 * columns as i32 - 80) / Eviction::ALL.len() as i32;
-        legend.draw(&PathElement::new([(x, 10), (x + 18, 10)], color(eviction).stroke_width(2)))?;
+    let wide = WIDTH as i32 * columns as i32 - 80;
+    let each_line = (wide / KEY_WIDTH_MIN).min(Eviction::ALL.len() as i32);
+    let (legend, charts) =
+        root.split_vertically(8 + KEY_HEIGHT * Eviction::ALL.len().div_ceil(each_line as usize) as i32);
+    for (index, eviction) in (0..).zip(Eviction::ALL) {
+        let (x, y) = (60 + index % each_line * wide / each_line, index / each_line * KEY_HEIGHT);
+        legend.draw(&PathElement::new([(x, y + 10), (x + 18, y + 10)], color(eviction).stroke_width(2)))?;
         let style = ("sans-serif", 13).into_font().color(&INK);
-        legend.draw(&Text::new(eviction.name(), (x + 23, 3), style))?;
+        legend.draw(&Text::new(eviction.name(), (x + 23, y + 3), style))?;
     }
     for (area, (name, curves)) in charts.split_evenly((lines, columns)).iter().zip(traces) {
         let most = curves.iter().flat_map(|(_, points)| points).map(|point| point.1).fold(1.0, f64::max);
