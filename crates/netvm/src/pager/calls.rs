@@ -139,14 +139,20 @@ impl Doorbell {
     /// The caller holds the turn.
     pub(super) fn call_in_turn(&self, call: Call) -> Result<()> {
         *lock(&self.exchange) = Exchange { call: Some(call), result: None };
+        let mut why = std::io::ErrorKind::TimedOut.into();
         for _ in 0..RINGS_MAX {
-            self.bell.ring().map_err(|e| system("call the pager", e))?;
+            if let Err(error) = self.bell.ring() {
+                why = error;
+                break;
+            }
             // None: the answer was for another process that had looked at the page just before.
             if let Some(result) = lock(&self.exchange).result.take() {
                 return result;
             }
         }
-        Err(system("call the pager", std::io::ErrorKind::TimedOut.into()))
+        // Nor is it carried out later, when somebody else rings.
+        lock(&self.exchange).call = None;
+        Err(system("call the pager", why))
     }
 
     /// Keeps all other callers out until it is given back.
