@@ -1,6 +1,8 @@
 //! Pictures that commands leave: drawn in memory, then written, so that a full disk is told in the words of the system.
 
 use std::error::Error;
+use std::fs::File;
+use std::io::{self, Write};
 use std::path::Path;
 
 use plotters::coord::Shift;
@@ -27,13 +29,16 @@ pub fn write(
     // XML has no such characters, which arguments of programs may have.
     let is_none = |letter: char| letter.is_control() && !matches!(letter, '\t' | '\n' | '\r');
     let picture = picture.replace(is_none, "\u{fffd}");
-    std::fs::write(path, picture).map_err(|error| {
-        // Half a picture is none.
+    let failed = |error: io::Error| format!("cannot write {}: {error}", path.display());
+    let mut file = File::create(path).map_err(failed)?;
+    file.write_all(picture.as_bytes()).map_err(|error| {
+        // Half a picture is none. What was there before is gone since the file was opened.
         if path.symlink_metadata().is_ok_and(|metadata| metadata.is_file()) {
             let _ = std::fs::remove_file(path);
         }
-        format!("cannot write {}: {error}", path.display()).into()
-    })
+        failed(error)
+    })?;
+    Ok(())
 }
 
 #[cfg(test)]
@@ -53,5 +58,13 @@ mod tests {
         std::fs::remove_file(&path).unwrap();
         let error = write(Path::new("/dev/full"), (99, 99), draw).unwrap_err().to_string();
         assert!(error.contains("cannot write /dev/full") && Path::new("/dev/full").exists(), "{error}");
+        // What cannot be written to stays as it is: a program that runs.
+        std::fs::copy("/bin/sleep", &path).unwrap();
+        let mut program = std::process::Command::new(&path).arg("60").spawn().unwrap();
+        let error = write(&path, (99, 99), draw).unwrap_err().to_string();
+        program.kill().unwrap();
+        program.wait().unwrap();
+        assert!(error.contains("Text file busy") && path.metadata().unwrap().len() > 1000, "{error}");
+        std::fs::remove_file(&path).unwrap();
     }
 }
