@@ -155,11 +155,11 @@ pub unsafe extern "C" fn mmap64(
     unsafe { mmap(address, bytes, protection, flags, fd, offset) }
 }
 
-/// Runs a range call on its parts inside and outside the far area, in order or those outside first; `None` if it has none inside, or is none of ours.
+/// Runs a range call on its parts outside and inside the far area; `None` if it has none inside, or is none of ours. What the kernel refuses outside,
+/// as beyond the addresses there are, changes nothing inside.
 fn by_parts(
     address: usize,
     bytes: usize,
-    outside_first: bool,
     outside: impl Fn(usize, usize) -> Result<(), i32>,
     inside: impl Fn(usize, usize) -> Result<(), i32>,
 ) -> Option<Result<(), i32>> {
@@ -173,11 +173,10 @@ fn by_parts(
     if whole == 0 {
         return None;
     }
-    let run = |(address, bytes, far)| if far { inside(address, bytes) } else { outside(address, bytes) };
-    let parts = || split(address, whole);
-    Some(keeping_errno(|| match outside_first {
-        true => parts().filter(|part| !part.2).chain(parts().filter(|part| part.2)).try_for_each(run),
-        false => parts().try_for_each(run),
+    let parts = |wanted| split(address, whole).filter(move |&(_, _, far)| far == wanted);
+    Some(keeping_errno(|| {
+        parts(false).try_for_each(|(address, bytes, _)| outside(address, bytes))?;
+        parts(true).try_for_each(|(address, bytes, _)| inside(address, bytes))
     }))
 }
 
@@ -190,8 +189,7 @@ pub unsafe extern "C" fn munmap(address: *mut c_void, bytes: usize) -> i32 {
     // SAFETY: the program's own call, on parts that are not far.
     let outside = |address, bytes| unsafe { sys::munmap(address, bytes) };
     let inside = |address, bytes| SPACE.with(|space| space.unmap(run::far(), address, bytes));
-    // Where the kernel refuses, beyond the addresses there are, nothing is unmapped.
-    let result = by_parts(address as usize, bytes, true, outside, inside);
+    let result = by_parts(address as usize, bytes, outside, inside);
     status(result.unwrap_or_else(|| outside(address as usize, bytes)))
 }
 
@@ -204,7 +202,7 @@ pub unsafe extern "C" fn mprotect(address: *mut c_void, bytes: usize, protection
     // SAFETY: the program's own call, on parts that are not far.
     let outside = |address, bytes| unsafe { sys::mprotect(address, bytes, protection) };
     let inside = |address, bytes| SPACE.with(|space| space.protect(run::far(), address, bytes, protection));
-    let result = by_parts(address as usize, bytes, false, outside, inside);
+    let result = by_parts(address as usize, bytes, outside, inside);
     status(result.unwrap_or_else(|| outside(address as usize, bytes)))
 }
 
@@ -212,7 +210,7 @@ fn advise(address: usize, bytes: usize, advice: i32) -> Result<(), i32> {
     // SAFETY: the program's own call, on parts that are not far.
     let outside = |address, bytes| unsafe { sys::madvise(address, bytes, advice) };
     let inside = |address, bytes| SPACE.with(|space| space.advise(run::far(), address, bytes, advice));
-    by_parts(address, bytes, false, outside, inside).unwrap_or_else(|| outside(address, bytes))
+    by_parts(address, bytes, outside, inside).unwrap_or_else(|| outside(address, bytes))
 }
 
 /// madvise(2).
