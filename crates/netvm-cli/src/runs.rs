@@ -188,7 +188,12 @@ impl Rates {
         let rate = |get: fn(&PagerStats) -> u64| grown(get) / seconds;
         let part = |part: f64, whole: f64| (whole > 0.0).then(|| part / whole);
         let read = grown(|stats| stats.remote_reads);
-        let waited = (grown(|stats| stats.faults) - grown(|stats| stats.faults_without_io)).clamp(0.0, read);
+        let since = PagerStats {
+            faults: grown(|stats| stats.faults) as u64,
+            faults_without_io: grown(|stats| stats.faults_without_io) as u64,
+            remote_reads: read as u64,
+            ..PagerStats::default()
+        };
         let prefetched = grown(|stats| stats.prefetched);
         Self {
             seconds,
@@ -202,7 +207,7 @@ impl Rates {
             bytes_out: rate(|stats| stats.bytes_out),
             fetch_us: part(grown(|stats| stats.fetch_ns) / 1e3, read),
             prefetch_hit: part(grown(|stats| stats.prefetch_hits), prefetched).map(|hit| hit.min(1.0)),
-            prefetch_coverage: part(read - waited, read),
+            prefetch_coverage: since.prefetch_coverage(),
             reads: new.detail.reads.since(&old.detail.reads),
             in_at_twice_local: at_twice(&new.detail.reuse.since(&old.detail.reuse), new.budget_frames),
         }

@@ -25,9 +25,10 @@ const SLACK: u32 = 4;
 /// A fault that is said to belong to a stream begins with the widest window, unless so many more than these have gone on with none:
 const BELIEF_MAX: u32 = 64;
 /// as many for each that has.
-const BELIEF_STEP: u32 = 8;
-/// Units at most from a fault to the next that may make a stream with it: a small stride's third is one more than its second.
-const NEAR: u64 = if SMALL_UNITS > SLACK as u64 { SMALL_UNITS + 1 } else { SLACK as u64 + 1 };
+const BELIEF_STEP: u32 = 2;
+/// Units at most from a fault to the next that may make a stream with it: a small stride's third, in bytes, may be one more than its second.
+const NEAR: u64 = SMALL_UNITS + 1;
+const _: () = assert!(SLACK as u64 <= NEAR);
 
 /// How far to go at a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

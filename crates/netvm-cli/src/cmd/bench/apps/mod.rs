@@ -158,20 +158,17 @@ fn swap_row(
     (expected, floor): (&str, &Summary),
 ) -> Result<Row, Box<dyn Error>> {
     let repetitions = args.repetitions();
-    let limit = limit_bytes.as_ref().ok().copied();
-    let outcomes = limit_bytes
-        .map_err(Into::into)
-        .and_then(|limit_bytes| swapped::measure(work, kind, limit_bytes, bytes, repetitions));
+    let outcomes = limit_bytes.map_err(Box::<dyn Error>::from).and_then(|limit_bytes| {
+        Ok((limit_bytes, swapped::measure(work, kind, limit_bytes, bytes, repetitions)?))
+    });
     Ok(match outcomes {
-        Ok(outcomes) => {
+        Ok((limit_bytes, outcomes)) => {
             for outcome in &outcomes {
                 same(app, percent, kind.peer(), expected, &outcome.result)?;
             }
             let mut row = row(app, percent, &Summary::of(&outcomes), floor, repetitions);
             (row.peer, row.size_bytes) = (Some(kind.peer()), Some(bytes));
-            row.note = limit
-                .map(|bytes| format!("{:.1} MiB for all of it", bytes as f64 / 1_048_576.0))
-                .unwrap_or_default();
+            row.note = format!("{:.1} MiB for all of it", limit_bytes as f64 / 1_048_576.0);
             row
         }
         Err(error) => {
