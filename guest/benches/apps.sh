@@ -32,7 +32,7 @@ before=$(cat /proc/swaps)
 measure() {
     name=$1
     shift
-    on_host /tmp/netvm bench apps --repetitions 3 --swap disk --svg /tmp/apps.svg "$@"
+    on_host /tmp/netvm bench apps --swap disk --svg /tmp/apps.svg "$@"
     cp /host/tmp/apps.svg "/results/$name.svg"
     umount /host/var/tmp
 }
@@ -40,7 +40,7 @@ measure() {
 for app in numpy-sort sqlite redis pagerank numpy-matmul join gcc; do
     echo "== $app, a disk of 50 us"
     mount -t ext4 /dev/drive /host/var/tmp
-    measure $app-drive --quick --app $app --local-percent 25
+    measure $app-drive --quick --repetitions 3 --app $app --local-percent 25
     echo "== $app, a disk that takes no time"
     mount -o loop -t ext4 /host/dev/shm/image /host/var/tmp
     measure $app --quick --app $app --local-percent 50,25 --swap zram --swap nbdkit

@@ -16,7 +16,7 @@ use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::num::NonZeroU32;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
 use netvm_core::key::RemoteKey;
@@ -160,6 +160,9 @@ impl Secret {
         let mut content = Zeroizing::new(Vec::with_capacity(SECRET_FILE_BYTES_MAX + 1));
         let limit = SECRET_FILE_BYTES_MAX as u64 + 1;
         file.take(limit).read_to_end(&mut content).map_err(|error| failed(&error))?;
+        if content.is_empty() && metadata.file_type().is_fifo() {
+            return Err(failed(&"it is a pipe that nobody writes to"));
+        }
         Self::from_content(&content).map_err(|error| failed(&error))
     }
 

@@ -375,7 +375,7 @@ pub fn execute(
                 .into());
             }
         }
-        slab = warn_of_slabs(&lenders, &slabs);
+        slab = smallest_slab(&lenders, &slabs);
     }
     let mut on_disk = None;
     if let Some(tier) = &args.file {
@@ -499,8 +499,8 @@ fn fault_path(wanted: FaultPath) -> Result<FaultPath, String> {
     Ok(wanted.resolved())
 }
 
-/// The smallest slabs of the lenders: of larger ones no more is used, which the user is told.
-fn warn_of_slabs(lenders: &[String], slabs: &[Size]) -> Option<Size> {
+/// How large the smallest slabs of the lenders are: of larger ones no more is used, which the user is told.
+fn smallest_slab(lenders: &[String], slabs: &[Size]) -> Option<Size> {
     let (smallest, of) = slabs.iter().zip(lenders).min()?;
     if let Some((larger, lender)) = slabs.iter().zip(lenders).find(|(slab, _)| *slab > smallest) {
         tell!(

@@ -293,7 +293,7 @@ impl fmt::Display for PagerError {
             Self::Panicked(said) => write!(f, "the pager has made a mistake, please report it: {said}"),
             Self::LocalExhausted { pages } => write!(
                 f,
-                "all {pages} local pages are pinned for I/O and none can be evicted; give a larger local budget"
+                "all {pages} local pages are pinned for I/O, or locked by the program (mlock), and none can be evicted; give a larger local budget"
             ),
             Self::PagePinned { address } => {
                 write!(f, "the page at {address:#x} is pinned for I/O and cannot be moved")

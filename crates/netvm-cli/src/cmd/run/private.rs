@@ -82,13 +82,14 @@ impl PrivateLender {
         security: &Security,
         folder: Option<&Path>,
     ) -> Result<Self, String> {
-        if size < SLAB {
+        let slab = slab.unwrap_or(SLAB).min(SLAB);
+        if size < slab {
             return Err(match folder {
                 None => format!(
-                    "a private lender of {size} has no room for one slab of {SLAB}; give a --lend-size of at least that"
+                    "a private lender of {size} has no room for one slab of {slab}; give a --lend-size of at least that"
                 ),
                 Some(folder) => format!(
-                    "a file of {size} in {} has no room for one slab of {SLAB}; give it at least that, in a folder that has so much room",
+                    "a file of {size} in {} has no room for one slab of {slab}; give it at least that, in a folder that has so much room",
                     folder.display()
                 ),
             });
@@ -104,7 +105,7 @@ impl PrivateLender {
             std::env::current_exe().map_err(|error| format!("cannot find netvm itself: {error}"))?;
         let mut command = Command::new(program);
         command.args(["lend", "--private", "--size", &size.0.to_string()]);
-        command.args(["--slab", &slab.unwrap_or(SLAB).min(SLAB).0.to_string(), "--listen"]);
+        command.args(["--slab", &slab.0.to_string(), "--listen"]);
         let address = format!("unix:{}", socket.display());
         command.arg(&address);
         if let Some(folder) = folder {
