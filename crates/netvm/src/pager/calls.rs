@@ -311,3 +311,50 @@ fn is_refusal(error: &Error, call: Call) -> bool {
         _ => matches!(call, Call::KeepRecord),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use netvm_sys::paged::PagedArea;
+    use netvm_sys::uffd::Fault;
+
+    /// A pager's thread that takes the call up when the bell has rung so often, if ever. Returns what the caller gets.
+    fn call(take_up_at: Option<usize>) -> (Result<()>, Option<Call>) {
+        let area = PagedArea::new(1 << 20, 16, None).unwrap();
+        let (doorbell, end) = (Doorbell::new(area.bell()), std::sync::atomic::AtomicBool::new(false));
+        let result = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut faults, mut rung) = ([Fault::default(); 4], 0);
+                while !end.load(std::sync::atomic::Ordering::Relaxed) {
+                    for _ in 0..area.read_faults(&mut faults).unwrap() {
+                        rung += 1;
+                        if take_up_at == Some(rung) && doorbell.take_call().is_some() {
+                            doorbell.set_result(Err(PagerError::PagePinned { address: 7 }.into()));
+                        }
+                        area.answer_bell().unwrap();
+                    }
+                    std::thread::yield_now();
+                }
+            });
+            let result = doorbell.call(Call::Publish);
+            end.store(true, std::sync::atomic::Ordering::Relaxed);
+            result
+        });
+        (result, doorbell.take_call())
+    }
+
+    #[test]
+    fn a_call_whose_bell_was_answered_for_somebody_else_is_carried_out_once_or_never() {
+        if PagedArea::userfault().is_err() {
+            println!("skipped (userfaultfd may not be used here)");
+            return;
+        }
+        for rung in [1, 2, 50] {
+            let (result, left) = call(Some(rung));
+            let is_its_own = matches!(result, Err(Error::Pager(PagerError::PagePinned { address: 7 })));
+            assert!(is_its_own && left.is_none(), "{rung}: {result:?}, {left:?}");
+        }
+        let (result, left) = call(None);
+        assert!(result.unwrap_err().to_string().contains("call the pager") && left.is_none());
+    }
+}
