@@ -211,6 +211,44 @@ fn forks_with_pages_in_parts_go_on_without_two_lenders() {
     assert!(lost.as_array().is_some_and(|lost| !lost.is_empty()), "{lost}");
 }
 
+/// Fills memory, says so, and checks it when its input ends.
+const WAITS: &str = "
+import os, sys
+block = os.urandom(4096)
+memory = bytearray(block * 8192)
+print('filled', flush=True)
+sys.stdin.read()
+print('good' if memory == block * 8192 else 'WRONG DATA')
+";
+
+#[test]
+fn the_end_says_how_many_lenders_might_have_been_lost_besides() {
+    if !can_run("the_end_says_how_many_lenders_might_have_been_lost_besides", &[PYTHON]) {
+        return;
+    }
+    let folder = Folder::new("besides");
+    for (replicas, said) in [("3", "1 more might have been lost"), ("2", "so there was no protection left")] {
+        let count: usize = replicas.parse().unwrap();
+        let name = |index: usize| format!("{replicas}-{index}");
+        let lenders: Vec<_> = (0..count).map(|index| Lender::named(&folder, &name(index), "256M")).collect();
+        let mut run = netvm();
+        run.args(["run", "--local", "8M", "--tier", "lender", "--replicas", replicas]);
+        lenders.iter().for_each(|lender| _ = run.args(["--lender", &lender.address]));
+        run.args(["--", PYTHON, "-c", WAITS]);
+        let run = run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut run = Guard(run);
+        run.0.stdout.as_mut().unwrap().read_exact(&mut [0; 7]).expect("the program did not start");
+        lenders[0].signal("KILL");
+        common::until("it is missed", || {
+            status_of(&run).is_some_and(|told| told["lost"] != serde_json::json!([]))
+        });
+        drop(run.0.stdin.take());
+        let done = ends_soon(run);
+        assert!(done.status.success() && done.out() == "good\n", "{} {}", done.out(), done.err);
+        assert!(done.err.contains(&lenders[0].address) && done.err.contains(said), "{}", done.err);
+    }
+}
+
 #[test]
 fn a_lender_that_becomes_full_is_named() {
     if !can_run("a_lender_that_becomes_full_is_named", &[PYTHON]) {

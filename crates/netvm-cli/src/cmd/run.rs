@@ -198,7 +198,10 @@ impl Report {
             if stats.lenders_back > 0 { ", which came back" } else { "" },
             stats.read_us_peak.div_ceil(1000),
             match stats.pages_repaired {
-                0 => "no pages could be copied elsewhere, so there was no protection left".to_owned(),
+                0 => match self.may_lose_more() {
+                    0 => "no pages could be copied elsewhere, so there was no protection left".to_owned(),
+                    more => format!("no pages could be copied elsewhere: {more} more might have been lost"),
+                },
                 pages if stats.repair_ms > 0 || stats.pages_unprotected == 0 => format!(
                     "{pages} pages were copied elsewhere within {:.1} s",
                     stats.repair_ms as f64 / 1000.0
@@ -214,6 +217,12 @@ impl Report {
                 stats.wrong_pages
             );
         }
+    }
+
+    /// How many lenders could have been lost besides, had nothing been copied elsewhere.
+    fn may_lose_more(&self) -> usize {
+        let all = self.erasure.map_or(self.replicas.saturating_sub(1), Erasure::parity);
+        all.saturating_sub(self.lost.len())
     }
 
     /// Says which lenders the run has left, since they were asked to stop.
