@@ -297,9 +297,15 @@ typedef struct netvm_pager_options {
     uint32_t tier;           /* enum netvm_tier */
     uint32_t shards;         /* pagers that divide the far memory, up to 64, for programs of which many threads fault at once; local_bytes is at least
                               * 4 MiB for each, fault_path not NETVM_FAULTS_SAME_CPU; 0: 1 */
+    int64_t lender_timeout_ns; /* how long a lender may take to answer before it is given up; where others have what it has, 0.7 s at most; 0: 4 s */
+    const char *name;        /* under which the lenders list this process (`netvm status`), cut to NETVM_NAME_BYTES_MAX; NULL: the program's */
+    uint32_t link;           /* enum netvm_link: whether lenders on this host are read and written without them */
+    uint32_t pinned;         /* 1: the pager's threads run on `cpu` alone; 0: where they are of most use */
+    uint32_t cpu;            /* counted from 0, one that this process may use */
+    uint32_t reserved;       /* 0 */
 } netvm_pager_options;
 #define NETVM_ERASURE(k, m) ((uint32_t)(k) << 8 | (uint32_t)(m))
-#define NETVM_PAGER_OPTIONS_INIT { sizeof(netvm_pager_options), NULL, 0, 0, 0, NULL, NULL, NETVM_ENCRYPT_IF_ASKED, 0, 0, 0, 0, NULL, NETVM_FAULTS_AUTO, 0, NETVM_TIER_AUTO, 0 }
+#define NETVM_PAGER_OPTIONS_INIT { sizeof(netvm_pager_options), NULL, 0, 0, 0, NULL, NULL, NETVM_ENCRYPT_IF_ASKED, 0, 0, 0, 0, NULL, NETVM_FAULTS_AUTO, 0, NETVM_TIER_AUTO, 0, 0, NULL, NETVM_LINK_AUTO, 0, 0, 0 }
 
 /* Starts a pager: a thread that borrows memory from others, and brings pages when they are touched. It goes on until the process ends,
  * which it does with a message when a lender is lost whose pages no other has: what was there is lost with it.
@@ -363,6 +369,22 @@ typedef struct netvm_far_counts {
 
 /* What it did so far. */
 NETVM_API int netvm_pager_query(netvm_pager *pager, netvm_far_counts *counts);
+
+/* One of all the numbers that a pager keeps. */
+typedef struct netvm_stat {
+    const char *name;   /* "prefetch_hits"; both texts stay for ever */
+    const char *help;   /* what it counts, in a sentence */
+    uint64_t value;     /* bytes, pages of 4096 bytes, or times, whose names end with _ms, _us_peak or _ns */
+    uint32_t gauge;     /* 1: how much there is now; 0: it only grows */
+    uint32_t reserved;
+} netvm_stat;
+
+/* Up to `room` of them, always in the same order, and in `count` how many there are. `stats` may be NULL when `room` is 0.
+ * What prefetch has covered is 1 - (faults - faults_without_io) / remote_reads, how right it was prefetch_hits / prefetched. */
+NETVM_API int netvm_pager_stats(netvm_pager *pager, netvm_stat *stats, size_t room, size_t *count);
+
+/* The one of that name. NETVM_ERR_ARGUMENT when there is none. */
+NETVM_API int netvm_pager_stat(netvm_pager *pager, const char *name, uint64_t *value);
 
 /* The `bytes` bytes from `offset` on, as memory to be exported by itself. The same bytes may be exported many times, with different
  * names, keys and rights. */

@@ -181,6 +181,7 @@ fn pager(error: &PagerError) -> Code {
         | PagerError::ReplicasOfParts
         | PagerError::FaultPath { .. }
         | PagerError::PageSize { .. }
+        | PagerError::Cpu { .. }
         | PagerError::AreaTooLarge { .. }
         | PagerError::AreaTooSmall { .. }
         | PagerError::Shards { .. }

@@ -7,7 +7,7 @@ use netvm_core::limits;
 use crate::code::Code;
 use crate::{
     Buffer, ConnectOptions, Counts, FarCounts, NodeOptions, PagerOptions, Piece, Place, PostOptions,
-    Received, RegionInfo, Signal, copy, memory, node, pager, posted, region, sync,
+    Received, RegionInfo, Signal, Stat, copy, memory, node, pager, posted, region, sync,
 };
 
 /// Expressions of C and their values.
@@ -90,6 +90,12 @@ pub fn all() -> Vec<(String, i128)> {
         ("offsetof(netvm_pager_options, page_bytes)", offset_of!(PagerOptions, page_bytes)),
         ("offsetof(netvm_pager_options, tier)", offset_of!(PagerOptions, tier)),
         ("offsetof(netvm_pager_options, shards)", offset_of!(PagerOptions, shards)),
+        ("offsetof(netvm_pager_options, lender_timeout_ns)", offset_of!(PagerOptions, lender_timeout_ns)),
+        ("offsetof(netvm_pager_options, name)", offset_of!(PagerOptions, name)),
+        ("offsetof(netvm_pager_options, link)", offset_of!(PagerOptions, link)),
+        ("offsetof(netvm_pager_options, pinned)", offset_of!(PagerOptions, pinned)),
+        ("offsetof(netvm_pager_options, cpu)", offset_of!(PagerOptions, cpu)),
+        ("offsetof(netvm_pager_options, reserved)", offset_of!(PagerOptions, reserved)),
         ("sizeof(netvm_far_counts)", size_of::<FarCounts>()),
         ("offsetof(netvm_far_counts, pages_in)", offset_of!(FarCounts, pages_in)),
         ("offsetof(netvm_far_counts, pages_out)", offset_of!(FarCounts, pages_out)),
@@ -98,6 +104,11 @@ pub fn all() -> Vec<(String, i128)> {
         ("offsetof(netvm_far_counts, local_bytes_peak)", offset_of!(FarCounts, local_bytes_peak)),
         ("offsetof(netvm_far_counts, pages_moved)", offset_of!(FarCounts, pages_moved)),
         ("offsetof(netvm_far_counts, lenders_lost)", offset_of!(FarCounts, lenders_lost)),
+        ("sizeof(netvm_stat)", size_of::<Stat>()),
+        ("offsetof(netvm_stat, help)", offset_of!(Stat, help)),
+        ("offsetof(netvm_stat, value)", offset_of!(Stat, value)),
+        ("offsetof(netvm_stat, gauge)", offset_of!(Stat, gauge)),
+        ("offsetof(netvm_stat, reserved)", offset_of!(Stat, reserved)),
         ("NETVM_FAR_NORMAL", pager::NORMAL as usize),
         ("NETVM_FAR_SEQUENTIAL", pager::SEQUENTIAL as usize),
         ("NETVM_FAR_RANDOM", pager::RANDOM as usize),

@@ -24,6 +24,6 @@ pub use board::Signal;
 pub use channel::{Buffer, Received};
 pub use memory::Place;
 pub use node::{ConnectOptions, NodeOptions};
-pub use pager::{FarCounts, PagerOptions};
+pub use pager::{FarCounts, PagerOptions, Stat};
 pub use posted::{Counts, PostOptions};
 pub use region::{Piece, RegionInfo};

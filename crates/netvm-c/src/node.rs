@@ -90,7 +90,7 @@ pub(crate) fn named<N: PartialEq + Display, T: Copy>(
     found.map(|(_, _, value)| *value).ok_or_else(|| Failure::argument(format!("{number} is no {what}")))
 }
 
-fn flag(value: u32, what: &str) -> Result<bool> {
+pub(crate) fn flag(value: u32, what: &str) -> Result<bool> {
     match value {
         0 => Ok(false),
         1 => Ok(true),
@@ -113,7 +113,7 @@ pub struct ConnectOptions {
 }
 
 /// 0: as usual.
-fn or_usual(time_ns: i64, usual: Duration) -> Result<Duration> {
+pub(crate) fn or_usual(time_ns: i64, usual: Duration) -> Result<Duration> {
     match u64::try_from(time_ns) {
         Ok(0) => Ok(usual),
         Ok(time_ns) => Ok(Duration::from_nanos(time_ns)),

@@ -1,15 +1,16 @@
 //! Far memory: more than this machine has.
 
-use std::ffi::c_int;
-use std::sync::Arc;
+use std::ffi::{CString, c_char, c_int};
+use std::sync::{Arc, OnceLock};
 
 use netvm::memory::Memory;
 use netvm::pager::{Access, Erasure, FaultPath, Pager, PagerConfig, TierPolicy};
+use netvm::stats::PagerStats;
 
 use crate::call::call;
 use crate::code::{Failure, Result};
-use crate::ffi::{Address, In, Opaque, Options, Out, OutHandle, Own, Ref, Text};
-use crate::node::{named, security};
+use crate::ffi::{Address, In, Opaque, Options, Out, OutArray, OutHandle, Own, Ref, Text};
+use crate::node::{LINKS, flag, named, or_usual, security};
 
 /// `netvm_pager`. Its thread serves page faults as long as the process lives.
 pub struct PagerHandle(Arc<Pager>);
@@ -40,6 +41,12 @@ pub struct PagerOptions {
     pub(crate) page_bytes: u32,
     pub(crate) tier: u32,
     pub(crate) shards: u32,
+    pub(crate) lender_timeout_ns: i64,
+    pub(crate) name: Text,
+    pub(crate) link: u32,
+    pub(crate) pinned: u32,
+    pub(crate) cpu: u32,
+    pub(crate) reserved: u32,
 }
 
 impl Default for PagerOptions {
@@ -62,6 +69,12 @@ impl Default for PagerOptions {
             page_bytes: 0,
             tier: 0,
             shards: 0,
+            lender_timeout_ns: 0,
+            name: Text::NULL,
+            link: 0,
+            pinned: 0,
+            cpu: 0,
+            reserved: 0,
         }
     }
 }
@@ -88,26 +101,35 @@ impl PagerOptions {
         let not_parts =
             |_| Failure::argument("erasure is 0 or NETVM_ERASURE(k, m): k is 2, 4 or 8, m is 1 to 4");
         let erasure = Erasure::from_word(self.erasure).map_err(not_parts)?;
-        if self.encrypt_pages > 1 {
-            return Err(Failure::argument("encrypt_pages is 0 or 1"));
+        if self.reserved != 0 {
+            return Err(Failure::argument("what is reserved must be 0"));
         }
+        let cpu = match (flag(self.pinned, "pinned")?, self.cpu) {
+            (true, cpu) => Some(cpu as usize),
+            (false, 0) => None,
+            (false, _) => return Err(Failure::argument("there is a cpu, but pinned is 0")),
+        };
         let fault_path = named(&FAULT_PATHS, self.fault_path, "fault_path")?;
         let tier = named(&TIERS, self.tier, "tier")?;
         let usual = PagerConfig::default();
-        let or_usual = |bytes: u64, usual: u64| if bytes == 0 { usual } else { bytes };
+        let bytes_or = |bytes: u64, usual: u64| if bytes == 0 { usual } else { bytes };
         Ok(PagerConfig {
             lenders: lenders?,
             replicas: self.replicas.max(1) as usize,
             erasure,
-            local_bytes: or_usual(self.local_bytes, usual.local_bytes),
+            local_bytes: bytes_or(self.local_bytes, usual.local_bytes),
             local_bytes_max: self.local_bytes_max,
-            encrypt_pages: self.encrypt_pages == 1,
+            encrypt_pages: flag(self.encrypt_pages, "encrypt_pages")?,
+            lender_timeout: or_usual(self.lender_timeout_ns, usual.lender_timeout)?,
+            name: self.name.optional("name")?.map_or_else(netvm::far::program_name, str::to_owned),
+            link: named(&LINKS, self.link, "link")?,
+            cpu,
             fault_path,
-            page_bytes: or_usual(self.page_bytes.into(), usual.page_bytes as u64) as usize,
+            page_bytes: bytes_or(self.page_bytes.into(), usual.page_bytes as u64) as usize,
             tier,
             shards: self.shards.max(1) as usize,
             learn: self.learn_file.optional("name of the record")?.map(Into::into),
-            area_bytes: or_usual(self.area_bytes, usual.area_bytes),
+            area_bytes: bytes_or(self.area_bytes, usual.area_bytes),
             security: security(self.secret_file, self.secret, self.encryption)?,
             ..usual
         })
@@ -259,5 +281,58 @@ pub extern "C" fn netvm_pager_query(pager: Ref<PagerHandle>, counts: Out<FarCoun
             pages_moved: stats.pages_moved,
             lenders_lost: stats.lenders_lost,
         })
+    })
+}
+
+/// `netvm_stat`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Stat {
+    pub(crate) name: *const c_char,
+    pub(crate) help: *const c_char,
+    pub(crate) value: u64,
+    pub(crate) gauge: u32,
+    pub(crate) reserved: u32,
+}
+
+/// Name and help of each number, as C has texts; for ever.
+fn stat_texts() -> &'static [(CString, CString)] {
+    static TEXTS: OnceLock<Vec<(CString, CString)>> = OnceLock::new();
+    TEXTS.get_or_init(|| {
+        let text = |text: &str| CString::new(text.trim()).unwrap_or_default();
+        PagerStats::NAMES.iter().zip(PagerStats::HELP).map(|(name, help)| (text(name), text(help))).collect()
+    })
+}
+
+/// All that the pager counts.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_pager_stats(
+    pager: Ref<PagerHandle>,
+    stats: OutArray<Stat>,
+    room: usize,
+    count: Out<usize>,
+) -> c_int {
+    call(|| {
+        stats.check(room)?;
+        count.check()?;
+        let values = pager.get()?.0.stats().values();
+        for (index, ((name, help), value)) in stat_texts().iter().zip(values).enumerate().take(room) {
+            let gauge = u32::from(PagerStats::is_gauge(PagerStats::NAMES[index]));
+            let stat = Stat { name: name.as_ptr(), help: help.as_ptr(), value, gauge, reserved: 0 };
+            stats.set(index, room, stat)?;
+        }
+        count.set(values.len())
+    })
+}
+
+/// One of them.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_pager_stat(pager: Ref<PagerHandle>, name: Text, value: Out<u64>) -> c_int {
+    call(|| {
+        value.check()?;
+        let (stats, name) = (pager.get()?.0.stats(), name.get("name")?);
+        let named = PagerStats::NAMES.iter().zip(stats.values()).find(|(other, _)| **other == name);
+        let none = || Failure::argument(format!("the pager counts nothing that is called {name:?}"));
+        value.set(named.ok_or_else(none)?.1)
     })
 }

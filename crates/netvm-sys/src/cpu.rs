@@ -97,6 +97,16 @@ pub fn pin(cpu: usize) -> io::Result<()> {
     CpuSet::one(cpu).apply(0)
 }
 
+/// Whether this process may use a CPU now: the calling thread goes there, and back.
+///
+/// # Errors
+/// EINVAL when it may not.
+pub fn may_use(cpu: usize) -> io::Result<()> {
+    let here = CpuSet::of(0)?;
+    pin(cpu)?;
+    here.apply(0)
+}
+
 /// Reads a small file of /proc without the heap.
 fn read_small<R>(path: &str, parse: impl FnOnce(&str) -> Option<R>) -> Option<R> {
     let mut buffer = [0; 4096];

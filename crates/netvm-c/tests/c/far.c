@@ -1,5 +1,8 @@
 /* Far memory, backed by the lender at the address given. Prints "ok", or why there can be none here. */
+#define _GNU_SOURCE
 #include "test.h"
+#include <dirent.h>
+#include <sched.h>
 #include <unistd.h>
 
 #define LOCAL (4u << 20)
@@ -7,6 +10,7 @@
 #define PAGE 4096u
 
 static char record[64];
+static uint32_t pager_cpu;
 
 static netvm_pager *start(const char *lender, const char *no_record) {
     netvm_pager_options options = NETVM_PAGER_OPTIONS_INIT;
@@ -45,6 +49,27 @@ static netvm_pager *start(const char *lender, const char *no_record) {
     options.encryption = NETVM_ENCRYPT_ALWAYS; /* without a secret */
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
     options.encryption = NETVM_ENCRYPT_IF_ASKED;
+    options.cpu = 1; /* not pinned */
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
+    options.pinned = 2;
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
+    options.pinned = 1;
+    options.cpu = UINT32_MAX;
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
+    CHECK(strstr(netvm_last_error(), "CPU 4294967295") != NULL);
+    pager_cpu = options.cpu = (uint32_t)sched_getcpu();
+    options.link = 3;
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
+    options.link = NETVM_LINK_SOCKET;
+    options.lender_timeout_ns = -1;
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
+    options.lender_timeout_ns = INT64_MAX;
+    options.name = "\xFF";
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
+    options.name = "far in C";
+    options.reserved = 1;
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
+    options.reserved = 0;
     lenders[0] = NULL;
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
     lenders[0] = lender;
@@ -115,6 +140,73 @@ static void advise(netvm_pager *pager, uint32_t *words) {
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_query(pager, NULL));
 }
 
+static const netvm_stat *named(const netvm_stat *stats, size_t count, const char *name) {
+    for (size_t index = 0; index < count; index++)
+        if (strcmp(stats[index].name, name) == 0)
+            return &stats[index];
+    CHECK(!"there is one of that name");
+    return NULL;
+}
+
+/* Each number by its name is what it is among all. */
+static void count(netvm_pager *pager) {
+    netvm_stat stats[100], first[2];
+    size_t room = sizeof stats / sizeof *stats, count = 0, again = 0;
+    uint64_t value = 0;
+    netvm_far_counts counts;
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_stats(NULL, stats, room, &count));
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_stats(pager, NULL, 1, &count));
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_stats(pager, stats, room, NULL));
+    OK(netvm_pager_stats(pager, NULL, 0, &count));
+    CHECK(count > 40 && count <= room);
+    memset(first, 1, sizeof first);
+    OK(netvm_pager_stats(pager, first, 1, &again));
+    CHECK(again == count && first[1].gauge == UINT32_C(0x01010101));
+    OK(netvm_pager_stats(pager, stats, room, &count));
+    CHECK(count == again && first[0].name == stats[0].name);
+    /* Nobody touches far memory here. */
+    for (size_t index = 0; index < count; index++) {
+        OK(netvm_pager_stat(pager, stats[index].name, &value));
+        CHECK(value == stats[index].value && stats[index].gauge <= 1 && stats[index].reserved == 0);
+        CHECK(stats[index].help[0] >= 'A' && stats[index].help[strlen(stats[index].help) - 1] == '.');
+    }
+    OK(netvm_pager_query(pager, &counts));
+    CHECK(named(stats, count, "faults")->value == counts.faults && counts.faults > 0);
+    CHECK(named(stats, count, "remote_reads")->value == counts.pages_in);
+    CHECK(named(stats, count, "far_pages")->value * PAGE == counts.far_bytes);
+    CHECK(named(stats, count, "far_pages")->gauge == 1 && named(stats, count, "faults")->gauge == 0);
+    CHECK(named(stats, count, "prefetched")->value > 0);
+    /* By its socket. */
+    CHECK(named(stats, count, "read_at_once")->value == 0);
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_stat(pager, "cows", &value));
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_stat(pager, NULL, &value));
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_stat(pager, "faults", NULL));
+}
+
+/* The pager's thread is where it was told to be. */
+static void pinned(void) {
+    char path[64], name[32];
+    struct dirent *entry;
+    DIR *tasks = opendir("/proc/self/task");
+    int found = 0;
+    CHECK(tasks != NULL);
+    while ((entry = readdir(tasks)) != NULL) {
+        snprintf(path, sizeof path, "/proc/self/task/%.20s/comm", entry->d_name);
+        FILE *file = fopen(path, "r");
+        if (file == NULL)
+            continue;
+        if (fgets(name, sizeof name, file) != NULL && strcmp(name, "netvm-pager\n") == 0) {
+            cpu_set_t set;
+            CHECK(sched_getaffinity(atoi(entry->d_name), sizeof set, &set) == 0);
+            CHECK(CPU_COUNT(&set) == 1 && CPU_ISSET((int)pager_cpu, &set));
+            found++;
+        }
+        fclose(file);
+    }
+    closedir(tasks);
+    CHECK(found == 1);
+}
+
 /* The record is there, and a file. */
 static void keep(netvm_pager *pager) {
     char magic[8];
@@ -128,7 +220,11 @@ static void keep(netvm_pager *pager) {
 
 int main(int argc, char **argv) {
     CHECK(argc == 2);
+    cpu_set_t before, after;
+    CHECK(sched_getaffinity(0, sizeof before, &before) == 0);
     netvm_pager *pager = start(argv[1], argv[0]);
+    CHECK(sched_getaffinity(0, sizeof after, &after) == 0 && CPU_EQUAL(&before, &after));
+    pinned();
     netvm_memory *memory, *others[2];
     EXPECT(NETVM_ERR_ARGUMENT, netvm_memory_far(NULL, PAGE, &memory));
     EXPECT(NETVM_ERR_ARGUMENT, netvm_memory_far(pager, 0, &memory));
@@ -167,6 +263,7 @@ int main(int argc, char **argv) {
     for (uint32_t page = 0; page < BYTES / PAGE; page++)
         CHECK(words[page * (PAGE / 4) + 7] == page + 2 && words[page * (PAGE / 4) + 8] == page + 5);
     advise(pager, words);
+    count(pager);
     keep(pager);
     /* A range of it, which is the same bytes. */
     OK(netvm_memory_range(memory, PAGE, PAGE, &others[0]));

@@ -140,6 +140,7 @@ fn c_type(rust: &str) -> String {
             "Received" => "netvm_message",
             "Buffer" => "netvm_buffer",
             "Place" => "netvm_location",
+            "Stat" => "netvm_stat",
             "u32" => "uint32_t",
             "u64" => "uint64_t",
             "i64" => "int64_t",

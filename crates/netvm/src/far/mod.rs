@@ -291,7 +291,7 @@ impl FarBuilder {
         self
     }
 
-    /// The CPU of the pager's thread; it follows the thread that faults if none is given.
+    /// The CPU of the pager's thread; it follows the thread that faults if none is given. [`PagerError::Cpu`] if the process may not use it.
     #[must_use]
     pub fn cpu(mut self, cpu: usize) -> Self {
         self.config.cpu = Some(cpu);
@@ -375,7 +375,8 @@ impl FarBuilder {
     }
 }
 
-fn program_name() -> String {
+/// The name of this program's file, without its folder: what [`FarBuilder::name`] is if nothing else is said.
+pub fn program_name() -> String {
     let name = std::env::args_os().next().unwrap_or_default();
     Path::new(&name).file_name().unwrap_or_default().to_string_lossy().into_owned()
 }

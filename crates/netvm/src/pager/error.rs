@@ -39,6 +39,13 @@ pub enum PagerError {
         /// The least that works.
         min_bytes: u64,
     },
+    /// The pager's thread cannot be pinned to this CPU.
+    Cpu {
+        /// Its number.
+        cpu: usize,
+        /// Why not.
+        errno: Errno,
+    },
     /// There is no local memory left for the pager's first frames.
     NoLocalMemory(Errno),
     /// No lender was named.
@@ -190,6 +197,9 @@ impl fmt::Display for PagerError {
                 f,
                 "{local_bytes} bytes of local memory are more than {bytes} bytes of far memory have addresses for: give less, or a larger area"
             ),
+            Self::Cpu { cpu, errno } => {
+                write!(f, "the pager cannot be pinned to CPU {cpu}, which this process may not use: {errno}")
+            }
             Self::LocalTooSmall { bytes, min_bytes } => write!(
                 f,
                 "a local budget of {} KiB is too small to work with; give at least {} MiB",

@@ -134,7 +134,7 @@ pub struct PagerConfig {
     pub block_at: Option<BlockAt>,
     /// How long the pager spins for the next event before it sleeps, in microseconds.
     pub spin_us: u32,
-    /// CPU to pin the pager's thread to; `None` lets it follow the program's faulting thread.
+    /// CPU to pin the pager's threads to; `None` lets it follow the program's faulting thread.
     pub cpu: Option<usize>,
     /// Process of a lender that serves this run alone and may be moved between CPUs with the pager.
     pub private_lender: Option<u32>,
@@ -210,7 +210,7 @@ impl Pager {
     /// # Errors
     /// [`PagerError::Userfaultfd`] when the kernel or its settings forbid it (the text says what helps), the lender's error when one
     /// cannot be reached, [`PagerError::LocalTooSmall`] below [`LOCAL_BYTES_MIN`] and four pages for each shard, [`PagerError::AreaTooLarge`] above [`AREA_BYTES_MAX`], [`PagerError::AreaTooSmall`] below the local budget, [`PagerError::PageSize`], [`PagerError::FaultPath`] when faults
-    /// cannot be served like that, [`PagerError::Shards`].
+    /// cannot be served like that, [`PagerError::Shards`], [`PagerError::Cpu`].
     pub fn start(config: PagerConfig) -> Result<Arc<Self>> {
         let fault_path = match config.fault_path {
             // Called from the program's malloc, which threads that measure would wait for.
@@ -241,6 +241,9 @@ impl Pager {
         if config.area_bytes < config.local_bytes {
             let (bytes, local_bytes) = (config.area_bytes, config.local_bytes);
             return Err(PagerError::AreaTooSmall { bytes, local_bytes }.into());
+        }
+        if let Some(cpu) = config.cpu {
+            netvm_sys::cpu::may_use(cpu).map_err(|error| PagerError::Cpu { cpu, errno: (&error).into() })?;
         }
         let division = Division::new(&config)?;
         let addresses = engine::reserve(&config)?;
