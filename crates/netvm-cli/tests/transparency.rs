@@ -83,6 +83,35 @@ fn mappings_of_go_stay_local() {
     must_have_used_far_memory(&done);
 }
 
+/// What a program says of its memory by madvise(2) is heard.
+#[test]
+fn advice_of_the_program_is_followed() {
+    if !can_run("advice_of_the_program_is_followed", &[PYTHON]) {
+        return;
+    }
+    let script = "import mmap, sys\n\
+        m = mmap.mmap(-1, 48 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n\
+        each = range(0, len(m), 4096)\n\
+        for at in each: m[at:at + 16] = at.to_bytes(8, 'little') + hash(at * 7 + 1).to_bytes(8, 'little')\n\
+        m.madvise(getattr(mmap, 'MADV_' + sys.argv[1]))\n\
+        assert all(int.from_bytes(m[at:at + 8], 'little') == at for at in each)\n";
+    let figures = |advice: &str| {
+        let mut run = run_on_tier("8M", "lender", Path::new(PYTHON));
+        let done = finish(run.args(["-c", script, advice]).env("NETVM_LINK", "socket")).must_succeed();
+        let summary = done.summary();
+        ["faults", "prefetched"].map(|name| summary[name].as_u64().unwrap())
+    };
+    let [normal, ahead] = figures("NORMAL");
+    assert!(ahead > 1000, "{ahead}");
+    let [random, alone] = figures("RANDOM");
+    assert!(
+        random > normal + 8000 && alone < ahead / 2,
+        "{normal} and {random} faults, {alone} of {ahead} ahead"
+    );
+    let [in_order, _] = figures("SEQUENTIAL");
+    assert!(in_order < normal + 500, "{normal} {in_order}");
+}
+
 #[test]
 fn signals_and_stacks() {
     c_program("signals", &TIERS, &["auto"]);

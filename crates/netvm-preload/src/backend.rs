@@ -3,7 +3,7 @@
 use crate::tls::words;
 use crate::{privileges, small, sys};
 use netvm::Error;
-use netvm::pager::{BlockAt, Pager, PagerConfig, PagerError};
+use netvm::pager::{Access, BlockAt, Pager, PagerConfig, PagerError};
 use netvm::runfile::RunFile;
 use netvm_sys::cpu::Hold;
 use std::io::Write;
@@ -30,6 +30,10 @@ pub(crate) trait Far: Send + Sync {
     fn make_local(&self, address: usize, bytes: usize, protection: i32) -> Result<(), i32>;
     /// A hint that the range will be used.
     fn will_need(&self, address: usize, bytes: usize);
+    /// How the range is going to be used; a hint.
+    fn advise(&self, address: usize, bytes: usize, access: Access);
+    /// A hint that the range is not needed for now.
+    fn page_out(&self, address: usize, bytes: usize);
     /// The thread that is held on a CPU while it faults.
     fn hold(&self) -> Option<&Hold>;
     /// The process is about to end: leave the counters where the supervisor finds them.
@@ -105,6 +109,8 @@ impl Far for LocalArea {
     }
 
     fn will_need(&self, _: usize, _: usize) {}
+    fn advise(&self, _: usize, _: usize, _: Access) {}
+    fn page_out(&self, _: usize, _: usize) {}
     fn hold(&self) -> Option<&Hold> {
         None
     }
@@ -193,6 +199,14 @@ impl Far for PagerFar {
 
     fn will_need(&self, address: usize, bytes: usize) {
         self.pager.will_need(address, bytes);
+    }
+
+    fn advise(&self, address: usize, bytes: usize, access: Access) {
+        self.pager.advise(address, bytes, access);
+    }
+
+    fn page_out(&self, address: usize, bytes: usize) {
+        self.pager.page_out(address, bytes);
     }
 
     fn hold(&self) -> Option<&Hold> {

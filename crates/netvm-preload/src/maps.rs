@@ -104,7 +104,9 @@ pub unsafe extern "C" fn mmap(
     let Some(whole) = round_up(bytes, PAGE_BYTES).filter(|&whole| whole > 0) else {
         return pointer(real(flags));
     };
-    let is_memory = is_private_memory(protection, flags);
+    // The kernel refuses such an offset even where it means nothing.
+    let is_memory =
+        is_private_memory(protection, flags) && offset.unsigned_abs().is_multiple_of(PAGE_BYTES as u64);
     if flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0 {
         if !run::touches_far(place, whole) || !place.is_multiple_of(PAGE_BYTES) {
             return pointer(real(flags));
@@ -202,6 +204,25 @@ pub unsafe extern "C" fn mprotect(address: *mut c_void, bytes: usize, protection
     // SAFETY: the program's own call, on parts that are not far.
     let outside = |address, bytes| unsafe { sys::mprotect(address, bytes, protection) };
     let inside = |address, bytes| SPACE.with(|space| space.protect(run::far(), address, bytes, protection));
+    let result = by_parts(address as usize, bytes, outside, inside);
+    status(result.unwrap_or_else(|| outside(address as usize, bytes)))
+}
+
+/// pkey_mprotect(2). Memory with a key is local: the pager would have to have all keys.
+///
+/// # Safety
+/// As in C.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn pkey_mprotect(address: *mut c_void, bytes: usize, protection: i32, key: i32) -> i32 {
+    if key == -1 {
+        // SAFETY: the caller's contract.
+        return unsafe { mprotect(address, bytes, protection) };
+    }
+    // SAFETY: the program's own call, on parts that are not far.
+    let outside = |address, bytes| unsafe { sys::pkey_mprotect(address, bytes, protection, key) };
+    let inside = |address, bytes| {
+        SPACE.with(|space| space.protect_by_key(run::far(), address, bytes, protection, key))
+    };
     let result = by_parts(address as usize, bytes, outside, inside);
     status(result.unwrap_or_else(|| outside(address as usize, bytes)))
 }

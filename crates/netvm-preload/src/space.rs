@@ -4,6 +4,7 @@ use crate::backend::Far;
 use crate::range::{Piece, RangeMap};
 use crate::run;
 use crate::sys::{self, Locked, PAGE_BYTES};
+use netvm::pager::Access;
 use netvm_core::ranges::FreeRanges;
 use std::ops::Range;
 
@@ -181,6 +182,23 @@ impl Space {
         if complete { Ok(()) } else { Err(libc::ENOMEM) }
     }
 
+    /// pkey_mprotect(2): the range is local from now on.
+    pub(crate) fn protect_by_key(
+        &mut self,
+        far: &dyn Far,
+        address: usize,
+        bytes: usize,
+        protection: i32,
+        key: i32,
+    ) -> Result<(), i32> {
+        self.make_local(far, address, bytes)?;
+        for piece in self.owned.pieces(address, address + bytes) {
+            // SAFETY: a mapping of the program's, which asked for this.
+            unsafe { sys::pkey_mprotect(piece.start, piece.bytes(), protection, key) }?;
+        }
+        if self.owned.covers(address, address + bytes) { Ok(()) } else { Err(libc::ENOMEM) }
+    }
+
     /// madvise(2).
     pub(crate) fn advise(
         &mut self,
@@ -210,17 +228,26 @@ impl Space {
                 far.will_need(piece.start, piece.bytes());
                 return Ok(());
             }
-            libc::MADV_NORMAL
-            | libc::MADV_RANDOM
-            | libc::MADV_SEQUENTIAL
-            | libc::MADV_MERGEABLE
+            libc::MADV_NORMAL | libc::MADV_RANDOM | libc::MADV_SEQUENTIAL => {
+                let access = match advice {
+                    libc::MADV_RANDOM => Access::Random,
+                    libc::MADV_SEQUENTIAL => Access::Sequential,
+                    _ => Access::Normal,
+                };
+                far.advise(piece.start, piece.bytes(), access);
+                return Ok(());
+            }
+            libc::MADV_PAGEOUT => {
+                far.page_out(piece.start, piece.bytes());
+                return Ok(());
+            }
+            libc::MADV_MERGEABLE
             | libc::MADV_UNMERGEABLE
             | libc::MADV_HUGEPAGE
             | libc::MADV_NOHUGEPAGE
             | libc::MADV_DONTDUMP
             | libc::MADV_DODUMP
             | libc::MADV_COLD
-            | libc::MADV_PAGEOUT
             | MADV_COLLAPSE => return Ok(()),
             libc::MADV_DOFORK | libc::MADV_KEEPONFORK => ForkAs::Copy,
             libc::MADV_DONTFORK => ForkAs::Nothing,

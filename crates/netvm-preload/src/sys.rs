@@ -102,6 +102,21 @@ pub(crate) unsafe fn mprotect(address: usize, bytes: usize, protection: i32) -> 
     check(unsafe { raw(libc::SYS_mprotect, [address, bytes, protection as usize, 0, 0, 0]) }).map(drop)
 }
 
+/// pkey_mprotect(2).
+///
+/// # Safety
+/// The caller owns the range.
+pub(crate) unsafe fn pkey_mprotect(
+    address: usize,
+    bytes: usize,
+    protection: i32,
+    key: i32,
+) -> Result<(), i32> {
+    let arguments = [address, bytes, protection as usize, key as usize, 0, 0];
+    // SAFETY: forwarded from the caller.
+    check(unsafe { raw(libc::SYS_pkey_mprotect, arguments) }).map(drop)
+}
+
 /// madvise(2).
 ///
 /// # Safety

@@ -30,6 +30,7 @@ pub unsafe extern "C" fn syscall(
             libc::SYS_mremap => maps::mremap(address, b, c, d as c_int, e as *mut c_void) as isize,
             libc::SYS_munmap => maps::munmap(address, b) as isize,
             libc::SYS_mprotect => maps::mprotect(address, b, c as c_int) as isize,
+            libc::SYS_pkey_mprotect => maps::pkey_mprotect(address, b, c as c_int, d as c_int) as isize,
             libc::SYS_madvise => maps::madvise(address, b, c as c_int) as isize,
             libc::SYS_process_madvise => {
                 maps::process_madvise(a as c_int, b as *const libc::iovec, c, d as c_int, e as c_uint)

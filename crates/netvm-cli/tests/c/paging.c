@@ -118,12 +118,51 @@ static void moves_away(void) {
     CHECK(munmap(small, 6 * MIB) == 0 && munmap(again, BYTES) == 0 && munmap(out + 4 * MIB, BYTES - 4 * MIB) == 0);
 }
 
+/* Memory with a key of its own, where the processor has such. */
+static void keys(void) {
+    char *p = anonymous(BYTES);
+    fill(p, BYTES, 9);
+    push_out();
+    CHECK(pkey_mprotect(p, MIB, PROT_READ, -1) == 0 && holds(p, MIB, 9) && faults(p, 1) && !faults(p, 0));
+    CHECK(syscall(SYS_pkey_mprotect, p, (long)MIB, PROT_READ | PROT_WRITE, -1) == 0 && !faults(p, 1));
+    errno = 0;
+    CHECK(pkey_mprotect(p + MIB, 2 * MIB, PROT_READ | PROT_WRITE, 14) == -1 && errno == EINVAL);
+    int key = pkey_alloc(0, 0);
+    if (key < 0) {
+        puts("keys: skipped (no memory protection keys)");
+    } else {
+        CHECK(pkey_mprotect(p + 4 * MIB, 4 * MIB, PROT_READ | PROT_WRITE, key) == 0);
+        CHECK(holds(p, BYTES, 9));
+        CHECK(pkey_set(key, PKEY_DISABLE_WRITE) == 0 && faults(p + 4 * MIB, 1) && !faults(p + 4 * MIB, 0) && !faults(p, 1));
+        push_out();
+        CHECK(pkey_set(key, 0) == 0);
+    }
+    CHECK(holds(p, BYTES, 9));
+    fill(p, BYTES, 10);
+    push_out();
+    CHECK(holds(p, BYTES, 10));
+    errno = 0;
+    CHECK(mmap(NULL, BYTES, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS, -1, 5) == MAP_FAILED && errno == EINVAL);
+    CHECK(munmap(p, BYTES) == 0 && (key < 0 || pkey_free(key) == 0));
+}
+
 static void advice(void) {
     char *p = anonymous(BYTES);
     fill(p, BYTES, 7);
     push_out();
     CHECK(madvise(p, 4 * MIB, MADV_POPULATE_READ) == 0 && madvise(p, 4 * MIB, MADV_POPULATE_WRITE) == 0);
     CHECK(madvise(p, 4 * MIB, MADV_COLD) == 0 && madvise(p, 4 * MIB, MADV_PAGEOUT) == 0);
+    if (getenv("NETVM_RUN")) {
+        unsigned char in_core[256];
+        int pages = 0;
+        CHECK(holds(p, MIB, 7) && madvise(p, MIB, MADV_PAGEOUT) == 0 && mincore(p, MIB, in_core) == 0);
+        for (int page = 0; page < 256; page++) pages += in_core[page] & 1;
+        CHECK(pages == 0);
+    }
+    CHECK(holds(p, 4 * MIB, 7));
+    CHECK(madvise(p, BYTES, MADV_RANDOM) == 0 && holds(p, BYTES, 7));
+    CHECK(madvise(p, BYTES, MADV_SEQUENTIAL) == 0 && holds(p, BYTES, 7));
+    CHECK(madvise(p, BYTES, MADV_NORMAL) == 0);
     CHECK(mlock(p, 4 * MIB) == 0 && munlock(p, 4 * MIB) == 0);
     CHECK(madvise(p, 4 * MIB, MADV_REMOVE) == -1 && errno == EINVAL);
     CHECK(holds(p, BYTES, 7));
@@ -201,6 +240,7 @@ int main(void) {
     drops_under_readers();
     sparse();
     advice();
+    keys();
     moves_away();
     own_userfaultfd();
     puts("ok");
