@@ -230,6 +230,29 @@ fn advice_is_followed() {
     check(cold, 2);
 }
 
+/// A vector that grows moves its pages; what was said of them holds at the new place.
+#[test]
+fn advice_goes_with_a_vector_that_grows() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(128 << 20);
+    let far = builder(&lent, 8 * MIB).link(LinkChoice::Socket).start().unwrap();
+    let mut vec = words(&far, 4 << 20, 2);
+    vec.shrink_to_fit();
+    far.random(&vec);
+    let old = vec.as_ptr();
+    // Its neighbour is in the way.
+    let _neighbour = words(&far, 1 << 16, 3);
+    vec.reserve_exact(16 << 20);
+    assert_ne!(vec.as_ptr(), old);
+    let before = far.stats();
+    check(&vec[..4 << 20], 2);
+    let after = far.stats();
+    assert!(
+        after.faults - before.faults > 8000 && after.prefetched == before.prefetched,
+        "{before:?} {after:?}"
+    );
+}
+
 #[test]
 fn what_makes_no_sense_is_refused() {
     let Some(_alone) = alone() else { return };
@@ -242,6 +265,10 @@ fn what_makes_no_sense_is_refused() {
     assert!(error.contains("too small"), "{error}");
     let error = builder(&lent, MIB).start().unwrap_err().to_string();
     assert!(error.contains("too small"), "{error}");
+    for cpu in [1023, 1 << 20] {
+        let error = builder(&lent, 8 * MIB).cpu(cpu).start().unwrap_err().to_string();
+        assert!(error.contains(&format!("CPU {cpu}, which this process may not use")), "{error}");
+    }
     let far = builder(&lent, 8 * MIB).area(1 << 30).start().unwrap();
     let error = far.zeroed::<u64>(1 << 30).unwrap_err().to_string();
     assert!(error.contains("no room"), "{error}");

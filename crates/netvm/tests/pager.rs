@@ -274,6 +274,30 @@ fn relocated_memory_keeps_its_contents() {
 }
 
 #[test]
+fn pins_go_with_relocated_memory() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let pager = start(&lent, LOCAL_BYTES_MIN, |_| {});
+    let bytes = 3 * LOCAL_BYTES_MIN as usize;
+    let others = mapped(&pager, 2 << 30, bytes);
+    let (_, new) = (mapped(&pager, 0, bytes), mapped(&pager, 1 << 30, bytes));
+    let start = pager.area().start;
+    let (pinned, moved, length) = (start + 16 * PAGE, start + (1 << 30) + 16 * PAGE, 64 * PAGE);
+    pager.pin(pinned, length).unwrap();
+    pager.relocate(start, start + (1 << 30), bytes).unwrap();
+    (0..64).for_each(|page| set_word(new, (16 + page) * 512, page as u64));
+    (0..others.len() / PAGE).for_each(|page| set_word(others, page * 512, 1));
+    let before = pager.stats().faults;
+    (0..64).for_each(|page| assert_eq!(word(new, (16 + page) * 512), page as u64));
+    assert_eq!(pager.stats().faults, before, "they stayed");
+    // Nothing is left behind of them: as much may be pinned as before.
+    let most = LOCAL_BYTES_MIN as usize / 4 * 3;
+    assert!(pager.pin(start, most).is_err());
+    pager.unpin(moved, length).unwrap();
+    pager.pin(start, most).unwrap();
+}
+
+#[test]
 fn protected_memory_is_evicted_and_comes_back() {
     let Some(_alone) = alone() else { return };
     let lent = lend(64 << 20);

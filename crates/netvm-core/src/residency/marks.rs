@@ -55,6 +55,22 @@ impl Marks {
         }
     }
 
+    /// The numbers of `pages` go to as many from `to` on, which do not overlap them, and whose own are forgotten; `pages` have 0 then.
+    pub fn relocate(&mut self, pages: Range<u32>, to: u32) {
+        if self.is_empty() {
+            return;
+        }
+        let inside = self.from.range(pages.clone()).map(|(&start, &mark)| (start, mark));
+        let mut runs: Vec<_> = [(pages.start, self.get(pages.start))].into_iter().chain(inside).collect();
+        runs.push((pages.end, 0));
+        self.change(to..to + (pages.end - pages.start), |_| 0);
+        self.change(pages.clone(), |_| 0);
+        for run in runs.windows(2) {
+            let (start, end) = (run[0].0 - pages.start + to, run[1].0 - pages.start + to);
+            self.change(start..end, |_| run[0].1);
+        }
+    }
+
     /// Pages whose number is not 0.
     pub fn count(&self) -> u64 {
         let (mut count, mut open) = (0, None);
@@ -83,7 +99,19 @@ mod tests {
         for _ in 0..5000 {
             let (a, b) = (below(200), below(200));
             let pages = a.min(b)..a.max(b);
-            let what = below(4);
+            let what = below(5);
+            if what == 4 {
+                let length = pages.end - pages.start;
+                let to = below(200);
+                if to + length <= 200 && (to >= pages.end || to + length <= pages.start) {
+                    let (from, to_end) = (pages.start as usize..pages.end as usize, (to + length) as usize);
+                    let moved = model[from.clone()].to_vec();
+                    model[from].fill(0);
+                    model[to as usize..to_end].copy_from_slice(&moved);
+                    marks.relocate(pages, to);
+                }
+                continue;
+            }
             let change = |mark: u32| match what {
                 0 => mark + 1,
                 1 => mark.saturating_sub(1),

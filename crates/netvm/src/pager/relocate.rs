@@ -22,7 +22,13 @@ impl Engine {
                 self.relocate_entries(new, old.start)?;
                 Err(error)
             }
-            moved => moved,
+            moved => {
+                // What the program has told of them goes with them.
+                self.pins.relocate(old.clone(), new.start);
+                self.advice.relocate(old, new.start);
+                self.budget.set_pinned(self.pins.count());
+                moved
+            }
         }
     }
 
