@@ -71,6 +71,34 @@ fn streams_are_fetched_ahead() {
     assert!(stats.faults < 3 * 4096 / 8 && stats.prefetched > 0, "{stats:?}");
 }
 
+/// Each thread's faults are looked at by themselves: between two of one that are all but neighbours lie those of all others.
+#[test]
+fn streams_of_many_threads_are_fetched_ahead() {
+    let Some(_alone) = alone() else { return };
+    const THREADS: usize = 96;
+    let lent = lend(128 << 20);
+    let pager = over(&lent, |config| (config.local_bytes, config.link) = (8 << 20, LinkChoice::Socket));
+    let memory = mapped(&pager, 0, 96 << 20);
+    let pages = memory.len() / PAGE;
+    (0..pages).for_each(|page| set_word(memory, page * 512, page as u64));
+    let before = pager.stats().faults;
+    let turn = std::sync::Barrier::new(THREADS);
+    std::thread::scope(|scope| {
+        for thread in 0..THREADS {
+            let (part, turn) = (thread * (pages / THREADS)..(thread + 1) * (pages / THREADS), &turn);
+            scope.spawn(move || {
+                for page in part {
+                    turn.wait();
+                    assert_eq!(word(memory, page * 512), page as u64);
+                }
+            });
+        }
+    });
+    let faults = pager.stats().faults - before;
+    // 15,500 to 20,000 where all have one table.
+    assert!(faults < pages as u64 / 16 * 9, "{faults} faults for {pages} pages");
+}
+
 /// What a stream evicts in long steps is scattered where single pages had been read before.
 #[test]
 fn streams_and_scattered_reads_take_turns() {

@@ -5,6 +5,7 @@ use super::errand::NO_FRAME;
 use super::error::{PagerError, system};
 use crate::error::Result;
 use netvm_core::residency::{Arrival, Entry, PageState};
+use netvm_sys::paged::Told;
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::ops::Range;
 
@@ -22,7 +23,9 @@ impl Engine {
             return self.fault_in_pool(fault);
         }
         self.stats.faults += 1;
-        self.protection.note_fault(fault.thread);
+        // Served in its thread, what leaves costs as much as where several fault.
+        let alone = if self.paged.told() == Told::Faulter { 0 } else { fault.thread };
+        self.protection.note_fault(alone);
         let page = self.page_of(fault.address);
         self.backing.detail.heat.note(page);
         let entry = self.table.get(page);

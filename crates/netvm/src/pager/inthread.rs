@@ -304,7 +304,7 @@ impl Server for Faults {
         if times >= REPEATED && all.with(|engine| engine.is_broken(address)) {
             return false;
         }
-        all.serve(Fault { address, offset, write, ..Fault::default() });
+        all.serve(Fault { address, offset, write, thread: this_thread(), ..Fault::default() });
         true
     }
 }
@@ -325,7 +325,7 @@ impl InThread {
             if all.combine.try_take() {
                 return all.lead(fault, false);
             }
-            match all.combine.post((fault.address + fault.offset) as u64 & !1 | u64::from(fault.write)) {
+            match all.combine.post(to_post(fault)) {
                 Some(posted) => break posted,
                 None => all.wait(&mut waiting, None),
             }
@@ -548,15 +548,36 @@ impl Engine {
     }
 }
 
-/// A fault from the number that was posted for it: its address, in whose lowest bit is whether it is a write.
+/// Where the number of a thread is in what is posted: user space has no addresses there.
+const THREAD_SHIFT: u32 = 48;
+
+/// The number that is posted for a fault: its address, in whose lowest bit is whether it is a write, and its thread.
+fn to_post(fault: Fault) -> u64 {
+    let address = (fault.address + fault.offset) as u64 & !1;
+    u64::from(fault.thread) << THREAD_SHIFT | address | u64::from(fault.write)
+}
+
+/// A fault from that.
 fn posted(wanted: u64) -> Fault {
-    let (address, write) = (wanted as usize & !1, wanted & 1 != 0);
+    let address = (wanted & !(u64::MAX << THREAD_SHIFT) & !1) as usize;
     Fault {
         address: address & !(PAGE_BYTES - 1),
         offset: address & (PAGE_BYTES - 1),
-        write,
+        write: wanted & 1 != 0,
+        thread: (wanted >> THREAD_SHIFT) as u32,
         ..Fault::default()
     }
+}
+
+/// The calling thread's number in 16 bits, never 0: two that share one share what is known of their faults.
+fn this_thread() -> u32 {
+    thread_local!(static NUMBER: Cell<u16> = const { Cell::new(0) });
+    NUMBER.with(|number| {
+        if number.get() == 0 {
+            number.set((netvm_sys::thread::number() as u16).max(1));
+        }
+        number.get().into()
+    })
 }
 
 /// Why a pager cannot be set up like this.
