@@ -596,11 +596,11 @@ pub fn find_preload() -> Result<PathBuf, String> {
 /// The file of the record as the processes of the run find it.
 fn record(file: Option<&Path>) -> Result<String, Box<dyn std::error::Error>> {
     let Some(file) = file else { return Ok(String::new()) };
-    netvm::pager::check_record(file)?;
     let file = std::path::absolute(file)?;
     if !file.parent().is_some_and(Path::is_dir) {
         return Err(format!("cannot keep a record in {}: there is no such folder", file.display()).into());
     }
+    netvm::pager::check_record(&file)?;
     let file = file.into_os_string().into_string();
     Ok(file.map_err(|file| format!("the path of the record is no text: {}", file.display()))?)
 }

@@ -76,9 +76,7 @@ impl Learn {
                 .and_then(|mut it| it.write_all(&bytes))
                 .map_err(failed);
         }
-        let mut part = file.clone().into_os_string();
-        part.push(".part");
-        let part = PathBuf::from(part);
+        let part = part_of(&file);
         fs::write(&part, bytes).and_then(|()| fs::rename(&part, &file)).map_err(|error| {
             let _ = fs::remove_file(&part);
             failed(error)
@@ -91,12 +89,28 @@ impl Learn {
     }
 }
 
-/// Whether `file` can be the record of a program: one that is not there can.
+/// Where a record is written before it takes the place of the one of the run before.
+fn part_of(file: &Path) -> PathBuf {
+    let mut part = file.to_owned().into_os_string();
+    part.push(".part");
+    part.into()
+}
+
+/// Whether `file` can be the record of a program, as far as that can be told before it has run: one that is not there can, where files can be made.
 ///
 /// # Errors
 /// [`Error::Other`] with a sentence.
 pub fn check_record(file: &Path) -> Result<()> {
-    load(file).map(drop)
+    load(file)?;
+    let part = part_of(&fs::canonicalize(file).unwrap_or_else(|_| file.to_owned()));
+    match fs::OpenOptions::new().write(true).create_new(true).open(&part) {
+        Ok(_) => drop(fs::remove_file(&part)),
+        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+        Err(error) => {
+            return Err(Error::Other(format!("cannot keep a record in {}: {error}", file.display())));
+        }
+    }
+    Ok(())
 }
 
 /// The pages that a record names, in the order of their faults.
@@ -203,6 +217,10 @@ mod tests {
         drop(reader);
         assert!(!fs::metadata(&file).unwrap().is_file());
         fs::remove_file(&file).unwrap();
+        assert!(check_record(&file).is_ok() && !file.exists() && !part_of(&file).exists());
+        // The kernel makes no files there, whoever asks.
+        let error = check_record(Path::new("/proc/self/record")).unwrap_err().to_string();
+        assert!(error.contains("cannot keep a record in /proc/self/record"), "{error}");
         let nowhere = Learn::new(Path::new("/nonexistent/record"), 10).unwrap();
         assert!(nowhere.keep().unwrap_err().to_string().contains("/nonexistent/record"));
     }

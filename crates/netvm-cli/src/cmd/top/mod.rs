@@ -52,7 +52,8 @@ fn find(pid: Option<u32>) -> Vec<Run> {
 
 pub fn run(args: &TopArgs) -> Outcome {
     let interval = Duration::from_secs_f64(args.interval);
-    if std::io::stdout().is_terminal() && !args.once && !args.json {
+    let draws = std::env::var_os("TERM").is_some_and(|terminal| terminal != "dumb");
+    if std::io::stdout().is_terminal() && draws && !args.once && !args.json {
         view::show(interval, args.pid)?;
         return Ok(ExitCode::SUCCESS);
     }
