@@ -1,6 +1,7 @@
 //! Moving pages out of slabs that hold few, so that those go back to their lenders. See docs/design/lending.md, "Sparse slabs".
 
-use super::engine::{EVICT_PAGES, Engine, TICK, Transfer};
+use super::engine::{EVICT_PAGES, Engine, TICK};
+use super::transfers::Transfer;
 use crate::error::Result;
 use netvm_core::residency::PageState;
 use std::time::{Duration, Instant};

@@ -1,9 +1,10 @@
 //! Eviction: keeping frames ready before they are needed.
 
-use super::engine::{EVICT_PAGES, EVICT_PAGES_MAX, Engine, Transfer};
+use super::engine::{EVICT_PAGES, EVICT_PAGES_MAX, Engine};
 use super::error::{PagerError, system};
 use super::fresh::SPARE_STEP;
 use super::tier::{PACK_PAGES, repeated_word};
+use super::transfers::Transfer;
 use crate::error::Result;
 use netvm_core::residency::{Arrival, Entry, PageState};
 use netvm_core::tier::Policy;

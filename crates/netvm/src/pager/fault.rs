@@ -1,8 +1,9 @@
 //! Faults: bringing pages in.
 
-use super::engine::{Engine, SPARED, TRANSFER_PAGES_MAX, Transfer};
+use super::engine::{Engine, SPARED};
 use super::errand::NO_FRAME;
 use super::error::{PagerError, system};
+use super::transfers::{TRANSFER_PAGES_MAX, Transfer};
 use crate::error::Result;
 use netvm_core::residency::{Arrival, Entry, PageState};
 use netvm_sys::paged::Told;

@@ -1,6 +1,7 @@
 //! Pages that come home: their lender asks for its memory, nobody else has room, and the budget has. See docs/design/lending.md.
 
-use super::engine::{Engine, TRANSFER_PAGES_MAX};
+use super::engine::Engine;
+use super::transfers::TRANSFER_PAGES_MAX;
 use crate::error::Result;
 use netvm_core::residency::PageState;
 

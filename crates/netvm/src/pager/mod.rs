@@ -33,6 +33,7 @@ mod side;
 mod table;
 mod tier;
 mod together;
+mod transfers;
 mod window;
 
 pub use blocks::BlockAt;

@@ -1,7 +1,8 @@
 //! Packed pages: local memory that holds more pages than it has frames. See docs/design/tiers.md.
 
-use super::engine::{EVICT_PAGES, Engine, Transfer};
+use super::engine::{EVICT_PAGES, Engine};
 use super::error::PagerError;
+use super::transfers::Transfer;
 use crate::error::Result;
 use crate::stats::PagerStats;
 use lz4_flex::block::{CompressTable, compress_into_with_table, decompress_into, get_maximum_output_size};

@@ -1,9 +1,9 @@
 //! Reading and writing pages of which each lender has a part.
 
-use super::super::engine::TRANSFER_PAGES_MAX;
 use super::super::erasure::{Codec, Erasure, PartSet};
 use super::super::error::{PagerError, system};
 use super::super::seals::Seals;
+use super::super::transfers::TRANSFER_PAGES_MAX;
 use super::{Backing, Op};
 use crate::error::{Error, Result};
 use crate::lender::PostError;
