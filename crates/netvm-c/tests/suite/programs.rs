@@ -114,6 +114,11 @@ fn bad_input_is_refused() {
 }
 
 #[test]
+fn dead_and_silent_peers_are_told_of() {
+    program("dead_peer", &[]);
+}
+
+#[test]
 fn peers_are_connected_to_again() {
     program("reconnect", &[]);
 }
