@@ -325,15 +325,27 @@ impl Streams {
         ahead
     }
 
-    /// As [`Streams::fault`], at a place that is said to belong to a stream in order: it begins with the widest window, as long as that is mostly true.
-    pub fn fault_in_stream(&mut self, at: u64, thread: u32, here: impl Fn(u32) -> bool) -> Ahead {
-        let window = self.window_max.max(1);
+    /// As [`Streams::fault`], at a place that is said to belong to a stream in order: it begins with the widest window of which all streams' have
+    /// room in `room` units of memory, as long as that is mostly true.
+    pub fn fault_in_stream(
+        &mut self,
+        at: u64,
+        thread: u32,
+        room: usize,
+        here: impl Fn(u32) -> bool,
+    ) -> Ahead {
         let ahead = self.fault(at, thread, here);
         self.belief = match ahead.map {
             0 | 1 => self.belief.saturating_sub(1),
             _ => (self.belief + BELIEF_STEP).min(BELIEF_MAX),
         };
-        if self.belief == 0 || (ahead.map == window && ahead.stride.is_none()) {
+        let clock = self.clock;
+        let alive = self.streams.iter().filter(|stream| lives(stream.used, stream.gap, clock)).count();
+        // More than can be followed: what it would begin takes another's place.
+        let is_one_more = ahead.map <= 1 && alive >= STREAMS;
+        // What is mapped, and as much behind it.
+        let window = (room / (2 * alive.max(1))).clamp(1, self.window_max.max(1) as usize) as u32;
+        if self.belief == 0 || is_one_more || (ahead.map == window && ahead.stride.is_none()) {
             return ahead;
         }
         // In place of the one that this fault has begun or continued.
@@ -361,8 +373,11 @@ fn begin<T>(streams: &mut [T], new: T, used: impl Fn(&T) -> u64) {
 mod tests {
     use super::*;
     use alloc::collections::BTreeSet;
+    use alloc::vec;
 
     const PAGE: usize = 4096;
+    /// Windows of all streams fit.
+    const ROOM: usize = 1 << 20;
 
     impl Streams {
         /// A fault at the beginning of a page.
@@ -607,17 +622,39 @@ mod tests {
         let mut streams = Streams::new(64, PAGE);
         for page in [500, 564, 628] {
             assert_eq!(
-                streams.fault_in_stream(page * PAGE as u64, 1, |_| false),
+                streams.fault_in_stream(page * PAGE as u64, 1, ROOM, |_| false),
                 Ahead { map: 64, fetch: 64, stride: None }
             );
         }
         assert_eq!(streams.page(692).map, 64, "it is followed");
         assert_eq!(
-            streams.fault_in_stream(9 * PAGE as u64, 1, |_| false),
+            streams.fault_in_stream(9 * PAGE as u64, 1, ROOM, |_| false),
             Ahead { map: 64, fetch: 64, stride: None }
         );
         assert_eq!(streams.streams.iter().filter(|stream| stream.used > 0).count(), 2);
-        assert_eq!(Streams::new(0, PAGE).fault_in_stream(7, 1, |_| false), Ahead::ALONE);
+        assert_eq!(Streams::new(0, PAGE).fault_in_stream(7, 1, ROOM, |_| false), Ahead::ALONE);
+    }
+
+    #[test]
+    fn windows_of_many_known_streams_leave_each_other_room() {
+        const ROOM: usize = 1000;
+        for (count, windows_max) in [(3_u64, 1000), (24, 1000), (60, 1000), (200, 64 * 1000)] {
+            let mut streams = Streams::new(128, PAGE);
+            let (mut next, mut faults, mut most) = (vec![0_u64; count as usize], 0, 0);
+            for page in 0..2000 {
+                for (stream, next) in next.iter_mut().enumerate().filter(|(_, next)| **next <= page) {
+                    let at = (stream as u64 * 1_000_003 + page) * PAGE as u64;
+                    let ahead = streams.fault_in_stream(at, 1, ROOM, |_| false);
+                    assert!(page < 600 || ahead.fetch <= ahead.map);
+                    *next = page + u64::from(ahead.map);
+                    faults += 1;
+                }
+                let mapped: u64 = next.iter().map(|&next| next - page).sum();
+                most = if page > 600 { mapped.max(most) } else { 0 };
+            }
+            assert!(most as usize <= windows_max, "{count} streams have {most} pages");
+            assert!(count > 64 || faults < 2000 * count / 6, "{count} streams: {faults} faults");
+        }
     }
 
     #[test]
@@ -628,19 +665,19 @@ mod tests {
             page = page.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
             u64::from(page >> 8) * PAGE as u64
         };
-        let came: u32 = (0..10_000).map(|_| streams.fault_in_stream(next(), 1, |_| false).map).sum();
+        let came: u32 = (0..10_000).map(|_| streams.fault_in_stream(next(), 1, ROOM, |_| false).map).sum();
         assert!(came < 10_000 + 70 * 128, "{came} pages with 10,000 faults at random");
         // In order after all.
         let (mut at, mut faults) = (1_u64 << 40, 0);
         while at < (1 << 40) + 4096 * PAGE as u64 {
-            at += u64::from(streams.fault_in_stream(at, 1, |_| false).map) * PAGE as u64;
+            at += u64::from(streams.fault_in_stream(at, 1, ROOM, |_| false).map) * PAGE as u64;
             faults += 1;
         }
         assert!(faults < 45, "{faults} faults for 4096 pages");
         // A new array now and then is no reason to doubt.
         let windows = (0..200_u64).map(|index| {
             let page = index / 4 * 5000 + index % 4 * 128;
-            streams.fault_in_stream(page * PAGE as u64, 1, |_| false).map
+            streams.fault_in_stream(page * PAGE as u64, 1, ROOM, |_| false).map
         });
         assert!(windows.into_iter().all(|window| window == 128));
     }
@@ -668,7 +705,7 @@ mod tests {
                 let parity = next(3);
                 let here = |unit: u32| u64::from(unit) % 3 < parity;
                 let ahead = match next(50) {
-                    0 => streams.fault_in_stream(at, 1, here),
+                    0 => streams.fault_in_stream(at, 1, ROOM, here),
                     _ => streams.fault(at, next(3) as u32, here),
                 };
                 assert!((1..1 << 10).contains(&ahead.map) && ahead.fetch < 1 << 10, "{ahead:?}");

@@ -9,6 +9,8 @@ use std::ops::Range;
 
 /// With fewer frames than this to be had, only what is waited for is brought in.
 const ROOM_FRAMES: usize = 8;
+/// One part in this many of the local memory is for the windows of streams that are told of.
+const WINDOWS_PART: usize = 2;
 /// A stream passes at most so many pages over.
 const PASSED_OVER_MAX: u32 = 2048;
 
@@ -25,11 +27,20 @@ impl Engine {
         };
         const RANDOM: u32 = Access::Random as u32;
         const SEQUENTIAL: u32 = Access::Sequential as u32;
-        let ahead = match self.advice.get(page) {
-            RANDOM => return Ahead::ALONE,
-            SEQUENTIAL => self.streams.fault_in_stream(at, fault.thread, here),
-            _ if self.takes_stream_over(page) => self.streams.fault_in_stream(at, fault.thread, here),
-            _ => self.streams.fault(at, fault.thread, here),
+        let access = self.advice.get(page);
+        if access == RANDOM {
+            return Ahead::ALONE;
+        }
+        let ahead = if access == SEQUENTIAL || self.takes_stream_over(page) {
+            // Windows that leave before they are used would come again and again.
+            let frames = match self.budget.may_grow() {
+                true => self.budget.frames_max() as usize,
+                false => self.local_frames,
+            };
+            let room = frames / WINDOWS_PART / pages as usize;
+            self.streams.fault_in_stream(at, fault.thread, room, here)
+        } else {
+            self.streams.fault(at, fault.thread, here)
         };
         // There was no frame for the page itself.
         if self.is_retrying {
