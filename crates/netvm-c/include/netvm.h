@@ -297,7 +297,7 @@ typedef struct netvm_pager_options {
     uint32_t tier;           /* enum netvm_tier */
     uint32_t shards;         /* pagers that divide the far memory, up to 64, for programs of which many threads fault at once; local_bytes is at least
                               * 4 MiB for each, fault_path not NETVM_FAULTS_SAME_CPU; 0: 1 */
-    int64_t lender_timeout_ns; /* how long a lender may take to answer before it is given up; where others have what it has, 0.7 s at most; 0: 4 s */
+    int64_t lender_timeout_ns; /* how long a lender may take to answer before it is given up, 50 ms or more; where others have what it has, 0.7 s at most; 0: 4 s */
     const char *name;        /* under which the lenders list this process (`netvm status`), cut to NETVM_NAME_BYTES_MAX; NULL: the program's */
     uint32_t link;           /* enum netvm_link: whether lenders on this host are read and written without them */
     uint32_t pinned;         /* 1: the pager's threads run on `cpu` alone; 0: where they are of most use */

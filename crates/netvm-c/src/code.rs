@@ -182,6 +182,7 @@ fn pager(error: &PagerError) -> Code {
         | PagerError::FaultPath { .. }
         | PagerError::PageSize { .. }
         | PagerError::Cpu { .. }
+        | PagerError::LenderTimeout { .. }
         | PagerError::AreaTooLarge { .. }
         | PagerError::AreaTooSmall { .. }
         | PagerError::Shards { .. }

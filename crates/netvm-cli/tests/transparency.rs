@@ -90,25 +90,32 @@ fn advice_of_the_program_is_followed() {
         return;
     }
     let script = "import mmap, sys\n\
-        m = mmap.mmap(-1, 48 << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n\
+        m = mmap.mmap(-1, int(sys.argv[2]) << 20, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)\n\
+        m.madvise(getattr(mmap, 'MADV_' + sys.argv[1]))\n\
+        if len(m) < 48 << 20: m.resize(48 << 20)\n\
         each = range(0, len(m), 4096)\n\
         for at in each: m[at:at + 16] = at.to_bytes(8, 'little') + hash(at * 7 + 1).to_bytes(8, 'little')\n\
-        m.madvise(getattr(mmap, 'MADV_' + sys.argv[1]))\n\
         assert all(int.from_bytes(m[at:at + 8], 'little') == at for at in each)\n";
-    let figures = |advice: &str| {
+    let figures = |advice: &str, mib: &str| {
         let mut run = run_on_tier("8M", "lender", Path::new(PYTHON));
-        let done = finish(run.args(["-c", script, advice]).env("NETVM_LINK", "socket")).must_succeed();
+        let done = finish(run.args(["-c", script, advice, mib]).env("NETVM_LINK", "socket")).must_succeed();
         let summary = done.summary();
         ["faults", "prefetched"].map(|name| summary[name].as_u64().unwrap())
     };
-    let [normal, ahead] = figures("NORMAL");
+    let [normal, ahead] = figures("NORMAL", "48");
     assert!(ahead > 1000, "{ahead}");
-    let [random, alone] = figures("RANDOM");
+    let [random, alone] = figures("RANDOM", "48");
     assert!(
         random > normal + 8000 && alone < ahead / 2,
         "{normal} and {random} faults, {alone} of {ahead} ahead"
     );
-    let [in_order, _] = figures("SEQUENTIAL");
+    // Memory that grows goes on to be used as it is.
+    let [grown, alone] = figures("RANDOM", "4");
+    assert!(
+        grown > normal + 8000 && alone < ahead / 2,
+        "{normal} and {grown} faults, {alone} of {ahead} ahead"
+    );
+    let [in_order, _] = figures("SEQUENTIAL", "48");
     assert!(in_order < normal + 500, "{normal} {in_order}");
 }
 

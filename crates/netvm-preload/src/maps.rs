@@ -1,9 +1,10 @@
 //! The C library's mapping functions.
 
 use crate::run::{self, FAR_THRESHOLD_BYTES};
-use crate::space::{ForkAs, Kind, Move, SPACE};
+use crate::space::{Kind, Mapping, Move, SPACE};
 use crate::sys::{self, PAGE_BYTES, round_up};
 use crate::tls::Internal;
+use netvm::pager::ShortCalls;
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::sync::atomic::Ordering;
@@ -136,7 +137,7 @@ pub unsafe extern "C" fn mmap(
         return pointer(real(flags));
     }
     let far = run::far();
-    let kind = Kind::Far { protection, fork: ForkAs::Copy };
+    let kind = Kind::Far(Mapping::new(protection));
     pointer(keeping_errno(|| SPACE.with(|space| space.map(far, whole, PAGE_BYTES, protection, kind))))
 }
 
@@ -208,7 +209,7 @@ pub unsafe extern "C" fn mprotect(address: *mut c_void, bytes: usize, protection
     status(result.unwrap_or_else(|| outside(address as usize, bytes)))
 }
 
-/// pkey_mprotect(2). Memory with a key is local: the pager would have to have all keys.
+/// pkey_mprotect(2). Memory with a key of its own is local: the pager would have to have all keys.
 ///
 /// # Safety
 /// As in C.
@@ -221,16 +222,44 @@ pub unsafe extern "C" fn pkey_mprotect(address: *mut c_void, bytes: usize, prote
     // SAFETY: the program's own call, on parts that are not far.
     let outside = |address, bytes| unsafe { sys::pkey_mprotect(address, bytes, protection, key) };
     let inside = |address, bytes| {
+        // Before anything is made local for a call that the kernel refuses.
+        try_key(protection, key)?;
         SPACE.with(|space| space.protect_by_key(run::far(), address, bytes, protection, key))
     };
     let result = by_parts(address as usize, bytes, outside, inside);
     status(result.unwrap_or_else(|| outside(address as usize, bytes)))
 }
 
+/// Whether memory could have this key.
+fn try_key(protection: i32, key: i32) -> Result<(), i32> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    // SAFETY: a new mapping at an address of the kernel's choice, of which nobody else knows.
+    unsafe {
+        let page = sys::mmap(0, PAGE_BYTES, libc::PROT_NONE, flags, -1, 0)?;
+        let tried = sys::pkey_mprotect(page, PAGE_BYTES, protection, key);
+        sys::munmap(page, PAGE_BYTES)?;
+        tried
+    }
+}
+
 fn advise(address: usize, bytes: usize, advice: i32) -> Result<(), i32> {
     // SAFETY: the program's own call, on parts that are not far.
     let outside = |address, bytes| unsafe { sys::madvise(address, bytes, advice) };
-    let inside = |address, bytes| SPACE.with(|space| space.advise(run::far(), address, bytes, advice));
+    let some = |address, bytes| SPACE.with(|space| space.advise(run::far(), address, bytes, advice));
+    let inside = |address, bytes| {
+        if advice != libc::MADV_PAGEOUT {
+            return some(address, bytes);
+        }
+        // Others map and allocate in between.
+        let mut complete = Ok(());
+        for piece in ShortCalls::over(address..address + bytes) {
+            match some(piece.start, piece.len()) {
+                Err(libc::ENOMEM) => complete = Err(libc::ENOMEM),
+                result => result?,
+            }
+        }
+        complete
+    };
     by_parts(address, bytes, outside, inside).unwrap_or_else(|| outside(address, bytes))
 }
 

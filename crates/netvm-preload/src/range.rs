@@ -28,6 +28,11 @@ impl<T: Copy + PartialEq> RangeMap<T> {
         Self { ranges: BTreeMap::new() }
     }
 
+    /// How many ranges there are.
+    pub(crate) fn len(&self) -> usize {
+        self.ranges.len()
+    }
+
     /// Everything known between `start` and `end`, cut to that, in order.
     pub(crate) fn pieces(&self, start: usize, end: usize) -> Vec<Piece<T>> {
         let mut pieces: Vec<_> = self.pieces_back(start, end).collect();

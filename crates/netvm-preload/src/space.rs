@@ -18,11 +18,26 @@ pub(crate) enum ForkAs {
     Zero,
 }
 
+/// What the program has said of far memory that it mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Mapping {
+    pub(crate) protection: i32,
+    pub(crate) fork: ForkAs,
+    pub(crate) access: Access,
+}
+
+impl Mapping {
+    /// As mmap(2) leaves it.
+    pub(crate) const fn new(protection: i32) -> Self {
+        Self { protection, fork: ForkAs::Copy, access: Access::Normal }
+    }
+}
+
 /// What a part of the far area is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// Far memory that the program mapped.
-    Far { protection: i32, fork: ForkAs },
+    Far(Mapping),
     /// A mapping of another kind (a file, shared or executable memory) that the program put there by MAP_FIXED.
     Foreign,
     /// Far memory of this library's own heap.
@@ -97,7 +112,7 @@ impl Space {
         }
         far.map(address, bytes, protection)?;
         self.free.take_any(address, address + bytes);
-        self.owned.set(address, address + bytes, Kind::Far { protection, fork: ForkAs::Copy });
+        self.owned.set(address, address + bytes, Kind::Far(Mapping::new(protection)));
         Ok(())
     }
 
@@ -132,7 +147,7 @@ impl Space {
         // The kernel may have unmapped the reservation before it refused. If it does not give it back, the addresses stay the program's.
         let reserved = far.unmap(address, bytes);
         for piece in self.owned.pieces(address, address + bytes) {
-            let Kind::Far { protection, .. } = piece.kind else { continue };
+            let Kind::Far(Mapping { protection, .. }) = piece.kind else { continue };
             if reserved.and_then(|()| far.map(piece.start, piece.bytes(), protection)).is_err() {
                 self.owned.set(piece.start, piece.end, Kind::Foreign);
             }
@@ -173,16 +188,16 @@ impl Space {
                 // SAFETY: a mapping of the program's, which asked for this.
                 Kind::Foreign => unsafe { sys::mprotect(piece.start, piece.bytes(), protection) }?,
                 Kind::Heap => far.protect(piece.start, piece.bytes(), protection)?,
-                Kind::Far { fork, .. } => {
+                Kind::Far(mapping) => {
                     far.protect(piece.start, piece.bytes(), protection)?;
-                    self.owned.set(piece.start, piece.end, Kind::Far { protection, fork });
+                    self.owned.set(piece.start, piece.end, Kind::Far(Mapping { protection, ..mapping }));
                 }
             }
         }
         if complete { Ok(()) } else { Err(libc::ENOMEM) }
     }
 
-    /// pkey_mprotect(2): the range is local from now on.
+    /// pkey_mprotect(2) with a key that the kernel takes: memory that gets another than its own is local from now on.
     pub(crate) fn protect_by_key(
         &mut self,
         far: &dyn Far,
@@ -191,12 +206,19 @@ impl Space {
         protection: i32,
         key: i32,
     ) -> Result<(), i32> {
-        self.make_local(far, address, bytes)?;
-        for piece in self.owned.pieces(address, address + bytes) {
-            // SAFETY: a mapping of the program's, which asked for this.
-            unsafe { sys::pkey_mprotect(piece.start, piece.bytes(), protection, key) }?;
+        if key != 0 {
+            self.make_local(far, address, bytes)?;
         }
-        if self.owned.covers(address, address + bytes) { Ok(()) } else { Err(libc::ENOMEM) }
+        let complete = self.owned.covers(address, address + bytes);
+        for piece in self.owned.pieces(address, address + bytes) {
+            if piece.kind == Kind::Foreign {
+                // SAFETY: a mapping of the program's, which asked for this.
+                unsafe { sys::pkey_mprotect(piece.start, piece.bytes(), protection, key) }?;
+            } else {
+                self.protect(far, piece.start, piece.bytes(), protection)?;
+            }
+        }
+        if complete { Ok(()) } else { Err(libc::ENOMEM) }
     }
 
     /// madvise(2).
@@ -228,15 +250,9 @@ impl Space {
                 far.will_need(piece.start, piece.bytes());
                 return Ok(());
             }
-            libc::MADV_NORMAL | libc::MADV_RANDOM | libc::MADV_SEQUENTIAL => {
-                let access = match advice {
-                    libc::MADV_RANDOM => Access::Random,
-                    libc::MADV_SEQUENTIAL => Access::Sequential,
-                    _ => Access::Normal,
-                };
-                far.advise(piece.start, piece.bytes(), access);
-                return Ok(());
-            }
+            libc::MADV_NORMAL => return self.hint(far, piece, Access::Normal),
+            libc::MADV_RANDOM => return self.hint(far, piece, Access::Random),
+            libc::MADV_SEQUENTIAL => return self.hint(far, piece, Access::Sequential),
             libc::MADV_PAGEOUT => {
                 far.page_out(piece.start, piece.bytes());
                 return Ok(());
@@ -256,8 +272,18 @@ impl Space {
             // MADV_REMOVE is for shared memory; guard pages are what kernels before 6.13 refuse like this.
             _ => return Err(libc::EINVAL),
         };
-        if let Kind::Far { protection, .. } = piece.kind {
-            self.owned.set(piece.start, piece.end, Kind::Far { protection, fork });
+        if let Kind::Far(mapping) = piece.kind {
+            self.owned.set(piece.start, piece.end, Kind::Far(Mapping { fork, ..mapping }));
+        }
+        Ok(())
+    }
+
+    /// How a piece is going to be used. Blocks of the heap have several owners, one after the other and beside each other.
+    fn hint(&mut self, far: &dyn Far, piece: Piece<Kind>, access: Access) -> Result<(), i32> {
+        let Kind::Far(mapping) = piece.kind else { return Ok(()) };
+        if mapping.access != access && (access == Access::Normal || self.owned.len() < HINTED_MAX) {
+            far.advise(piece.start, piece.bytes(), access);
+            self.owned.set(piece.start, piece.end, Kind::Far(Mapping { access, ..mapping }));
         }
         Ok(())
     }
@@ -268,7 +294,7 @@ impl Space {
             return Err(libc::EINVAL);
         }
         for piece in self.owned.pieces(address, address + bytes) {
-            let Kind::Far { protection, fork } = piece.kind else { continue };
+            let Kind::Far(Mapping { protection, fork, .. }) = piece.kind else { continue };
             far.make_local(piece.start, piece.bytes(), protection)?;
             self.owned.set(piece.start, piece.end, Kind::Foreign);
             let advice = match fork {
@@ -287,11 +313,15 @@ impl Space {
         let pieces: Vec<_> = self
             .owned
             .iter()
-            .filter(|piece| matches!(piece.kind, Kind::Far { fork: ForkAs::Nothing | ForkAs::Zero, .. }))
+            .filter(|piece| {
+                matches!(piece.kind, Kind::Far(Mapping { fork: ForkAs::Nothing | ForkAs::Zero, .. }))
+            })
             .collect();
         for piece in pieces {
             match piece.kind {
-                Kind::Far { fork: ForkAs::Nothing, .. } => self.unmap(far, piece.start, piece.bytes())?,
+                Kind::Far(Mapping { fork: ForkAs::Nothing, .. }) => {
+                    self.unmap(far, piece.start, piece.bytes())?
+                }
                 _ => far.discard(piece.start, piece.bytes())?,
             }
         }
@@ -302,11 +332,11 @@ impl Space {
     pub(crate) fn remap(&mut self, far: &dyn Far, call: Move) -> Result<usize, i32> {
         let Move { old, old_bytes, new_bytes, flags, .. } = call;
         let Some(piece) = self.owned.at(old) else { return Err(libc::EFAULT) };
-        let (protection, fork) = match piece.kind {
+        let mapping = match piece.kind {
             _ if piece.end < old + old_bytes => return Err(libc::EFAULT),
             Kind::Heap => return Err(libc::EFAULT),
             Kind::Foreign => return self.remap_foreign(far, call),
-            Kind::Far { protection, fork } => (protection, fork),
+            Kind::Far(mapping) => mapping,
         };
         let keep = flags & libc::MREMAP_DONTUNMAP != 0;
         if flags & libc::MREMAP_FIXED == 0 && !keep {
@@ -318,11 +348,12 @@ impl Space {
             }
             let more = new_bytes - old_bytes;
             if self.free.take_at(old + old_bytes, more) {
-                if let Err(errno) = far.map(old + old_bytes, more, protection) {
+                if let Err(errno) = far.map(old + old_bytes, more, mapping.protection) {
                     self.free.put(old + old_bytes, more);
                     return Err(errno);
                 }
-                self.owned.set(old + old_bytes, old + new_bytes, Kind::Far { protection, fork });
+                self.renew_hint(far, old + old_bytes, more, mapping);
+                self.owned.set(old + old_bytes, old + new_bytes, Kind::Far(mapping));
                 return Ok(old);
             }
         }
@@ -332,19 +363,27 @@ impl Space {
         if keep && old_bytes != new_bytes {
             return Err(libc::EINVAL);
         }
-        self.move_far(far, call, protection, fork)
+        self.move_far(far, call, mapping)
     }
 
-    fn move_far(&mut self, far: &dyn Far, call: Move, protection: i32, fork: ForkAs) -> Result<usize, i32> {
+    /// Memory that has come to a mapping is used as the rest of it.
+    fn renew_hint(&self, far: &dyn Far, address: usize, bytes: usize, mapping: Mapping) {
+        if mapping.access != Access::Normal && bytes > 0 {
+            far.advise(address, bytes, mapping.access);
+        }
+    }
+
+    fn move_far(&mut self, far: &dyn Far, call: Move, mapping: Mapping) -> Result<usize, i32> {
         let Move { old, old_bytes, new_bytes, flags, new } = call;
+        let protection = mapping.protection;
         let kept = old_bytes.min(new_bytes);
         // Mapped writable first, so that pages can be moved there whatever the program's protection is.
         let writable = libc::PROT_READ | libc::PROT_WRITE;
         let address = if flags & libc::MREMAP_FIXED == 0 {
-            self.map(far, new_bytes, PAGE_BYTES, writable, Kind::Far { protection, fork })?
+            self.map(far, new_bytes, PAGE_BYTES, writable, Kind::Far(mapping))?
         } else {
             self.map_at(far, new, new_bytes, writable)?;
-            self.owned.set(new, new + new_bytes, Kind::Far { protection, fork });
+            self.owned.set(new, new + new_bytes, Kind::Far(mapping));
             new
         };
         if let Err(errno) = far.relocate(old, address, kept) {
@@ -355,8 +394,11 @@ impl Space {
         if protection != writable {
             far.protect(address, new_bytes, protection)?;
         }
+        self.renew_hint(far, address, new_bytes, mapping);
         if flags & libc::MREMAP_DONTUNMAP == 0 {
             self.unmap(far, old, old_bytes)?;
+        } else {
+            self.renew_hint(far, old, old_bytes, mapping);
         }
         Ok(address)
     }
@@ -395,6 +437,8 @@ impl Space {
     }
 }
 
+/// With so many pieces nothing more is remembered of how they are used.
+const HINTED_MAX: usize = 1 << 15;
 /// Linux 5.18.
 const MADV_DONTNEED_LOCKED: i32 = 24;
 /// Linux 6.1.

@@ -63,6 +63,8 @@ static netvm_pager *start(const char *lender, const char *no_record) {
     options.link = NETVM_LINK_SOCKET;
     options.lender_timeout_ns = -1;
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
+    options.lender_timeout_ns = 4000; /* milliseconds, somebody thought */
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
     options.lender_timeout_ns = INT64_MAX;
     options.name = "\xFF";
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));

@@ -349,7 +349,7 @@ impl FarBuilder {
         self
     }
 
-    /// How long a lender may take to answer before it is given up.
+    /// How long a lender may take to answer before it is given up, 50 ms or more.
     #[must_use]
     pub fn lender_timeout(mut self, timeout: Duration) -> Self {
         self.config.lender_timeout = timeout;

@@ -1,11 +1,12 @@
 //! What can go wrong with far memory itself.
 
-use super::AREA_BYTES_MAX;
 use super::erasure::Erasure;
+use super::{AREA_BYTES_MAX, LENDER_TIMEOUT_MIN};
 use crate::error::Errno;
 use netvm_core::residency::COPIES_MAX;
 use std::any::Any;
 use std::fmt;
+use std::time::Duration;
 
 /// A failure of the pager.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -38,6 +39,11 @@ pub enum PagerError {
         bytes: u64,
         /// The least that works.
         min_bytes: u64,
+    },
+    /// Lenders would be given up that only take the time they need.
+    LenderTimeout {
+        /// What was asked for.
+        timeout: Duration,
     },
     /// The pager's thread cannot be pinned to this CPU.
     Cpu {
@@ -196,6 +202,10 @@ impl fmt::Display for PagerError {
             Self::AreaTooSmall { bytes, local_bytes } => write!(
                 f,
                 "{local_bytes} bytes of local memory are more than {bytes} bytes of far memory have addresses for: give less, or a larger area"
+            ),
+            Self::LenderTimeout { timeout } => write!(
+                f,
+                "a lender that has not answered for {timeout:?} may be well; give it at least {LENDER_TIMEOUT_MIN:?}"
             ),
             Self::Cpu { cpu, errno } => {
                 write!(f, "the pager cannot be pinned to CPU {cpu}, which this process may not use: {errno}")

@@ -8,6 +8,7 @@ use netvm_core::residency::{Arrival, PageState};
 use netvm_sys::paged::Told;
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::ops::Range;
+use std::time::{Duration, Instant};
 
 use super::calls::Call;
 
@@ -71,7 +72,51 @@ impl Pager {
 
     /// A range is not needed for now: its pages are the next to leave local memory, with their contents (MADV_PAGEOUT); a hint.
     pub fn page_out(&self, address: usize, bytes: usize) {
-        let _ = self.on_pieces(address, bytes, |address, bytes| Call::PageOut { address, bytes });
+        let Some(end) = address.checked_add(bytes) else { return };
+        // Faults are served in between.
+        for piece in ShortCalls::over(address..end) {
+            let page_out = |address, bytes| Call::PageOut { address, bytes };
+            if self.on_pieces(piece.start, piece.len(), page_out).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Pieces of a range, whole pages if it is: longer ones as long as what is done with each takes little time.
+pub struct ShortCalls {
+    rest: Range<usize>,
+    bytes: usize,
+    since: Option<Instant>,
+}
+
+impl ShortCalls {
+    const BYTES_MIN: usize = 256 << 10;
+    const QUICK: Duration = Duration::from_micros(100);
+    const SLOW: Duration = Duration::from_millis(1);
+
+    /// Those of `range`.
+    pub fn over(range: Range<usize>) -> Self {
+        Self { rest: range, bytes: Self::BYTES_MIN, since: None }
+    }
+}
+
+impl Iterator for ShortCalls {
+    type Item = Range<usize>;
+
+    fn next(&mut self) -> Option<Range<usize>> {
+        if self.rest.is_empty() {
+            return None;
+        }
+        let now = Instant::now();
+        match self.since.replace(now).map(|since| now - since) {
+            Some(took) if took < Self::QUICK => self.bytes = self.bytes.saturating_mul(2),
+            Some(took) if took > Self::SLOW => self.bytes = (self.bytes / 2).max(Self::BYTES_MIN),
+            _ => {}
+        }
+        let start = self.rest.start;
+        self.rest.start += self.bytes.min(self.rest.len());
+        Some(start..self.rest.start)
     }
 }
 
@@ -223,5 +268,29 @@ impl Engine {
         let shrunk = self.shrink();
         self.budget.set_frames_max(frames_max);
         shrunk
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_calls_cover_a_range_and_adapt() {
+        // Nothing is done with them: half a terabyte is soon over.
+        let (mut next, mut count) = (4096, 0);
+        for piece in ShortCalls::over(4096..4096 + (1 << 39)) {
+            assert!(piece.start == next && piece.start.is_multiple_of(4096) && !piece.is_empty());
+            (next, count) = (piece.end, count + 1);
+        }
+        assert!(next == 4096 + (1 << 39) && count < 2000, "{count}");
+        let lengths: Vec<_> = ShortCalls::over(0..4 << 20)
+            .map(|piece| {
+                std::thread::sleep(2 * ShortCalls::SLOW);
+                piece.len()
+            })
+            .collect();
+        assert_eq!(lengths, [ShortCalls::BYTES_MIN; 16]);
+        assert_eq!(ShortCalls::over(5..5).next(), None);
     }
 }

@@ -89,10 +89,10 @@ impl Learn {
     }
 }
 
-/// Where a record is written before it takes the place of the one of the run before.
+/// Where this process writes a record before it takes the place of the one of the run before.
 fn part_of(file: &Path) -> PathBuf {
     let mut part = file.to_owned().into_os_string();
-    part.push(".part");
+    part.push(format!(".{}.part", std::process::id()));
     part.into()
 }
 
@@ -105,7 +105,6 @@ pub fn check_record(file: &Path) -> Result<()> {
     let part = part_of(&fs::canonicalize(file).unwrap_or_else(|_| file.to_owned()));
     match fs::OpenOptions::new().write(true).create_new(true).open(&part) {
         Ok(_) => drop(fs::remove_file(&part)),
-        Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
         Err(error) => {
             return Err(Error::Other(format!("cannot keep a record in {}: {error}", file.display())));
         }

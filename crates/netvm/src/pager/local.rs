@@ -41,6 +41,7 @@ impl Engine {
             return Err(PagerError::NoLocalMemory((&error).into()).into());
         }
         // Nothing of the range is left; transfers on their way find that out.
+        self.forget_marks(pages.clone());
         self.forget(pages)?;
         self.remove_range(address, bytes);
         self.wake(address, bytes)

@@ -39,7 +39,7 @@ mod window;
 pub use blocks::BlockAt;
 pub use erasure::Erasure;
 pub use error::PagerError;
-pub use hints::Access;
+pub use hints::{Access, ShortCalls};
 pub use learn::{check_record, read_record};
 pub use netvm_core::tier::Policy as TierPolicy;
 pub use netvm_sys::paged::FrameDesign;
@@ -83,6 +83,8 @@ pub const REPLICAS_MAX: usize = netvm_core::residency::COPIES_MAX;
 /// What a started pager thread says when its descriptors are in a table of its own.
 const OWN_TABLE: u32 = 1;
 
+/// Of [`PagerConfig::lender_timeout`].
+pub const LENDER_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 const STACK_BYTES: usize = 256 << 10;
 
 /// How a pager is set up.
@@ -139,7 +141,7 @@ pub struct PagerConfig {
     pub cpu: Option<usize>,
     /// Process of a lender that serves this run alone and may be moved between CPUs with the pager.
     pub private_lender: Option<u32>,
-    /// How long a lender may take to answer before it is given up; with replicas, 0.7 s at most where others have what it has.
+    /// How long a lender may take to answer before it is given up, at least [`LENDER_TIMEOUT_MIN`]; with replicas, 0.7 s at most where others have what it has.
     pub lender_timeout: Duration,
     /// Called on the pager's thread before anything else.
     pub thread_hook: Option<fn()>,
@@ -211,7 +213,7 @@ impl Pager {
     /// # Errors
     /// [`PagerError::Userfaultfd`] when the kernel or its settings forbid it (the text says what helps), the lender's error when one
     /// cannot be reached, [`PagerError::LocalTooSmall`] below [`LOCAL_BYTES_MIN`] and four pages for each shard, [`PagerError::AreaTooLarge`] above [`AREA_BYTES_MAX`], [`PagerError::AreaTooSmall`] below the local budget, [`PagerError::PageSize`], [`PagerError::FaultPath`] when faults
-    /// cannot be served like that, [`PagerError::Shards`], [`PagerError::Cpu`].
+    /// cannot be served like that, [`PagerError::Shards`], [`PagerError::LenderTimeout`], [`PagerError::Cpu`].
     pub fn start(config: PagerConfig) -> Result<Arc<Self>> {
         let fault_path = match config.fault_path {
             // Called from the program's malloc, which threads that measure would wait for.
@@ -242,6 +244,9 @@ impl Pager {
         if config.area_bytes < config.local_bytes {
             let (bytes, local_bytes) = (config.area_bytes, config.local_bytes);
             return Err(PagerError::AreaTooSmall { bytes, local_bytes }.into());
+        }
+        if config.lender_timeout < LENDER_TIMEOUT_MIN {
+            return Err(PagerError::LenderTimeout { timeout: config.lender_timeout }.into());
         }
         if let Some(cpu) = config.cpu {
             netvm_sys::cpu::may_use(cpu).map_err(|error| PagerError::Cpu { cpu, errno: (&error).into() })?;
@@ -358,7 +363,7 @@ impl Pager {
         self.on_pieces(address, bytes, |address, bytes| Call::Discard { address, bytes })
     }
 
-    /// Moves contents from `old` to `new`, both mapped; `old` reads as zero afterwards. With several shards page by page, by reading and writing
+    /// Moves contents from `old` to `new`, both mapped, with pins and advice; `old` reads as zero afterwards. With several shards page by page, by reading and writing
     /// them, unless they are a multiple of [`STRIPE_BYTES`] times the shards apart.
     ///
     /// # Errors
