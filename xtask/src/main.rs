@@ -140,6 +140,14 @@ fn step(arguments: &[&str]) -> bool {
 fn check() -> bool {
     step(&["fmt", "--all", "--check"])
         && step(&["clippy", "--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"])
+        && document()
+}
+
+/// Links in the documentation lead somewhere.
+fn document() -> bool {
+    println!("== cargo doc");
+    let mut doc = cargo(&["doc", "--quiet", "--workspace", "--no-deps"]);
+    doc.env("RUSTDOCFLAGS", "-D warnings").status().is_ok_and(|status| status.success())
 }
 
 fn test() -> bool {

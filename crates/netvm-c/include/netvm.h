@@ -281,17 +281,18 @@ typedef struct netvm_pager_options {
     size_t size;
     const char *const *lenders; /* addresses, "HOST:PORT" or "unix:/path", of programs `netvm lend`, at least one */
     size_t lender_count;
-    uint64_t local_bytes;    /* of far memory that are in this machine at a time, 4 MiB or more; 0: 256 MiB */
+    uint64_t local_bytes;    /* of far memory that are in this machine at a time, from 4 MiB to less than 512 GiB; 0: 256 MiB */
     uint64_t area_bytes;     /* of addresses, for all far memory of this pager, less than 16 TiB; 0: 1 TiB */
     const char *secret_file; /* as in netvm_node_options */
     const uint8_t *secret;
     uint32_t encryption;     /* enum netvm_encryption */
     uint32_t replicas;       /* how many lenders hold each page: up to 4, and to lender_count; 0: 1 */
-    uint64_t local_bytes_max; /* how far netvm_pager_set_local may raise local_bytes; 0: not at all */
+    uint64_t local_bytes_max; /* how far netvm_pager_set_local may raise local_bytes, which takes 20 bytes for each 4096 at once; 0: not at all */
     uint32_t encrypt_pages;  /* 1: lenders get encrypted pages, under a key of this process */
     uint32_t erasure;        /* NETVM_ERASURE(k, m) instead of replicas: each page in k parts (2, 4 or 8), and m more (1 to 4) that are
                               * computed from them, on k + m lenders of which any m may be lost; 0: not in parts */
-    const char *learn_file;  /* bring pages in by what the program did before, in this run and in the one that left this file; NULL: do not */
+    const char *learn_file;  /* bring pages in by what the program did before, in this run and in the one that left this file (of shards: it, and
+                              * others with numbers behind the name); NULL: do not */
     uint32_t fault_path;     /* enum netvm_fault_path */
     uint32_t page_bytes;     /* that come in together at a fault: a power of two from 4096 to 2097152, of which local_bytes holds four; 0: 4096 */
     uint32_t tier;           /* enum netvm_tier */
@@ -299,7 +300,7 @@ typedef struct netvm_pager_options {
                               * 4 MiB for each, fault_path not NETVM_FAULTS_SAME_CPU; 0: 1 */
     int64_t lender_timeout_ns; /* how long a lender may take to answer before it is given up, 50 ms or more; where others have what it has, 0.7 s at most; 0: 4 s */
     const char *name;        /* under which the lenders list this process (`netvm status`), cut to NETVM_NAME_BYTES_MAX; NULL: the program's */
-    uint32_t link;           /* enum netvm_link: whether lenders on this host are read and written without them */
+    uint32_t link;           /* enum netvm_link: whether lenders on this host are read and written without them; NETVM_LINK_SHM: all must be */
     uint32_t pinned;         /* 1: the pager's threads run on `cpu` alone; 0: where they are of most use */
     uint32_t cpu;            /* counted from 0, one that this process may use */
     uint32_t reserved;       /* 0 */
@@ -308,7 +309,8 @@ typedef struct netvm_pager_options {
 #define NETVM_PAGER_OPTIONS_INIT { sizeof(netvm_pager_options), NULL, 0, 0, 0, NULL, NULL, NETVM_ENCRYPT_IF_ASKED, 0, 0, 0, 0, NULL, NETVM_FAULTS_AUTO, 0, NETVM_TIER_AUTO, 0, 0, NULL, NETVM_LINK_AUTO, 0, 0, 0 }
 
 /* Starts a pager: a thread that borrows memory from others, and brings pages when they are touched. It goes on until the process ends,
- * which it does with a message when a lender is lost whose pages no other has: what was there is lost with it.
+ * with its connections and addresses: make one. When a lender is lost whose pages no other has, what was there is lost with it, and the process
+ * ends: at once, by SIGBUS, without a core dump, and with a sentence on standard error that names the lender.
  * NETVM_ERR_SYSTEM when the system does not allow userfaultfd (`netvm doctor` tells what helps), NETVM_ERR_NO_MEMORY, and as
  * netvm_connect. */
 NETVM_API int netvm_pager_start(const netvm_pager_options *options, netvm_pager **pager);
@@ -329,7 +331,8 @@ NETVM_API int netvm_memory_file(int descriptor, int rights, netvm_memory **memor
  * connections. The program uses it like any other; a child of a fork does not have it. NETVM_ERR_OTHER when no addresses are left. */
 NETVM_API int netvm_memory_far(netvm_pager *pager, size_t bytes, netvm_memory **memory);
 
-/* Another local budget, in bytes, while the program runs; a smaller one holds when this returns. NETVM_ERR_ARGUMENT below 4 MiB, below
+/* Another local budget, in bytes, while the program runs; a smaller one holds when this returns, which may take a second where a lender does
+ * not answer. NETVM_ERR_ARGUMENT below 4 MiB, below
  * what pins need, and above local_bytes_max. */
 NETVM_API int netvm_pager_set_local(netvm_pager *pager, uint64_t bytes);
 
@@ -341,8 +344,8 @@ NETVM_API int netvm_pager_keep_record(netvm_pager *pager);
 enum netvm_far_advice {
     NETVM_FAR_NORMAL = 0,     /* nothing is known any more */
     NETVM_FAR_SEQUENTIAL = 1, /* from the first to the last: what comes next is fetched from the first fault on */
-    NETVM_FAR_RANDOM = 2,     /* here and there: nothing is fetched that was not touched */
-    NETVM_FAR_WILL_NEED = 3,  /* begin to bring it in */
+    NETVM_FAR_RANDOM = 2,     /* here and there: nothing is fetched that was not touched, but for the rest of page_bytes and what learn_file foretells */
+    NETVM_FAR_WILL_NEED = 3,  /* begin to bring it in, as far as there is local memory that nobody uses */
     NETVM_FAR_WONT_NEED = 4,  /* it leaves before others, and keeps its contents */
     NETVM_FAR_DISCARD = 5     /* whole pages of it are zero from now on, and cost nothing */
 };
@@ -352,7 +355,8 @@ NETVM_API int netvm_far_advise(netvm_pager *pager, const void *address, size_t b
 
 /* Brings far memory in and keeps it in this machine, until netvm_far_unpin with the same numbers has been called as often, or the memory
  * is freed. NETVM_ERR_FULL when all pins together need more than three quarters of the budget; nothing is pinned then. What is given to a
- * pipe or a socket without a copy (vmsplice, MSG_ZEROCOPY) must be pinned until it has been read there. */
+ * pipe or a socket without a copy (vmsplice, MSG_ZEROCOPY) must be pinned until it has been read there. NETVM_ERR_ARGUMENT from the end of a
+ * pin that has none. */
 NETVM_API int netvm_far_pin(netvm_pager *pager, const void *address, size_t bytes);
 NETVM_API int netvm_far_unpin(netvm_pager *pager, const void *address, size_t bytes);
 
@@ -380,7 +384,7 @@ typedef struct netvm_stat {
 } netvm_stat;
 
 /* Up to `room` of them, always in the same order, and in `count` how many there are. `stats` may be NULL when `room` is 0.
- * What prefetch has covered is 1 - (faults - faults_without_io) / remote_reads, how right it was prefetch_hits / prefetched. */
+ * What prefetch has covered is 1 - (faults - faults_without_io) / remote_reads, 0 if that is less, how right it was prefetch_hits / prefetched. */
 NETVM_API int netvm_pager_stats(netvm_pager *pager, netvm_stat *stats, size_t room, size_t *count);
 
 /* The one of that name. NETVM_ERR_ARGUMENT when there is none. */

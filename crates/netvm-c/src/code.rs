@@ -182,6 +182,8 @@ fn pager(error: &PagerError) -> Code {
         | PagerError::FaultPath { .. }
         | PagerError::PageSize { .. }
         | PagerError::Cpu { .. }
+        | PagerError::LocalTooLarge { .. }
+        | PagerError::NotPinned { .. }
         | PagerError::LenderTimeout { .. }
         | PagerError::AreaTooLarge { .. }
         | PagerError::AreaTooSmall { .. }

@@ -1,7 +1,7 @@
 //! The C interface of netvm: `include/netvm.h` documents it for those who use it, docs/design/c-api.md for those who change it.
 //!
-//! Every exported function is safe Rust: what C hands over are the wrappers of [`ffi`], the one file that follows pointers.
-//! [`call::call`] keeps panics in and remembers the message of an error.
+//! Every exported function is safe Rust: what C hands over are the wrappers of `ffi`, the one file that follows pointers.
+//! `call::call` keeps panics in and remembers the message of an error.
 #![warn(missing_docs)]
 
 mod atomic;

@@ -178,7 +178,7 @@ pub(crate) const DISCARD: c_int = 5;
 fn pages(pager: &Pager, address: &Address, bytes: usize, all: bool) -> Result<(usize, usize)> {
     let start = address.pointer() as usize;
     // In the pager's far memory, so that what follows is no overflow.
-    pager.memory(start, bytes)?;
+    pager.check_allocated(start, bytes)?;
     let (down, up) = (|at: usize| at / PAGE_BYTES * PAGE_BYTES, |at: usize| at.next_multiple_of(PAGE_BYTES));
     let end = start + bytes;
     let (first, last) = if all { (down(start), up(end)) } else { (up(start), down(end)) };

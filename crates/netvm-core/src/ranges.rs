@@ -89,6 +89,11 @@ impl FreeRanges {
         Some((start, self.take_front(start, bytes.min(most))))
     }
 
+    /// Whether any of it is free.
+    pub fn has_any(&self, start: usize, end: usize) -> bool {
+        self.by_start.range(..end).next_back().is_some_and(|(_, &left_end)| left_end > start)
+    }
+
     /// Takes whatever is free between `start` and `end`; returns how many bytes.
     pub fn take_any(&mut self, start: usize, end: usize) -> usize {
         let mut overlapping = Vec::new();

@@ -247,7 +247,9 @@ fn advise(address: usize, bytes: usize, advice: i32) -> Result<(), i32> {
     let outside = |address, bytes| unsafe { sys::madvise(address, bytes, advice) };
     let some = |address, bytes| SPACE.with(|space| space.advise(run::far(), address, bytes, advice));
     let inside = |address, bytes| {
-        if advice != libc::MADV_PAGEOUT {
+        let is_long =
+            [libc::MADV_PAGEOUT, libc::MADV_WILLNEED, libc::MADV_POPULATE_READ, libc::MADV_POPULATE_WRITE];
+        if !is_long.contains(&advice) {
             return some(address, bytes);
         }
         // Others map and allocate in between.

@@ -1,7 +1,8 @@
 //! What a thread of a library inside a stranger's program needs: its own descriptors, no signals, a way to die loudly.
 
+use std::fs::File;
 use std::io::{self, Write};
-use std::os::fd::RawFd;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 use std::time::Duration;
 
@@ -247,14 +248,26 @@ pub fn uncancelled<R>(f: impl FnOnce() -> R) -> R {
 pub fn die(message: &str) -> ! {
     let pid = std::process::id();
     let line = format!("netvm: {message}\n");
-    let shown = std::fs::OpenOptions::new()
-        .append(true)
-        .open(format!("/proc/{pid}/fd/2"))
-        .and_then(|mut file| file.write_all(line.as_bytes()));
+    let by_name = |_| std::fs::OpenOptions::new().append(true).open(format!("/proc/{pid}/fd/2"));
+    let shown = standard_error().or_else(by_name).and_then(|mut file| file.write_all(line.as_bytes()));
     if shown.is_err() {
         let _ = io::stderr().write_all(line.as_bytes());
     }
     die_silently()
+}
+
+/// The program's standard error itself: a socket cannot be opened by its name, and a file would be written at a place of its own.
+fn standard_error() -> io::Result<File> {
+    let opened = |descriptor: libc::c_long| match i32::try_from(descriptor) {
+        // SAFETY: the kernel has just made it, for nobody else.
+        Ok(descriptor) if descriptor >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(descriptor) }),
+        _ => Err(io::Error::last_os_error()),
+    };
+    // SAFETY: plain system calls, without pointers.
+    let process = opened(unsafe { libc::syscall(libc::SYS_pidfd_open, libc::getpid(), 0) })?;
+    // SAFETY: as above.
+    let shown = opened(unsafe { libc::syscall(libc::SYS_pidfd_getfd, process.as_raw_fd(), 2, 0) })?;
+    Ok(shown.into())
 }
 
 /// Ends the process with SIGBUS: to the program its memory is broken.

@@ -7,6 +7,7 @@ use hashbrown::{DefaultHashBuilder, HashMap};
 use netvm::far::{FarAlloc, FarBuilder, FarMemory, FarVec};
 use netvm::lender::LinkChoice;
 use netvm::pager::TierPolicy;
+use std::time::Duration;
 
 const PAGE: usize = 4096;
 const MIB: u64 = 1 << 20;
@@ -177,6 +178,28 @@ fn pinned_values_stay() {
     assert!(faults() > before, "no longer");
 }
 
+/// What the budget has left is used, and asking again goes on where the last time ended.
+#[test]
+fn what_will_be_needed_comes_into_frames_that_nobody_has() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(256 << 20);
+    let far = builder(&lent, 8 * MIB).local_max(64 * MIB).start().unwrap();
+    let vec = words(&far, 8 << 20, 4);
+    far.set_local(64 * MIB).unwrap();
+    let wanted = &vec[..4 << 20];
+    far.will_need(wanted);
+    let faults_with_io = || far.stats().faults - far.stats().faults_without_io;
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    while far.stats().remote_reads < 7500 && std::time::Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    std::thread::sleep(Duration::from_millis(50));
+    let before = faults_with_io();
+    check(wanted, 4);
+    assert!(faults_with_io() - before < 100, "{:?}", far.stats());
+    assert!(far.stats().local_frames <= 64 * MIB / PAGE as u64);
+}
+
 #[test]
 fn the_budget_changes_while_threads_work() {
     let Some(_alone) = alone() else { return };
@@ -273,11 +296,32 @@ fn what_makes_no_sense_is_refused() {
     let error = far.zeroed::<u64>(1 << 30).unwrap_err().to_string();
     assert!(error.contains("no room"), "{error}");
     assert!(far.vec::<u8>().try_reserve(1 << 40).is_err());
-    // Hints for memory of another kind do nothing.
+    // Hints for memory of another kind do nothing; who pins it would be wrong.
     let local = [0_u8; 100];
     far.sequential(&local);
     far.will_need(&local);
-    drop(far.pin(&local[..]).unwrap());
+    let error = far.pin(&local[..]).unwrap_err().to_string();
+    assert!(error.contains("not a range of far memory"), "{error}");
+    let error = far.range(0).unwrap_err().to_string();
+    assert!(error.contains("0 bytes"), "{error}");
+    // Numbers that cannot be meant.
+    let start = |change: fn(FarBuilder) -> FarBuilder| {
+        change(builder(&lent, 8 * MIB))
+            .start()
+            .map_or_else(|error| error.to_string(), |_| "started".to_owned())
+    };
+    for (error, text) in [
+        (start(|far| far.area(1 << 42).local(1 << 40)), "more than a pager has"),
+        (start(|far| far.area(1 << 42).local_max(u64::MAX)), "more than a pager has"),
+        (start(|far| far.local_max(4 * MIB)), "as its limit"),
+        (start(|far| far.area(16 * MIB).local_max(64 * MIB)), "larger area"),
+        (start(|far| far.lender_timeout(Duration::ZERO)), "at least 50ms"),
+        (start(|far| far.lender_timeout(Duration::from_millis(4))), "at least 50ms"),
+        (start(|far| far.learn("/nonexistent/record")), "cannot keep a record in /nonexistent/record"),
+        (start(|far| far.learn("")), "cannot keep a record"),
+    ] {
+        assert!(error.contains(text), "{error}");
+    }
     far.pin(&[0_u8; 0][..]).map(drop).unwrap();
 }
 

@@ -293,7 +293,9 @@ fn pins_go_with_relocated_memory() {
     // Nothing is left behind of them: as much may be pinned as before.
     let most = LOCAL_BYTES_MIN as usize / 4 * 3;
     assert!(pager.pin(start, most).is_err());
+    assert!(pager.unpin(pinned, length).unwrap_err().to_string().contains("is not pinned"));
     pager.unpin(moved, length).unwrap();
+    assert!(pager.unpin(moved, length).unwrap_err().to_string().contains("is not pinned"));
     pager.pin(start, most).unwrap();
 }
 

@@ -77,6 +77,8 @@ static netvm_pager *start(const char *lender, const char *no_record) {
     lenders[0] = lender;
     options.local_bytes = PAGE;
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
+    options.local_bytes = (uint64_t)1 << 40;
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
     options.local_bytes = LOCAL;
     options.size = sizeof options + 1;
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start((const netvm_pager_options *)(const void *)1, &pager));
@@ -128,7 +130,12 @@ static void advise(netvm_pager *pager, uint32_t *words) {
     OK(netvm_pager_query(pager, &later));
     CHECK(later.faults == counts.faults && later.pages_in > 0 && later.pages_out > 0 && later.far_bytes >= BYTES);
     CHECK(later.local_bytes_peak <= LOCAL && later.local_bytes > 0);
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_far_unpin(pager, bytes + 5, 4 * (size_t)PAGE)); /* more than was pinned */
     OK(netvm_far_unpin(pager, bytes + 5, 2 * (size_t)PAGE));
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_far_unpin(pager, bytes + 5, 2 * (size_t)PAGE));
+    /* Beyond what was allocated. */
+    EXPECT(NETVM_ERR_BOUNDS, netvm_far_advise(pager, bytes, 2 * (size_t)BYTES, NETVM_FAR_DISCARD));
+    EXPECT(NETVM_ERR_BOUNDS, netvm_far_advise(pager, bytes + BYTES, PAGE, NETVM_FAR_RANDOM));
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_set_local(pager, 3 * (uint64_t)LOCAL));
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_set_local(pager, PAGE));
     OK(netvm_pager_set_local(pager, 2 * (uint64_t)LOCAL));

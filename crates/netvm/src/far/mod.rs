@@ -11,9 +11,12 @@
 //! # Ok::<(), netvm::Error>(())
 //! ```
 //!
-//! [`FarMemory::alloc`] is an allocator for the collections of [`allocator_api2`] and hashbrown, so what they hand out are ordinary
+//! [`FarMemory::alloc`] is an allocator for the collections of [`allocator_api2`] 0.2 and of hashbrown 0.15 (its feature `allocator-api2`), so what they hand out are ordinary
 //! references: a page that is not in this machine is brought in when it is touched. All collections of one `FarMemory` share its budget of
 //! local memory. docs/design/far.md has the whole.
+//!
+//! What the builder takes is here, too: [`TierPolicy`], [`FaultPath`], [`Erasure`], [`LinkChoice`], [`Secret`], [`Encryption`], [`Security`];
+//! [`PagerStats`] is what [`FarMemory::stats`] gives.
 
 mod blocks;
 
@@ -25,15 +28,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::pager::{Access, Erasure, FarRange, FaultPath, Pager, PagerConfig, PagerError, TierPolicy};
-use crate::security::{Encryption, Secret, Security};
-use crate::shm::LinkChoice;
-use crate::stats::PagerStats;
+use crate::pager::{Access, Pager, PagerConfig, this_process};
 use blocks::FarBlocks;
 use netvm_core::heap::Heap;
 use netvm_sys::allocator;
+use netvm_sys::fork::Process;
 use netvm_sys::uffd::PAGE_BYTES;
 
+pub use crate::pager::{Erasure, FarRange, FaultPath, PagerError, TierPolicy};
+pub use crate::security::{Encryption, Secret, Security};
+pub use crate::shm::LinkChoice;
+pub use crate::stats::PagerStats;
 pub use allocator_api2;
 pub use netvm_sys::allocator::{Alloc as FarAlloc, Plain};
 
@@ -44,12 +49,16 @@ pub type FarBox<T> = allocator_api2::boxed::Box<T, FarAlloc>;
 
 /// Far memory of this process. Clones are the same.
 ///
-/// Its thread, and the connections to its lenders, live as long as the process. A child of a fork has none of it: touching it there is
-/// a segmentation fault, never a zero.
+/// Its thread, the connections to its lenders and its addresses ([`FarBuilder::area`], 1 TiB) live as long as the process: make one, and share its
+/// clones. A child of a fork has none of it: touching it there is a segmentation fault, never a zero, and calls say [`PagerError::Forked`].
+///
+/// When a lender is lost whose pages no other has, the process ends with a sentence on standard error that names the lender: by SIGBUS, at once,
+/// without destructors or a core dump.
 #[derive(Clone)]
 pub struct FarMemory {
     pager: Arc<Pager>,
     alloc: FarAlloc,
+    process: Process,
 }
 
 impl fmt::Debug for FarMemory {
@@ -114,18 +123,28 @@ impl FarMemory {
     /// # Errors
     /// [`PagerError::AreaFull`].
     pub fn range(&self, bytes: usize) -> Result<FarRange> {
+        self.check_process()?;
         self.pager.allocate(bytes)
     }
 
+    fn check_process(&self) -> Result<()> {
+        if self.process.is_this() { Ok(()) } else { Err(PagerError::Forked.into()) }
+    }
+
     fn full(&self, bytes: usize) -> Error {
+        if !self.process.is_this() {
+            return PagerError::Forked.into();
+        }
         PagerError::AreaFull { bytes, area_bytes: self.pager.area().len() }.into()
     }
 
-    /// Another local budget, in bytes, while the program runs. A smaller one holds when this returns.
+    /// Another local budget, in bytes, while the program runs. A smaller one holds when this returns: what is beyond it has been evicted, which may
+    /// take a second where a lender does not answer.
     ///
     /// # Errors
     /// [`PagerError::BudgetRange`] below 4 MiB for each shard, below what pins need, and above [`FarBuilder::local_max`].
     pub fn set_local(&self, bytes: u64) -> Result<()> {
+        self.check_process()?;
         self.pager.set_local_bytes(bytes)
     }
 
@@ -134,10 +153,11 @@ impl FarMemory {
     /// # Errors
     /// [`Error::Other`] when it cannot be written: that of the last run stays.
     pub fn keep_record(&self) -> Result<()> {
+        self.check_process()?;
         self.pager.keep_record()
     }
 
-    /// Begins to bring these in; returns at once.
+    /// Begins to bring these in, as far as there are frames that nobody uses; does not wait for them.
     pub fn will_need<T>(&self, values: &[T]) {
         self.on_pages(values, true, |address, bytes| self.pager.will_need(address, bytes));
     }
@@ -154,7 +174,8 @@ impl FarMemory {
         });
     }
 
-    /// These are going to be used here and there: nothing is fetched that was not asked for.
+    /// These are going to be used here and there: nothing is fetched that was not asked for, but for the rest of a page
+    /// ([`FarBuilder::page_bytes`]), and what [`FarBuilder::learn`] foretells.
     pub fn random<T>(&self, values: &[T]) {
         self.on_pages(values, false, |address, bytes| self.pager.advise(address, bytes, Access::Random));
     }
@@ -170,10 +191,19 @@ impl FarMemory {
     /// other contents may be read.
     ///
     /// # Errors
-    /// [`PagerError::PinnedTooMuch`] when all pins together need more than three quarters of the budget.
+    /// [`PagerError::PinnedTooMuch`] when all pins together need more than three quarters of the budget; [`PagerError::OutsideFarMemory`] for
+    /// memory of another kind.
     pub fn pin<T, V: Deref<Target = [T]>>(&self, values: V) -> Result<Pin<'_, V>> {
-        let (address, bytes) = self.pages(&values, true).unwrap_or_default();
+        let bytes = size_of_val::<[T]>(&values);
+        let (address, bytes) = match self.pages(&values, true) {
+            Some(pages) => pages,
+            None if bytes == 0 => (0, 0),
+            None => {
+                return Err(PagerError::OutsideFarMemory { address: values.as_ptr() as usize, bytes }.into());
+            }
+        };
         if bytes > 0 {
+            self.check_process()?;
             self.pager.pin(address, bytes)?;
         }
         Ok(Pin { values, pager: &self.pager, address, bytes })
@@ -217,7 +247,7 @@ impl FarBuilder {
         self
     }
 
-    /// How far [`FarMemory::set_local`] may raise that, in bytes. It costs 20 bytes for each 4096.
+    /// How far [`FarMemory::set_local`] may raise that, in bytes, at most [`crate::pager::LOCAL_BYTES_MAX`]. It costs 20 bytes for each 4096, at once.
     #[must_use]
     pub fn local_max(mut self, bytes: u64) -> Self {
         self.config.local_bytes_max = bytes;
@@ -356,7 +386,7 @@ impl FarBuilder {
         self
     }
 
-    /// The name under which the lenders list this process.
+    /// The name under which the lenders list this process, cut to 255 bytes.
     #[must_use]
     pub fn name(mut self, name: impl Into<String>) -> Self {
         self.config.name = name.into();
@@ -371,7 +401,7 @@ impl FarBuilder {
         let heap = Arc::new(Mutex::new(Heap::new()));
         let pager = Pager::start(PagerConfig { block_at: Some(blocks::block_at(&heap)), ..self.config })?;
         let alloc = FarAlloc::new(Arc::new(FarBlocks::new(Arc::clone(&pager), heap)?));
-        Ok(FarMemory { pager, alloc })
+        Ok(FarMemory { pager, alloc, process: this_process()? })
     }
 }
 

@@ -43,11 +43,11 @@ pub struct Completion {
     pub token: u64,
     /// How it ended.
     pub result: Result<()>,
-    /// What [`Borrower::post_borrow`] got.
+    /// What [`super::Borrower::post_borrow`] got.
     pub slab: Option<u32>,
 }
 
-/// A claim to a copy of a lease: plain data, good for one [`Borrower::adopt`] within ten seconds, in any process.
+/// A claim to a copy of a lease: plain data, good for one [`super::Borrower::adopt`] within ten seconds, in any process.
 #[derive(Clone)]
 pub struct ForkTicket {
     pub(super) lender: String,

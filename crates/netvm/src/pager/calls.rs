@@ -273,10 +273,7 @@ impl Engine {
                 Ok(())
             }
             Call::Pin { address, bytes } => self.pin(self.pages(address, bytes)?),
-            Call::Unpin { address, bytes } => {
-                self.unpin(self.pages(address, bytes)?);
-                Ok(())
-            }
+            Call::Unpin { address, bytes } => self.unpin_known(self.pages(address, bytes)?),
             Call::Budget { bytes } => self.set_budget(bytes),
             Call::Keep { frames, frames_max } => self.keep(frames, frames_max),
             Call::Publish => {
@@ -304,6 +301,7 @@ fn is_refusal(error: &Error, call: Call) -> bool {
             PagerError::OutsideFarMemory { .. }
             | PagerError::PagePinned { .. }
             | PagerError::PinnedTooMuch { .. }
+            | PagerError::NotPinned { .. }
             | PagerError::BudgetRange { .. },
         ) => true,
         Error::Pager(PagerError::LocalExhausted { .. }) => matches!(call, Call::Pin { .. }),

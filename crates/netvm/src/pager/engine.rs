@@ -184,11 +184,14 @@ impl Engine {
             None if told == Told::Faulter => PagerError::FaultPath { why: "it needs Linux 6.8" },
             _ => PagerError::Userfaultfd((&source).into()),
         })?;
+        let usual = BorrowOptions::default();
         let options = BorrowOptions {
             name: config.name.clone(),
+            connect_timeout: usual.connect_timeout.min(config.lender_timeout),
+            call_timeout: usual.call_timeout.min(config.lender_timeout),
             security: config.security.clone(),
             link: config.link,
-            ..BorrowOptions::default()
+            ..usual
         };
         let run = config.run.as_deref();
         let mut secret = [0; 192];

@@ -1,7 +1,7 @@
 //! What can go wrong with far memory itself.
 
 use super::erasure::Erasure;
-use super::{AREA_BYTES_MAX, LENDER_TIMEOUT_MIN};
+use super::{AREA_BYTES_MAX, LENDER_TIMEOUT_MIN, LOCAL_BYTES_MAX};
 use crate::error::Errno;
 use netvm_core::residency::COPIES_MAX;
 use std::any::Any;
@@ -52,6 +52,18 @@ pub enum PagerError {
         /// Why not.
         errno: Errno,
     },
+    /// There are no numbers for so many local pages.
+    LocalTooLarge {
+        /// The budget, or how far it may be raised, in bytes.
+        bytes: u64,
+    },
+    /// A pin ends that nobody has begun.
+    NotPinned {
+        /// A page of it that is not pinned.
+        address: usize,
+    },
+    /// A child of a fork has no far memory of its parent's.
+    Forked,
     /// There is no local memory left for the pager's first frames.
     NoLocalMemory(Errno),
     /// No lender was named.
@@ -216,17 +228,28 @@ impl fmt::Display for PagerError {
                 bytes >> 10,
                 min_bytes >> 20
             ),
+            Self::LocalTooLarge { bytes } => write!(
+                f,
+                "a local budget of {} GiB is more than a pager has: give less than {} GiB",
+                bytes >> 30,
+                (LOCAL_BYTES_MAX >> 30) + 1
+            ),
+            Self::NotPinned { address } => {
+                write!(f, "the page at {address:#x} is not pinned: unpin what was pinned, as often")
+            }
+            Self::Forked => f.write_str(
+                "this is the child of a fork, which has none of its parent's far memory: make a pager of its own",
+            ),
             Self::NoLocalMemory(errno) => {
                 write!(f, "this machine has no memory left for local pages ({errno})")
             }
-            Self::NoLender => f.write_str("no lender is given; name one with --lender ADDR"),
+            Self::NoLender => f.write_str("no lender is given: name one (--lender ADDR, lenders)"),
             Self::Replicas { replicas, twice: Some(lender), .. } => {
                 write!(f, "lender {lender} is named twice: {replicas} replicas must be on different lenders")
             }
             Self::Replicas { replicas, lenders, .. } => write!(
                 f,
-                "{replicas} replicas on {lenders} lender(s) are not possible: give 1 to {COPIES_MAX} replicas, and as many --lender \
-                 at least"
+                "{replicas} replicas on {lenders} lender(s) are not possible: give 1 to {COPIES_MAX} replicas, and as many lenders at least"
             ),
             Self::Erasure { erasure, twice: Some(lender), .. } => {
                 write!(
@@ -236,7 +259,7 @@ impl fmt::Display for PagerError {
             }
             Self::Erasure { erasure, lenders, .. } => write!(
                 f,
-                "erasure coding {erasure} needs {} lenders, and there are {lenders}: give more --lender, or fewer parts",
+                "erasure coding {erasure} needs {} lenders, and there are {lenders}: give more of them, or fewer parts",
                 erasure.lenders()
             ),
             Self::SameLender([one, other]) => write!(
@@ -244,7 +267,7 @@ impl fmt::Display for PagerError {
                 "{one} and {other} are the same lender: what must outlive a lender has to be on different ones"
             ),
             Self::ReplicasOfParts => f.write_str(
-                "pages are kept either as replicas or in parts: give --replicas or --erasure, not both",
+                "pages are kept either as replicas or in parts (erasure): give one of the two, not both",
             ),
             Self::PartsLost { pages: 0, need, why } => {
                 write!(f, "fewer than {need} lenders are left, and each page needs as many: {why}")
@@ -268,6 +291,7 @@ impl fmt::Display for PagerError {
             Self::OutsideFarMemory { address, bytes } => {
                 write!(f, "{bytes:#x} bytes at {address:#x} are not a range of far memory")
             }
+            Self::AreaFull { bytes: 0, .. } => f.write_str("memory cannot have 0 bytes"),
             Self::AreaFull { bytes, area_bytes } => write!(
                 f,
                 "there is no room for {bytes} bytes in the {area_bytes} bytes of addresses reserved for far memory"

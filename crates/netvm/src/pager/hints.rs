@@ -59,7 +59,8 @@ impl Pager {
     /// The end of one [`Pager::pin`] of this range.
     ///
     /// # Errors
-    /// [`PagerError::OutsideFarMemory`] off page boundaries.
+    /// [`PagerError::OutsideFarMemory`] off page boundaries; [`PagerError::NotPinned`] where a page of it is not, and nothing is changed (with
+    /// several shards, in the shard of that page).
     pub fn unpin(&self, address: usize, bytes: usize) -> Result<()> {
         self.on_pieces(address, bytes, |address, bytes| Call::Unpin { address, bytes })
     }
@@ -72,11 +73,14 @@ impl Pager {
 
     /// A range is not needed for now: its pages are the next to leave local memory, with their contents (MADV_PAGEOUT); a hint.
     pub fn page_out(&self, address: usize, bytes: usize) {
+        self.hint_shortly(address, bytes, |address, bytes| Call::PageOut { address, bytes });
+    }
+
+    /// A call for a range, of which faults are served in between. One that cannot be followed changes nothing.
+    pub(super) fn hint_shortly(&self, address: usize, bytes: usize, call: impl Fn(usize, usize) -> Call) {
         let Some(end) = address.checked_add(bytes) else { return };
-        // Faults are served in between.
         for piece in ShortCalls::over(address..end) {
-            let page_out = |address, bytes| Call::PageOut { address, bytes };
-            if self.on_pieces(piece.start, piece.len(), page_out).is_err() {
+            if self.on_pieces(piece.start, piece.len(), &call).is_err() {
                 return;
             }
         }
@@ -215,6 +219,15 @@ impl Engine {
                 self.lift_protection(page, entry, true)?;
             }
         }
+        Ok(())
+    }
+
+    /// The end of a pin that the program knows of.
+    pub(super) fn unpin_known(&mut self, pages: Range<u32>) -> Result<()> {
+        if let Some(page) = pages.clone().find(|&page| self.pins.get(page) == 0) {
+            return Err(PagerError::NotPinned { address: self.address_of(page) }.into());
+        }
+        self.unpin(pages);
         Ok(())
     }
 

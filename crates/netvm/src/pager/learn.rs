@@ -101,6 +101,9 @@ fn part_of(file: &Path) -> PathBuf {
 /// # Errors
 /// [`Error::Other`] with a sentence.
 pub fn check_record(file: &Path) -> Result<()> {
+    if file.file_name().is_none() {
+        return Err(Error::Other(format!("cannot keep a record in {file:?}: name a file")));
+    }
     load(file)?;
     let part = part_of(&fs::canonicalize(file).unwrap_or_else(|_| file.to_owned()));
     match fs::OpenOptions::new().write(true).create_new(true).open(&part) {

@@ -83,6 +83,8 @@ pub const REPLICAS_MAX: usize = netvm_core::residency::COPIES_MAX;
 /// What a started pager thread says when its descriptors are in a table of its own.
 const OWN_TABLE: u32 = 1;
 
+/// Most local memory of a pager, in bytes: half a terabyte less than a page.
+pub const LOCAL_BYTES_MAX: u64 = netvm_core::residency::FRAME_MAX as u64 * PAGE_BYTES as u64;
 /// Of [`PagerConfig::lender_timeout`].
 pub const LENDER_TIMEOUT_MIN: Duration = Duration::from_millis(50);
 const STACK_BYTES: usize = 256 << 10;
@@ -90,9 +92,10 @@ const STACK_BYTES: usize = 256 << 10;
 /// How a pager is set up.
 #[derive(Clone)]
 pub struct PagerConfig {
-    /// Local memory for far pages, in bytes: at most this much of the far memory is in this machine at any time.
+    /// Local memory for far pages, in bytes, at most [`LOCAL_BYTES_MAX`]: at most this much of the far memory is in this machine at any time.
     pub local_bytes: u64,
-    /// How far [`Pager::set_local_bytes`] may raise it, in bytes: 20 bytes of memory for each 4096 of it. 0: not at all.
+    /// How far [`Pager::set_local_bytes`] may raise it, in bytes, at most [`LOCAL_BYTES_MAX`]: 20 bytes of memory for each 4096 of it, from the start.
+    /// 0: not at all.
     pub local_bytes_max: u64,
     /// Addresses of the lenders: `HOST:PORT` or `unix:/path`.
     pub lenders: Vec<String>,
@@ -212,7 +215,7 @@ impl Pager {
     ///
     /// # Errors
     /// [`PagerError::Userfaultfd`] when the kernel or its settings forbid it (the text says what helps), the lender's error when one
-    /// cannot be reached, [`PagerError::LocalTooSmall`] below [`LOCAL_BYTES_MIN`] and four pages for each shard, [`PagerError::AreaTooLarge`] above [`AREA_BYTES_MAX`], [`PagerError::AreaTooSmall`] below the local budget, [`PagerError::PageSize`], [`PagerError::FaultPath`] when faults
+    /// cannot be reached, [`PagerError::LocalTooSmall`] below [`LOCAL_BYTES_MIN`] and four pages for each shard, [`PagerError::LocalTooLarge`], [`PagerError::BudgetRange`] with a limit below it, [`PagerError::AreaTooLarge`] above [`AREA_BYTES_MAX`], [`PagerError::AreaTooSmall`] below the local budget, [`PagerError::PageSize`], [`PagerError::FaultPath`] when faults
     /// cannot be served like that, [`PagerError::Shards`], [`PagerError::LenderTimeout`], [`PagerError::Cpu`].
     pub fn start(config: PagerConfig) -> Result<Arc<Self>> {
         let fault_path = match config.fault_path {
@@ -241,9 +244,19 @@ impl Pager {
         {
             return Err(refused.into());
         }
-        if config.area_bytes < config.local_bytes {
-            let (bytes, local_bytes) = (config.area_bytes, config.local_bytes);
+        let (local_bytes, max_bytes) = (config.local_bytes, config.local_bytes_max);
+        if local_bytes.max(max_bytes) > LOCAL_BYTES_MAX {
+            return Err(PagerError::LocalTooLarge { bytes: local_bytes.max(max_bytes) }.into());
+        }
+        if max_bytes > 0 && max_bytes < local_bytes {
+            return Err(PagerError::BudgetRange { bytes: local_bytes, min_bytes, max_bytes }.into());
+        }
+        if config.area_bytes < local_bytes.max(max_bytes) {
+            let (bytes, local_bytes) = (config.area_bytes, local_bytes.max(max_bytes));
             return Err(PagerError::AreaTooSmall { bytes, local_bytes }.into());
+        }
+        if let (None, Some(file)) = (&config.run, &config.learn) {
+            check_record(file)?;
         }
         if config.lender_timeout < LENDER_TIMEOUT_MIN {
             return Err(PagerError::LenderTimeout { timeout: config.lender_timeout }.into());
@@ -397,8 +410,7 @@ impl Pager {
 
     /// Starts to bring a range in (madvise(MADV_WILLNEED)); a hint.
     pub fn will_need(&self, address: usize, bytes: usize) {
-        // A hint that cannot be followed changes nothing.
-        let _ = self.on_pieces(address, bytes, |address, bytes| Call::WillNeed { address, bytes });
+        self.hint_shortly(address, bytes, |address, bytes| Call::WillNeed { address, bytes });
     }
 
     /// Who serves its faults, and where; never [`FaultPath::Auto`].

@@ -52,6 +52,19 @@ impl Pager {
         Ok(FarRange { pager: Arc::clone(self), process, address, bytes })
     }
 
+    /// Whether all of a range is of what [`Pager::allocate`] gave.
+    ///
+    /// # Errors
+    /// [`PagerError::OutsideFarMemory`].
+    pub fn check_allocated(&self, address: usize, bytes: usize) -> Result<()> {
+        self.memory(address, bytes)?;
+        // In the area, so this is no overflow.
+        match self.addresses.with(self, |free| free.has_any(address, address + bytes)) {
+            true => Err(PagerError::OutsideFarMemory { address, bytes }.into()),
+            false => Ok(()),
+        }
+    }
+
     /// Zero far memory at a multiple of `alignment`, a power of two: its address, and its bytes in whole pages.
     pub(crate) fn take_range(&self, bytes: usize, alignment: usize) -> Result<(usize, usize)> {
         let full = || PagerError::AreaFull { bytes, area_bytes: self.area.len() };

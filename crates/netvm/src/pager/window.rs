@@ -91,19 +91,25 @@ impl Engine {
 
     /// Fetches the remote pages of a range into the pool.
     fn fetch_ahead(&mut self, pages: Range<u32>) -> Result<()> {
+        self.fetch_some(pages, u32::MAX)
+    }
+
+    /// As many of these as are not here, and as there is room for.
+    fn fetch_some(&mut self, pages: Range<u32>, mut room: u32) -> Result<()> {
         let end = pages.end.min(self.page_count());
         let mut page = pages.start;
-        while page < end {
+        while page < end && room > 0 {
             if self.table.get(page).state() != PageState::Remote {
                 page += 1;
                 continue;
             }
-            let started = self.fetch_run(page..end, false)?;
+            let started = self.fetch_run(page..end.min(page.saturating_add(room)), false)?;
             if started == 0 {
                 return Ok(());
             }
             self.stats.prefetched += u64::from(started);
             page += started;
+            room -= started;
         }
         Ok(())
     }
@@ -185,9 +191,26 @@ impl Engine {
         self.free.len() + self.cached.len() >= ROOM_FRAMES
     }
 
+    /// Fetches what is away, into frames that nobody uses, and those that the budget has left.
     pub(super) fn will_need(&mut self, pages: Range<u32>) -> Result<()> {
-        let room = (self.free.len() + self.cached.len()) as u32 / 2;
-        let end = pages.end.min(pages.start.saturating_add(room));
-        self.fetch_ahead(pages.start..end)
+        let ready = self.free.len() + self.cached.len();
+        let (mut from, mut away, mut grown) = (pages.start, 0, 0);
+        while let Some(page) = self.table.next_touched(from..pages.end) {
+            from = page + 1;
+            if self.table.get(page).state() != PageState::Remote {
+                continue;
+            }
+            away += 1;
+            while grown < away && self.budget.may_grow() {
+                match self.grow()? {
+                    0 => break,
+                    frames => grown += frames,
+                }
+            }
+            if away > grown + ready {
+                break;
+            }
+        }
+        self.fetch_some(pages, (grown + ready / 2) as u32)
     }
 }

@@ -44,7 +44,7 @@ pub struct UblkConfig {
     pub depth: u16,
     /// Most bytes of a request, a multiple of 4096, at most [`REQUEST_BYTES_MAX`]. Each request has a place of so many.
     pub request_bytes: u32,
-    /// When the server dies the disk stays, and its requests wait for another process ([`serve_errors`]). Otherwise they fail and the
+    /// When the server dies the disk stays, and its requests wait for another process. Otherwise they fail and the
     /// disk goes.
     pub stays: bool,
 }

@@ -10,13 +10,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 const ROLE: &str = "NETVM_TEST_ROLE";
 
-/// A process that plays a role with far memory of its own, and how it ended.
-fn play(role: &str, lender: &str) -> std::process::Output {
+/// A process that plays a role with far memory of its own.
+fn player(role: &str, lender: &str) -> std::process::Command {
     let mut command = std::process::Command::new(std::env::current_exe().unwrap());
     command
         .args(["--exact", "--ignored", "--nocapture", "processes::role"])
         .env(ROLE, format!("{role} {lender}"));
-    command.output().unwrap()
+    command
+}
+
+/// How it ended.
+fn play(role: &str, lender: &str) -> std::process::Output {
+    player(role, lender).output().unwrap()
 }
 
 /// What had SIGBUS before [`chaining_handler`].
@@ -79,7 +84,7 @@ fn role() {
         if role.ends_with("shards") {
             (config.shards, config.local_bytes) = (2, 2 * LOCAL_BYTES_MIN);
         }
-        if role == "touch-shards" {
+        if ["touch-shards", "lost-thread"].contains(&role) {
             config.fault_path = FaultPath::Thread;
         }
     });
@@ -192,7 +197,7 @@ fn role() {
             (0..memory.len() / PAGE).for_each(|page| assert_eq!(word(memory, page * 512), page as u64 + 1));
             std::process::exit(21);
         }
-        "lost" => loop {
+        "lost" | "lost-thread" => loop {
             churn(memory, 3, 3000);
             pager.map(pager.area().start, memory.len(), READ_WRITE).unwrap();
         },
@@ -263,6 +268,40 @@ fn a_child_of_vfork_has_its_parents_far_memory() {
     for role in ["vfork", "vfork-shm"] {
         let ended = play(role, lent.address());
         assert_eq!(ended.status.code(), Some(21), "{role}: {ended:?}");
+    }
+}
+
+/// To a socket, too, which cannot be opened by its name; and in a file behind what is there.
+#[test]
+fn what_it_says_goes_wherever_standard_error_does() {
+    use std::io::{Read, Write};
+    use std::os::fd::OwnedFd;
+    let Some(_alone) = alone() else { return };
+    let say = |role: &str, shown: OwnedFd| {
+        let lent = Serving::new(64);
+        let address = lent.address.clone();
+        let mut player = player(role, &address).stderr(shown).spawn().unwrap();
+        std::thread::sleep(std::time::Duration::from_secs(1));
+        drop(lent);
+        assert!(!player.wait().unwrap().success());
+        address
+    };
+    // By the thread that faults, and by the pager's.
+    for role in ["lost", "lost-thread"] {
+        let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let address = say(role, theirs.into());
+        let mut said = String::new();
+        ours.read_to_string(&mut said).unwrap();
+        assert!(said.contains(&address) && said.contains("far memory is lost"), "{said}");
+        let name = std::env::temp_dir().join(format!("netvm-said-{}", std::process::id()));
+        let mut file = std::fs::File::create(&name).unwrap();
+        file.write_all(b"before\n").unwrap();
+        let address = say(role, file.try_clone().unwrap().into());
+        file.write_all(b"after\n").unwrap();
+        let said = std::fs::read_to_string(&name).unwrap();
+        std::fs::remove_file(&name).unwrap();
+        assert!(said.starts_with("before\n") && said.ends_with("after\n"), "{said}");
+        assert!(said.contains(&address) && said.contains("far memory is lost"), "{said}");
     }
 }
 
