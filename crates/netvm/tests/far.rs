@@ -4,7 +4,8 @@ mod common;
 
 use common::{Lent, Random, alone, lend};
 use hashbrown::{DefaultHashBuilder, HashMap};
-use netvm::far::{FarAlloc, FarBuilder, FarMemory, FarVec};
+use netvm::Error;
+use netvm::far::{FarAlloc, FarBuilder, FarMemory, FarVec, PagerError};
 use netvm::lender::LinkChoice;
 use netvm::pager::TierPolicy;
 use std::time::Duration;
@@ -323,6 +324,41 @@ fn what_makes_no_sense_is_refused() {
         assert!(error.contains(text), "{error}");
     }
     far.pin(&[0_u8; 0][..]).map(drop).unwrap();
+}
+
+#[test]
+fn a_child_of_a_fork_is_told_that_it_has_none() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let far = far(&lent, 8 * MIB);
+    let vec = words(&far, 1000, 1);
+    let is_told = |result: Result<(), Error>| matches!(result, Err(Error::Pager(PagerError::Forked)));
+    // SAFETY: the child makes calls that take no locks of other threads, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let told = [far.set_local(8 * MIB), far.boxed(1_u8).map(drop), far.pin(&vec[..]).map(drop)];
+        let all = told.into_iter().all(is_told);
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(if all { 21 } else { 22 }) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for our child.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(libc::WEXITSTATUS(status), 21, "{status:#x}");
+    check(&vec, 1);
+}
+
+/// Who is asked, and says nothing at all, is given up after as long as was said.
+#[test]
+fn patience_with_lenders_is_that_at_the_start_too() {
+    let Some(_alone) = alone() else { return };
+    let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = silent.local_addr().unwrap().to_string();
+    let start = std::time::Instant::now();
+    let far = FarMemory::builder().local(8 * MIB).lender(&address).area(1 << 30);
+    let error = far.lender_timeout(Duration::from_millis(300)).start().unwrap_err().to_string();
+    assert!(error.contains(&address), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(3), "{:?}", start.elapsed());
 }
 
 /// Random reads and writes beyond the budget with pages of each size: contents stay, and larger pages come in by fewer faults.
