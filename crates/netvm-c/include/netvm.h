@@ -331,6 +331,18 @@ NETVM_API int netvm_memory_file(int descriptor, int rights, netvm_memory **memor
  * connections. The program uses it like any other; a child of a fork does not have it. NETVM_ERR_OTHER when no addresses are left. */
 NETVM_API int netvm_memory_far(netvm_pager *pager, size_t bytes, netvm_memory **memory);
 
+/* Blocks of far memory for what a program has many of: netvm_far_alloc gives at least `bytes` bytes, at a multiple of 16 and of `alignment` (0, or a
+ * power of two), whose contents are anything. What the library knows of them is in local memory: no far page is touched to find one, or to give it
+ * back. netvm_far_realloc keeps what fits of the contents; a block above 32 KiB grows by moving its pages, not their bytes; `block` may be NULL;
+ * when this fails it stays, and so does what is in `resized`. netvm_far_free of NULL does nothing. Any thread may do so with any block; blocks stay when the pager's handle is closed.
+ * NETVM_ERR_ARGUMENT for 0 bytes, other alignments, and what is no block, or no longer; NETVM_ERR_OTHER when no addresses are left. */
+NETVM_API int netvm_far_alloc(netvm_pager *pager, size_t bytes, size_t alignment, void **block);
+NETVM_API int netvm_far_realloc(netvm_pager *pager, const void *block, size_t bytes, void **resized);
+NETVM_API int netvm_far_free(netvm_pager *pager, const void *block);
+
+/* How many bytes of a block may be used: those that were asked for, or some more. */
+NETVM_API int netvm_far_usable(netvm_pager *pager, const void *block, size_t *bytes);
+
 /* Another local budget, in bytes, while the program runs; a smaller one holds when this returns, which may take a second where a lender does
  * not answer. NETVM_ERR_ARGUMENT below 4 MiB, below
  * what pins need, and above local_bytes_max. */

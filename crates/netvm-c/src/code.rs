@@ -175,6 +175,7 @@ fn pager(error: &PagerError) -> Code {
         PagerError::Userfaultfd(_) => Code::System,
         PagerError::Reserve { .. } | PagerError::NoLocalMemory(_) => Code::NoMemory,
         PagerError::LocalTooSmall { .. }
+        | PagerError::AreaFull { bytes: 0, .. }
         | PagerError::NoLender
         | PagerError::Replicas { .. }
         | PagerError::Erasure { .. }
@@ -184,6 +185,8 @@ fn pager(error: &PagerError) -> Code {
         | PagerError::Cpu { .. }
         | PagerError::LocalTooLarge { .. }
         | PagerError::NotPinned { .. }
+        | PagerError::NotABlock { .. }
+        | PagerError::Alignment { .. }
         | PagerError::LenderTimeout { .. }
         | PagerError::AreaTooLarge { .. }
         | PagerError::AreaTooSmall { .. }

@@ -5,6 +5,7 @@
 #![warn(missing_docs)]
 
 mod atomic;
+mod blocks;
 mod board;
 mod call;
 mod channel;

@@ -3,6 +3,7 @@
 use std::ffi::{CString, c_char, c_int};
 use std::sync::{Arc, OnceLock};
 
+use netvm::far::{FarBuilder, FarHeap};
 use netvm::memory::Memory;
 use netvm::pager::{Access, Erasure, FaultPath, Pager, PagerConfig, TierPolicy};
 use netvm::stats::PagerStats;
@@ -13,7 +14,7 @@ use crate::ffi::{Address, In, Opaque, Options, Out, OutArray, OutHandle, Own, Re
 use crate::node::{LINKS, flag, named, or_usual, security};
 
 /// `netvm_pager`. Its thread serves page faults as long as the process lives.
-pub struct PagerHandle(Arc<Pager>);
+pub struct PagerHandle(pub(crate) Arc<Pager>, pub(crate) FarHeap);
 
 impl Opaque for PagerHandle {
     const TAG: u32 = 0x6E76_4606;
@@ -139,7 +140,12 @@ impl PagerOptions {
 /// Starts a pager.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_pager_start(options: Options<PagerOptions>, pager: OutHandle<PagerHandle>) -> c_int {
-    call(|| pager.fill(|| Ok(PagerHandle(Pager::start(options.get()?.config()?)?))))
+    call(|| {
+        pager.fill(|| {
+            let far = FarBuilder::from(options.get()?.config()?).start()?;
+            Ok(PagerHandle(Arc::clone(far.pager()), FarHeap::new(&far)))
+        })
+    })
 }
 
 /// Lets go of it.

@@ -120,9 +120,9 @@ impl Heap {
         self.used_bytes
     }
 
-    /// All spans.
-    pub fn spans(&self) -> impl Iterator<Item = usize> + '_ {
-        self.spans.keys().copied()
+    /// Spans of which no block is used.
+    pub fn empty_spans(&self) -> impl Iterator<Item = usize> + '_ {
+        self.spans.iter().filter(|(_, span)| span.count == 0).map(|(&start, _)| start)
     }
 
     /// The address of a block; `None` when a span is needed ([`Heap::add`]), and for large ones.
@@ -156,6 +156,16 @@ impl Heap {
         let bytes = bytes_of(self.spans.get(&start)?.class);
         let block = address - (address - start) % bytes;
         Some(block..block + bytes)
+    }
+
+    /// Bytes of the block that begins at this address; `None` if there is none, or it is not used.
+    pub fn used_at(&self, address: usize) -> Option<usize> {
+        let start = address & !(SPAN_BYTES - 1);
+        let span = self.spans.get(&start)?;
+        let (offset, bytes) = (address - start, bytes_of(span.class));
+        let block = offset / bytes;
+        let is_used = block < span.blocks() && span.used[block / 64] >> (block % 64) & 1 != 0;
+        (is_used && offset.is_multiple_of(bytes)).then_some(bytes)
     }
 
     /// Gives back a block of this layout.
@@ -254,18 +264,21 @@ mod tests {
                 let at = below(next);
                 let (&address, &(bytes, align)) = blocks.range(at..).chain(&blocks).next().unwrap();
                 blocks.remove(&address);
+                assert_eq!(heap.used_at(address), small_bytes(bytes, align));
+                assert_eq!(heap.used_at(address + 8), None);
                 assert_eq!(heap.give(address + 8, bytes, align), Err(NotABlock));
                 if let Given::Empty(span) = heap.give(address, bytes, align).unwrap() {
                     spans.retain(|&other| other != span);
                     assert!(blocks.range(span..span + SPAN_BYTES).next().is_none());
                 }
                 assert_eq!(heap.give(address, bytes, align), Err(NotABlock));
+                assert_eq!(heap.used_at(address), None);
             }
         }
         for (address, (bytes, align)) in blocks {
             heap.give(address, bytes, align).unwrap();
         }
         assert_eq!(heap.used_bytes(), 0);
-        assert!(heap.spans().count() <= CLASSES, "one is kept for each size at most");
+        assert!(heap.empty_spans().count() <= CLASSES, "one is kept for each size at most");
     }
 }

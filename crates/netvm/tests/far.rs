@@ -5,7 +5,7 @@ mod common;
 use common::{Lent, Random, alone, lend};
 use hashbrown::{DefaultHashBuilder, HashMap};
 use netvm::Error;
-use netvm::far::{FarAlloc, FarBuilder, FarMemory, FarVec, PagerError};
+use netvm::far::{FarAlloc, FarBuilder, FarHeap, FarMemory, FarVec, PagerError};
 use netvm::lender::LinkChoice;
 use netvm::pager::TierPolicy;
 use std::time::Duration;
@@ -324,6 +324,57 @@ fn what_makes_no_sense_is_refused() {
         assert!(error.contains(text), "{error}");
     }
     far.pin(&[0_u8; 0][..]).map(drop).unwrap();
+}
+
+/// Blocks without layouts, by many threads: those that grow keep what was in them, and nobody has another's.
+#[test]
+fn blocks_by_their_addresses_are_as_of_malloc() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(256 << 20);
+    let far = far(&lent, 8 * MIB);
+    let heap = FarHeap::new(&far);
+    let memory = |address, bytes| far.pager().memory(address, bytes).unwrap();
+    let holds = |(address, bytes, byte): (usize, usize, u8)| {
+        let mut held = vec![0; bytes];
+        memory(address, bytes).read_into(0, &mut held).unwrap();
+        held.iter().all(|&held| held == byte)
+    };
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            let (heap, memory, holds) = (&heap, &memory, &holds);
+            scope.spawn(move || {
+                let (mut random, mut blocks) = (Random::new(thread), Vec::new());
+                for round in 0..4000_usize {
+                    let bytes = 1 + random.next() as usize % if round % 20 == 0 { 200_000 } else { 5000 };
+                    let byte = (round as u8).wrapping_mul(5).wrapping_add(thread as u8);
+                    let address = match random.next() % 8 {
+                        0 if !blocks.is_empty() => {
+                            let block: (usize, usize, u8) =
+                                blocks.swap_remove(random.next() as usize % blocks.len());
+                            assert!(holds(block));
+                            heap.free(block.0).unwrap();
+                            continue;
+                        }
+                        1 | 2 if !blocks.is_empty() => {
+                            let (address, old, byte) =
+                                blocks.swap_remove(random.next() as usize % blocks.len());
+                            let address = heap.resize(address, bytes).unwrap();
+                            assert!(holds((address, old.min(bytes), byte)));
+                            address
+                        }
+                        _ => heap.allocate(bytes, 1 << (random.next() % 13)).unwrap(),
+                    };
+                    assert!(heap.usable(address).unwrap() >= bytes);
+                    memory(address, bytes).fill(byte);
+                    blocks.push((address, bytes, byte));
+                }
+                assert!(blocks.iter().all(|&block| holds(block)));
+                blocks.iter().for_each(|block| heap.free(block.0).unwrap());
+                assert!(heap.free(blocks[0].0).is_err(), "twice");
+            });
+        }
+    });
+    assert!(far.stats().remote_reads > 100, "{:?}", far.stats());
 }
 
 #[test]

@@ -11,6 +11,8 @@
 
 static char record[64];
 static uint32_t pager_cpu;
+static unsigned char *kept_blocks[1000];
+static size_t kept_lengths[1000];
 
 static netvm_pager *start(const char *lender, const char *no_record) {
     netvm_pager_options options = NETVM_PAGER_OPTIONS_INIT;
@@ -216,6 +218,73 @@ static void pinned(void) {
     CHECK(found == 1);
 }
 
+#define BLOCKS 3000u
+
+/* Blocks of all sizes, more than is local; lengths change, contents stay. */
+static void blocks(netvm_pager *pager) {
+    static unsigned char *all[BLOCKS];
+    static size_t lengths[BLOCKS];
+    uint32_t state = 7;
+    void *block = &state;
+    size_t usable;
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_far_alloc(NULL, 8, 0, &block));
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_far_alloc(pager, 8, 0, NULL));
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_far_alloc(pager, 0, 0, &block));
+    CHECK(block == NULL);
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_far_alloc(pager, 8, 24, &block));
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_far_alloc(pager, SIZE_MAX, 0, &block));
+    EXPECT(NETVM_ERR_OTHER, netvm_far_alloc(pager, (size_t)1 << 50, 0, &block));
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_far_free(pager, &state));
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_far_usable(pager, &state, &usable));
+    OK(netvm_far_free(pager, NULL));
+    for (size_t at = 0; at < BLOCKS; at++) {
+        state = state * 1664525 + 1013904223;
+        lengths[at] = 1 + (state >> 8) % (at % 50 == 0 ? 300000 : 6000);
+        size_t alignment = (size_t)1 << (state >> 28);
+        OK(netvm_far_alloc(pager, lengths[at], alignment, &block));
+        CHECK((uintptr_t)block % alignment == 0 && (uintptr_t)block % 16 == 0);
+        OK(netvm_far_usable(pager, block, &usable));
+        CHECK(usable >= lengths[at]);
+        all[at] = block;
+        memset(block, (int)(at % 251), lengths[at]);
+    }
+    for (size_t at = 0; at < BLOCKS; at++) {
+        state = state * 1664525 + 1013904223;
+        size_t now = 1 + (state >> 8) % (at % 50 == 1 ? 500000 : 9000), kept = now < lengths[at] ? now : lengths[at];
+        void *moved = all[at];
+        EXPECT(NETVM_ERR_ARGUMENT, netvm_far_realloc(pager, moved, 0, &moved));
+        EXPECT(NETVM_ERR_ARGUMENT, netvm_far_realloc(pager, all[at] + 1, 5, &moved));
+        CHECK(moved == all[at]);
+        OK(netvm_far_realloc(pager, moved, now, &moved));
+        all[at] = moved;
+        for (size_t byte = 0; byte < kept; byte++)
+            CHECK(all[at][byte] == at % 251);
+        memset(all[at], (int)(at % 253), now);
+        lengths[at] = now;
+    }
+    for (size_t at = 0; at < BLOCKS; at++) {
+        for (size_t byte = 0; byte < lengths[at]; byte++)
+            CHECK(all[at][byte] == at % 253);
+        EXPECT(NETVM_ERR_ARGUMENT, netvm_far_free(pager, all[at] + 8));
+        if (at % 7 != 0) {
+            OK(netvm_far_free(pager, all[at]));
+            EXPECT(NETVM_ERR_ARGUMENT, netvm_far_free(pager, all[at]));
+        }
+    }
+    OK(netvm_far_realloc(pager, NULL, 40000, &block));
+    memset(block, 9, 40000);
+    /* What is left is looked at when the pager is closed. */
+    for (size_t at = 0; at < BLOCKS; at += 7)
+        kept_blocks[at / 7] = all[at], kept_lengths[at / 7] = lengths[at];
+}
+
+/* They are there when the pager's handle is closed. */
+static void blocks_stay(void) {
+    for (size_t at = 0; at < BLOCKS; at += 7)
+        for (size_t byte = 0; byte < kept_lengths[at / 7]; byte++)
+            CHECK(kept_blocks[at / 7][byte] == at % 253);
+}
+
 /* The record is there, and a file. */
 static void keep(netvm_pager *pager) {
     char magic[8];
@@ -291,9 +360,11 @@ int main(int argc, char **argv) {
     CHECK(word == 2);
     OK(netvm_unexport(node, "far"));
     EXPECT(NETVM_ERR_GONE, netvm_get(region, 28, &word, sizeof word));
-    OK(netvm_pager_close(pager));
-    OK(netvm_memory_free(others[0]));
     OK(netvm_memory_free(others[1]));
+    blocks(pager);
+    OK(netvm_pager_close(pager));
+    blocks_stay();
+    OK(netvm_memory_free(others[0]));
     OK(netvm_region_close(region));
     OK(netvm_peer_close(peer));
     OK(netvm_node_destroy(other));

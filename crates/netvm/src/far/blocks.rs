@@ -28,6 +28,16 @@ impl FarBlocks {
         self.heap.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Bytes of the small block that begins at an address and is used.
+    pub(super) fn small_bytes_of(&self, address: usize) -> Option<usize> {
+        self.heap().used_at(address)
+    }
+
+    /// Whether an address is in a span of small blocks.
+    pub(super) fn is_in_span(&self, address: usize) -> bool {
+        self.heap().block_at(address).is_some()
+    }
+
     /// Zero pages; a child of a fork has none.
     fn pages(&self, bytes: usize, alignment: usize) -> Option<usize> {
         if !self.process.is_this() {
@@ -149,7 +159,8 @@ impl Blocks for FarBlocks {
 impl Drop for FarBlocks {
     fn drop(&mut self) {
         if self.process.is_this() {
-            let spans: Vec<usize> = self.heap().spans().collect();
+            // Those with blocks that nobody has given back stay: somebody may have their addresses.
+            let spans: Vec<usize> = self.heap().empty_spans().collect();
             spans.into_iter().for_each(|span| self.pager.give_range(span, SPAN_BYTES));
         }
     }

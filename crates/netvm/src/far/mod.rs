@@ -19,6 +19,7 @@
 //! [`PagerStats`] is what [`FarMemory::stats`] gives.
 
 mod blocks;
+mod heap;
 
 use std::fmt;
 use std::mem::size_of_val;
@@ -30,6 +31,7 @@ use std::time::Duration;
 use crate::error::{Error, Result};
 use crate::pager::{Access, Pager, PagerConfig, this_process};
 use blocks::FarBlocks;
+pub use heap::FarHeap;
 use netvm_core::heap::Heap;
 use netvm_sys::allocator;
 use netvm_sys::fork::Process;
@@ -58,6 +60,7 @@ pub type FarBox<T> = allocator_api2::boxed::Box<T, FarAlloc>;
 pub struct FarMemory {
     pager: Arc<Pager>,
     alloc: FarAlloc,
+    blocks: Arc<FarBlocks>,
     process: Process,
 }
 
@@ -87,6 +90,11 @@ impl FarMemory {
     pub fn builder() -> FarBuilder {
         let config = PagerConfig { name: program_name(), ..PagerConfig::default() };
         FarBuilder { config }
+    }
+
+    /// What is below: for callers who have addresses in place of values.
+    pub fn pager(&self) -> &Arc<Pager> {
+        &self.pager
     }
 
     /// An allocator for collections. Their blocks are in far memory; what the allocator itself has to remember is not.
@@ -167,22 +175,21 @@ impl FarMemory {
         self.on_pages(values, false, |address, bytes| self.pager.page_out(address, bytes));
     }
 
-    /// These are going to be used from the first to the last: what comes next is fetched from the first fault on.
+    /// These are going to be used from the first to the last: what comes next is fetched from the first fault on. As [`FarMemory::random`], this is
+    /// for collections of more than 32 KiB: the pages of smaller ones have been others', and will be.
     pub fn sequential<T>(&self, values: &[T]) {
-        self.on_pages(values, false, |address, bytes| {
-            self.pager.advise(address, bytes, Access::Sequential);
-        });
+        self.advise(values, false, Access::Sequential);
     }
 
     /// These are going to be used here and there: nothing is fetched that was not asked for, but for the rest of a page
     /// ([`FarBuilder::page_bytes`]), and what [`FarBuilder::learn`] foretells.
     pub fn random<T>(&self, values: &[T]) {
-        self.on_pages(values, false, |address, bytes| self.pager.advise(address, bytes, Access::Random));
+        self.advise(values, false, Access::Random);
     }
 
     /// Nothing is known of how these are going to be used any more.
     pub fn normal<T>(&self, values: &[T]) {
-        self.on_pages(values, true, |address, bytes| self.pager.advise(address, bytes, Access::Normal));
+        self.advise(values, true, Access::Normal);
     }
 
     /// Brings these in and keeps them in local memory, until the pin is dropped: `&[T]`, `&mut [T]`, or a whole collection.
@@ -232,10 +239,24 @@ impl FarMemory {
         (bytes > 0 && first < last && self.pager.area().contains(&start)).then(|| (first, last - first))
     }
 
+    fn advise<T>(&self, values: &[T], all: bool, access: Access) {
+        self.on_pages(values, all, |address, bytes| {
+            if !self.blocks.is_in_span(address) {
+                self.pager.advise(address, bytes, access);
+            }
+        });
+    }
+
     fn on_pages<T>(&self, values: &[T], all: bool, run: impl FnOnce(usize, usize)) {
         if let Some((address, bytes)) = self.pages(values, all) {
             run(address, bytes);
         }
+    }
+}
+
+impl From<PagerConfig> for FarBuilder {
+    fn from(config: PagerConfig) -> Self {
+        Self { config }
     }
 }
 
@@ -400,8 +421,9 @@ impl FarBuilder {
     pub fn start(self) -> Result<FarMemory> {
         let heap = Arc::new(Mutex::new(Heap::new()));
         let pager = Pager::start(PagerConfig { block_at: Some(blocks::block_at(&heap)), ..self.config })?;
-        let alloc = FarAlloc::new(Arc::new(FarBlocks::new(Arc::clone(&pager), heap)?));
-        Ok(FarMemory { pager, alloc, process: this_process()? })
+        let blocks = Arc::new(FarBlocks::new(Arc::clone(&pager), heap)?);
+        let alloc = FarAlloc::new(Arc::clone(&blocks) as Arc<dyn allocator::Blocks>);
+        Ok(FarMemory { pager, alloc, blocks, process: this_process()? })
     }
 }
 

@@ -57,6 +57,18 @@ pub enum PagerError {
         /// The budget, or how far it may be raised, in bytes.
         bytes: u64,
     },
+    /// Memory cannot be aligned so, or so much of it.
+    Alignment {
+        /// How much was asked for.
+        bytes: usize,
+        /// At a multiple of what.
+        alignment: usize,
+    },
+    /// There is no block of far memory at this address, or it has been given back.
+    NotABlock {
+        /// The address.
+        address: usize,
+    },
     /// A pin ends that nobody has begun.
     NotPinned {
         /// A page of it that is not pinned.
@@ -234,6 +246,12 @@ impl fmt::Display for PagerError {
                 bytes >> 30,
                 (LOCAL_BYTES_MAX >> 30) + 1
             ),
+            Self::Alignment { bytes, alignment } => {
+                write!(f, "{bytes} bytes at a multiple of {alignment} cannot be: give a power of two, and less")
+            }
+            Self::NotABlock { address } => {
+                write!(f, "{address:#x} is no block of far memory, or has been freed")
+            }
             Self::NotPinned { address } => {
                 write!(f, "the page at {address:#x} is not pinned: unpin what was pinned, as often")
             }
