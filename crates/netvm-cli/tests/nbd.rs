@@ -511,6 +511,17 @@ fn clients_that_do_not_keep_to_the_protocol() {
 }
 
 #[test]
+fn slabs_that_differ_are_told_of() {
+    let folder = Folder::new("nbd-slabs");
+    let [small, large, same] = [("small", "1M"), ("large", "4M"), ("same", "1M")]
+        .map(|(name, slab)| Lender::start_with(&folder.path(name), "32M", &["--slab", slab]));
+    let said = Device::start("16M", &[&small, &large], &[]).said();
+    assert!(said.contains("of 4 MiB") && said.contains("start all with one --slab"), "{said}");
+    let said = Device::start("16M", &[&small, &same], &[]).said();
+    assert!(!said.contains("--slab"), "{said}");
+}
+
+#[test]
 fn what_cannot_be_is_said() {
     let (_folder, lender) = lender("64M");
     let address = lender.address.as_str();

@@ -14,6 +14,7 @@ pub mod recv;
 pub mod run;
 pub mod secret;
 pub mod send;
+mod slabs;
 pub mod status;
 pub mod swap;
 pub mod top;

@@ -9,7 +9,7 @@ use netvm::lender::{BorrowOptions, StopFlag};
 use netvm::node::{ConnectOptions, LinkChoice, Node};
 use netvm::region::{Peer, Region};
 use netvm::view::mount::{JoinOptions, Joined, MountConfig, MountNotice, MountServer};
-use netvm::volume::{Volume, VolumeOptions};
+use netvm::volume::VolumeOptions;
 use netvm_core::key::RemoteKey;
 use netvm_sys::signal::{SIGHUP, SIGINT, SIGTERM, Signals};
 use std::fs;
@@ -211,7 +211,7 @@ fn serve(
                 ..BorrowOptions::default()
             };
             let options = VolumeOptions { replicas: args.replicas, borrow, ..VolumeOptions::default() };
-            Some(Volume::open(&args.lender, size.0, options)?)
+            Some(volume::open(&args.lender, size.0, options)?)
         }
         None => None,
     };

@@ -384,7 +384,7 @@ pub fn execute(
                 .into());
             }
         }
-        slab = smallest_slab(&lenders, &slabs);
+        slab = super::slabs::smallest(&lenders, &slabs);
     }
     let mut on_disk = None;
     if let Some(tier) = &args.file {
@@ -506,17 +506,6 @@ fn fault_path(wanted: FaultPath) -> Result<FaultPath, String> {
             .into());
     }
     Ok(wanted.resolved())
-}
-
-/// How large the smallest slabs of the lenders are: of larger ones no more is used, which the user is told.
-fn smallest_slab(lenders: &[String], slabs: &[Size]) -> Option<Size> {
-    let (smallest, of) = slabs.iter().zip(lenders).min()?;
-    if let Some((larger, lender)) = slabs.iter().zip(lenders).find(|(slab, _)| *slab > smallest) {
-        tell!(
-            "netvm: {lender} lends slabs of {larger}, {of} of {smallest}: of each slab no more is used than the smallest has; start all with one --slab"
-        );
-    }
-    Some(*smallest)
 }
 
 /// Before anything is started for a run that cannot be.

@@ -1,6 +1,7 @@
 //! What commands have in common that make something of a volume.
 
 use super::secret::SecurityArgs;
+use super::slabs;
 use crate::size::Size;
 use clap::Args;
 use netvm::Error;
@@ -38,13 +39,29 @@ impl VolumeArgs {
         let options = VolumeOptions { replicas: self.replicas, borrow, ..VolumeOptions::default() };
         // The server of a swap leaves the folder that it was started in.
         let lenders = self.lender.iter().map(|address| absolute(address)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Volume::open(&lenders, size_bytes, options)?)
+        open(&lenders, size_bytes, options)
     }
 
     /// A lender on this machine, if there is one.
     pub fn lender_here(&self) -> Option<&str> {
         self.lender.iter().map(String::as_str).find(|address| is_here(address))
     }
+}
+
+/// A volume, whose user is told where lenders' slabs differ.
+///
+/// # Errors
+/// As of [`Volume::open`].
+pub fn open(
+    lenders: &[String],
+    size_bytes: u64,
+    options: VolumeOptions,
+) -> Result<Volume, Box<dyn std::error::Error>> {
+    let volume = Volume::open(lenders, size_bytes, options)?;
+    let (lenders, slabs): (Vec<_>, Vec<_>) =
+        volume.slabs().map(|(lender, bytes)| (lender.to_owned(), Size(bytes))).unzip();
+    slabs::smallest(&lenders, &slabs);
+    Ok(volume)
 }
 
 /// A lender's address that does not depend on the working directory.

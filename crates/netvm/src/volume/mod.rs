@@ -338,6 +338,12 @@ impl Volume {
         self.core.size_bytes()
     }
 
+    /// The lenders that are connected, and how large their slabs are, in bytes: of each no more is used than the smallest has.
+    pub fn slabs(&self) -> impl Iterator<Item = (&str, u64)> + '_ {
+        let connected = self.sides.iter().filter_map(|side| Some((side, side.borrower.as_ref()?)));
+        connected.map(|(side, borrower)| (&*side.address, borrower.slab_bytes()))
+    }
+
     /// Which blocks hold data; the others read as zeros.
     pub fn presence(&self) -> &Presence {
         self.core.presence()
