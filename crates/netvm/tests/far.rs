@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Lent, Random, alone, lend};
+use common::{Lent, Random, Serving, alone, lend};
 use hashbrown::{DefaultHashBuilder, HashMap};
 use netvm::Error;
 use netvm::far::{FarAlloc, FarBuilder, FarHeap, FarMemory, FarVec, PagerError};
@@ -331,8 +331,24 @@ fn what_makes_no_sense_is_refused() {
 fn blocks_by_their_addresses_are_as_of_malloc() {
     let Some(_alone) = alone() else { return };
     let lent = lend(256 << 20);
-    let far = far(&lent, 8 * MIB);
-    let heap = FarHeap::new(&far);
+    blocks_of_many_threads(&far(&lent, 8 * MIB), || {});
+}
+
+/// One of two lenders dies in the middle of it.
+#[test]
+fn blocks_by_their_addresses_outlive_a_lender() {
+    let Some(_alone) = alone() else { return };
+    let (one, other) = (Serving::new(256), Serving::new(256));
+    let far = FarMemory::builder().local(8 * MIB).area(1 << 36).tier(TierPolicy::Lender).replicas(2);
+    let far = far.lenders([&one.address, &other.address]).start().unwrap();
+    blocks_of_many_threads(&far, || drop(one));
+    assert_eq!(far.stats().lenders_lost, 1);
+    // The pager lives as long as the process.
+    std::mem::forget(other);
+}
+
+fn blocks_of_many_threads(far: &FarMemory, meanwhile: impl FnOnce()) {
+    let heap = FarHeap::new(far);
     let memory = |address, bytes| far.pager().memory(address, bytes).unwrap();
     let holds = |(address, bytes, byte): (usize, usize, u8)| {
         let mut held = vec![0; bytes];
@@ -373,6 +389,10 @@ fn blocks_by_their_addresses_are_as_of_malloc() {
                 assert!(heap.free(blocks[0].0).is_err(), "twice");
             });
         }
+        while far.stats().remote_writes < 1000 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        meanwhile();
     });
     assert!(far.stats().remote_reads > 100, "{:?}", far.stats());
 }

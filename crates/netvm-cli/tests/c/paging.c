@@ -243,11 +243,48 @@ static void drops_under_readers(void) {
     CHECK(munmap(shared, BYTES) == 0);
 }
 
+static char *hinted;
+
+/* Hints of all kinds, of ranges of all lengths, until the end. */
+static void *hints(void *argument) {
+    static const int all[] = {MADV_PAGEOUT, MADV_WILLNEED, MADV_RANDOM, MADV_SEQUENTIAL, MADV_NORMAL, MADV_POPULATE_READ};
+    uint64_t state = (uintptr_t)argument;
+    while (!end) {
+        size_t at = mix(&state) % (BYTES / PAGE), pages = 1 + mix(&state) % (BYTES / PAGE - at);
+        CHECK(madvise(hinted + at * PAGE, pages * PAGE, all[mix(&state) % 6]) == 0);
+    }
+    return argument;
+}
+
+/* While others hint, memory is mapped, grows, and is forked: contents stay, and nothing stands still. */
+static void hints_beside_forks(void) {
+    pthread_t threads[3];
+    hinted = anonymous(BYTES);
+    fill(hinted, BYTES, 12);
+    end = 0;
+    for (uintptr_t i = 0; i < 3; i++) CHECK(!pthread_create(&threads[i], NULL, hints, (void *)(i + 11)));
+    for (int round = 0; round < 12; round++) {
+        char *other = anonymous(MIB);
+        fill(other, MIB, round);
+        other = mremap(other, MIB, 2 * MIB, MREMAP_MAYMOVE);
+        CHECK(other != MAP_FAILED && madvise(other, 2 * MIB, MADV_PAGEOUT) == 0);
+        pid_t pid = fork();
+        if (pid == 0) _exit(holds(hinted, BYTES, 12) && holds(other, MIB, round) ? 0 : 1);
+        int status;
+        CHECK(pid > 0 && waitpid(pid, &status, 0) == pid && status == 0);
+        CHECK(holds(other, MIB, round) && zero(other + MIB, MIB) && munmap(other, 2 * MIB) == 0);
+    }
+    end = 1;
+    for (int i = 0; i < 3; i++) CHECK(!pthread_join(threads[i], NULL));
+    CHECK(holds(hinted, BYTES, 12) && munmap(hinted, BYTES) == 0);
+}
+
 int main(void) {
     drops_under_readers();
     sparse();
     advice();
     keys();
+    hints_beside_forks();
     moves_away();
     own_userfaultfd();
     puts("ok");

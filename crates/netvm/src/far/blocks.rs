@@ -28,6 +28,11 @@ impl FarBlocks {
         self.heap.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Whether there is any in this process.
+    pub(super) fn is_here(&self) -> bool {
+        self.process.is_this()
+    }
+
     /// Bytes of the small block that begins at an address and is used.
     pub(super) fn small_bytes_of(&self, address: usize) -> Option<usize> {
         self.heap().used_at(address)
@@ -40,7 +45,7 @@ impl FarBlocks {
 
     /// Zero pages; a child of a fork has none.
     fn pages(&self, bytes: usize, alignment: usize) -> Option<usize> {
-        if !self.process.is_this() {
+        if !self.is_here() {
             return None;
         }
         self.pager.take_range(bytes, alignment).ok().map(|(address, _)| address)
@@ -48,7 +53,7 @@ impl FarBlocks {
 
     /// Moves a large block to `bytes` bytes elsewhere: its pages, not their bytes.
     fn relocate(&self, address: usize, held: usize, new: Layout) -> Option<usize> {
-        if !self.process.is_this() {
+        if !self.is_here() {
             return None;
         }
         let (to, _) = self.pager.take_range_like(new.size(), new.align(), address).ok()?;
@@ -93,7 +98,8 @@ pub(super) fn block_at(heap: &Arc<Mutex<Heap>>) -> BlockAt {
     BlockAt(Arc::new(move |address| heap.try_lock().ok()?.block_at(address)))
 }
 
-fn is_large(layout: Layout) -> bool {
+/// Whether it has pages of its own.
+pub(super) fn is_large(layout: Layout) -> bool {
     small_bytes(layout.size(), layout.align()).is_none()
 }
 
@@ -120,7 +126,7 @@ impl Blocks for FarBlocks {
     }
 
     fn give(&self, address: usize, layout: Layout) {
-        if !self.process.is_this() {
+        if !self.is_here() {
             return;
         }
         if is_large(layout) {
@@ -158,7 +164,7 @@ impl Blocks for FarBlocks {
 
 impl Drop for FarBlocks {
     fn drop(&mut self) {
-        if self.process.is_this() {
+        if self.is_here() {
             // Those with blocks that nobody has given back stay: somebody may have their addresses.
             let spans: Vec<usize> = self.heap().empty_spans().collect();
             spans.into_iter().for_each(|span| self.pager.give_range(span, SPAN_BYTES));

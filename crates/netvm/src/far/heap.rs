@@ -5,10 +5,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use allocator_api2::alloc::Layout;
-use netvm_core::heap::small_bytes;
 use netvm_sys::allocator::Blocks;
 
-use super::blocks::FarBlocks;
+use super::blocks::{FarBlocks, is_large};
 use super::{FarMemory, PagerError};
 use crate::error::Result;
 use crate::pager::Pager;
@@ -120,8 +119,4 @@ impl FarHeap {
         self.blocks.give(address, layout);
         Ok(())
     }
-}
-
-fn is_large(layout: Layout) -> bool {
-    small_bytes(layout.size(), layout.align()).is_none()
 }

@@ -29,12 +29,11 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::error::{Error, Result};
-use crate::pager::{Access, Pager, PagerConfig, this_process};
+use crate::pager::{Access, Pager, PagerConfig};
 use blocks::FarBlocks;
 pub use heap::FarHeap;
 use netvm_core::heap::Heap;
 use netvm_sys::allocator;
-use netvm_sys::fork::Process;
 use netvm_sys::uffd::PAGE_BYTES;
 
 pub use crate::pager::{Erasure, FarRange, FaultPath, PagerError, TierPolicy};
@@ -61,7 +60,6 @@ pub struct FarMemory {
     pager: Arc<Pager>,
     alloc: FarAlloc,
     blocks: Arc<FarBlocks>,
-    process: Process,
 }
 
 impl fmt::Debug for FarMemory {
@@ -136,11 +134,11 @@ impl FarMemory {
     }
 
     fn check_process(&self) -> Result<()> {
-        if self.process.is_this() { Ok(()) } else { Err(PagerError::Forked.into()) }
+        if self.blocks.is_here() { Ok(()) } else { Err(PagerError::Forked.into()) }
     }
 
     fn full(&self, bytes: usize) -> Error {
-        if !self.process.is_this() {
+        if !self.blocks.is_here() {
             return PagerError::Forked.into();
         }
         PagerError::AreaFull { bytes, area_bytes: self.pager.area().len() }.into()
@@ -423,7 +421,7 @@ impl FarBuilder {
         let pager = Pager::start(PagerConfig { block_at: Some(blocks::block_at(&heap)), ..self.config })?;
         let blocks = Arc::new(FarBlocks::new(Arc::clone(&pager), heap)?);
         let alloc = FarAlloc::new(Arc::clone(&blocks) as Arc<dyn allocator::Blocks>);
-        Ok(FarMemory { pager, alloc, blocks, process: this_process()? })
+        Ok(FarMemory { pager, alloc, blocks })
     }
 }
 
