@@ -291,8 +291,8 @@ typedef struct netvm_pager_options {
     uint32_t encrypt_pages;  /* 1: lenders get encrypted pages, under a key of this process */
     uint32_t erasure;        /* NETVM_ERASURE(k, m) instead of replicas: each page in k parts (2, 4 or 8), and m more (1 to 4) that are
                               * computed from them, on k + m lenders of which any m may be lost; 0: not in parts */
-    const char *learn_file;  /* bring pages in by what the program did before, in this run and in the one that left this file (of shards: it, and
-                              * others with numbers behind the name); NULL: do not */
+    const char *learn_file;  /* bring pages in by what the program did not only before, but also in the run that left this file (of shards: it, and
+                              * others with numbers behind the name); NULL: only before */
     uint32_t fault_path;     /* enum netvm_fault_path */
     uint32_t page_bytes;     /* that come in together at a fault: a power of two from 4096 to 2097152, of which local_bytes holds four; 0: 4096 */
     uint32_t tier;           /* enum netvm_tier */

@@ -60,7 +60,7 @@ Examples:
   netvm run --lender a:7070 --lender b:7070 --lender c:7070 --erasure 2+1 -- ./solver     the same for half as much more memory, not twice
   netvm run --local 512M --stats -- sh -c 'first && second'
   netvm run --local 512M --trace job.json --report job.svg -- python3 job.py
-  netvm run --local 512M --learn job.record -- ./pagerank graph        faster in the second phase, and the second time
+  netvm run --local 512M --learn job.record -- ./pagerank graph        knows the second time what comes next
 
 While it runs: netvm top.
 
@@ -100,7 +100,7 @@ pub struct RunArgs {
     /// Bytes that come in together at a fault, 4K to 2M: larger ones suit what is read in long pieces
     #[arg(long, value_name = "SIZE", default_value = "4K")]
     pub page_size: Size,
-    /// Bring pages in by what the program wanted before: in this run, and in the last one with this file, which is written anew at the end
+    /// Bring pages in by what the program wanted before not only in this run, as always, but also in the last one with this file, which is written anew at the end
     #[arg(long, value_name = "FILE")]
     pub learn: Option<PathBuf>,
     /// Print at the end what each place costs, what was chosen, and what more local memory would save

@@ -67,6 +67,14 @@ impl MappedAhead {
     }
 }
 
+impl core::ops::Add for MappedAhead {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self { likely: self.likely + other.likely, possible: self.possible + other.possible }
+    }
+}
+
 /// A stream in order.
 #[derive(Clone, Copy, Debug, Default)]
 struct Stream {

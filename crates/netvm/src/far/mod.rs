@@ -180,7 +180,7 @@ impl FarMemory {
     }
 
     /// These are going to be used here and there: nothing is fetched that was not asked for, but for the rest of a page
-    /// ([`FarBuilder::page_bytes`]), and what [`FarBuilder::learn`] foretells.
+    /// ([`FarBuilder::page_bytes`]), and what was wanted after the same pages before.
     pub fn random<T>(&self, values: &[T]) {
         self.advise(values, false, Access::Random);
     }
@@ -308,7 +308,7 @@ impl FarBuilder {
         self
     }
 
-    /// Brings pages in by what the process did before, in this run and in the one that left this file
+    /// Brings pages in by what the process did not only before, as always, but also in the run that left this file
     /// ([`FarMemory::keep_record`]): it is to allocate its far memory in the same order.
     #[must_use]
     pub fn learn(mut self, file: impl Into<std::path::PathBuf>) -> Self {

@@ -4,7 +4,6 @@ use super::Pager;
 use super::engine::Engine;
 use super::error::{PagerError, system};
 use super::hints::Access;
-use super::learn::Learn;
 use crate::error::{Error, Result};
 use crate::lender::ForkTicket;
 use crate::stats::PagerStats;
@@ -280,7 +279,7 @@ impl Engine {
                 self.publish(pager);
                 Ok(())
             }
-            Call::KeepRecord => self.learn.as_ref().map_or(Ok(()), Learn::keep),
+            Call::KeepRecord => self.learn.keep(),
             Call::Protect { .. } | Call::Park { .. } => Ok(()),
         }
     }

@@ -124,7 +124,7 @@ pub(super) struct Engine {
     pub(super) busy_streak: usize,
     pub(super) placement: Placement,
     pub(super) tier: Tier,
-    pub(super) learn: Option<Learn>,
+    pub(super) learn: Learn,
     /// How often each page is pinned: it is not evicted, and not in the queue of mapped pages once it has left it.
     pub(super) pins: Marks,
     /// [`Access`](super::hints::Access) of each page.
@@ -204,7 +204,7 @@ impl Engine {
         let pages = area.len() / PAGE_BYTES;
         let unit = (config.page_bytes / PAGE_BYTES) as u32;
         let record = config.learn.as_deref().map(|file| record_of(file, number));
-        let learn = record.map(|file| Learn::new(&file, pages)).transpose()?;
+        let learn = Learn::new(record.as_deref(), pages, config.prefetch_pages_max > 0)?;
         Ok(Self {
             number,
             neighbours,
@@ -573,9 +573,9 @@ impl Engine {
         self.stats.local_frames = self.local_frames as u64;
         self.stats.pool_frames = self.tier.frames() as u64;
         self.stats.pool_pages = self.tier.pool.len() as u64;
-        if let Some(learn) = &self.learn {
-            (self.stats.foreseen, self.stats.foreseen_hits) = learn.usefulness();
-        }
+        let replay = &mut self.learn.replay;
+        (self.stats.foreseen, self.stats.foreseen_hits) = replay.usefulness();
+        replay.make_room((self.stats.far_pages as usize + self.local_frames) / self.unit as usize);
         self.backing.count(&mut self.stats);
         self.budget.publish(&self.stats, &self.backing.detail, self.backing.ever_gone());
         *pager.doorbell(self.number).stats() = self.stats;

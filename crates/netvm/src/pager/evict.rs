@@ -150,7 +150,8 @@ impl Engine {
         let since = self.tier.time_eviction();
         let mut victims = [0_u32; EVICT_PAGES_MAX];
         let (mut count, mut spared) = (0, 0);
-        let ahead = self.streams.mapped_ahead().in_units_of(self.unit as usize);
+        let ahead = self.streams.mapped_ahead() + self.learn.replay.mapped_ahead();
+        let ahead = ahead.in_units_of(self.unit as usize);
         while count < want.min(EVICT_PAGES_MAX) {
             let Some(page) = self.mapped.pop(ahead, self.local_frames) else { break };
             let entry = self.table.get(page);

@@ -92,12 +92,14 @@ impl Engine {
                     self.note_write_ahead(page);
                 }
                 let ahead = self.ahead(fault, page);
+                let followed = self.follow(fault, page, ahead);
                 self.bring_rest_in(fault, page, ahead)?;
-                self.in_window = ahead.map > 1 || self.unit > 1;
-                let is_under_way = self.bring_window_in(page, ahead);
+                self.in_window = ahead.map > 1 || self.unit > 1 || followed.map > 0;
+                let follows = self.bring_what_follows(followed);
+                let is_under_way = follows.and_then(|()| self.bring_window_in(page, ahead));
                 self.in_window = false;
                 if is_under_way? {
-                    self.bring_what_followed(page)?;
+                    self.fetch_what_follows(followed)?;
                     self.read_ahead(page, ahead)
                 } else {
                     self.deferred.push(fault);

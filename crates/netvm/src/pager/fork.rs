@@ -8,7 +8,6 @@
 use super::calls::Call;
 use super::engine::Engine;
 use super::error::{PagerError, system};
-use super::learn::Learn;
 use super::{Pager, PagerConfig, join_run};
 use crate::error::Result;
 use crate::lender::Borrower;
@@ -193,7 +192,7 @@ impl Engine {
         self.empty = FrameSet::new(frames);
         self.empty.put(0, frames);
         self.stats = crate::stats::PagerStats::default();
-        self.learn.iter_mut().for_each(Learn::forked);
+        self.learn.forked();
         self.budget.replace_after_fork(slot);
         self.budget.adopt(self.local_frames as u64);
         Ok(())

@@ -1,55 +1,42 @@
 //! What a program wanted last time, brought in before it wants it again: docs/design/learn.md.
 
 use super::engine::Engine;
-use super::error::system;
 use crate::error::{Error, Result};
-use netvm_core::residency::{Index, PageState, RECORD_MAX, Replay};
-use netvm_sys::table::LazyTable;
+use netvm_core::residency::{Ahead, PageState, Replay};
+use netvm_sys::uffd::Fault;
 use std::fs;
 use std::io::{Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 const MAGIC: [u8; 8] = *b"netvmlr1";
-
-/// Where each page is in the record: 8 bytes for each page that was ever wanted.
-#[derive(Debug)]
-struct Places(LazyTable);
-
-impl Index for Places {
-    fn get(&self, page: u32) -> u64 {
-        self.0.get(page as usize)
-    }
-
-    fn set(&mut self, page: u32, place: u64) {
-        self.0.set(page as usize, place);
-    }
-}
+/// Faults in a file, at most: 64 MiB.
+const FILE_MAX: usize = 1 << 24;
 
 /// The record of this process, and where it is kept.
 #[derive(Debug)]
 pub(super) struct Learn {
-    replay: Replay,
-    places: Places,
+    pub(super) replay: Replay,
     /// `None` in the children of forks: the record is that of the first process.
     file: Option<PathBuf>,
-    /// What `Replay::fault` asked for last.
+    /// Whether anything comes ahead.
+    follows: bool,
+    /// What comes next: mapped first, then fetched.
     next: Vec<u32>,
 }
 
 impl Learn {
-    /// With the record in `file`, if there is one, of pages below `pages`.
+    /// With the record in `file`, if one is named and there, of pages below `pages`; nothing comes ahead unless it `follows`.
     ///
     /// # Errors
-    /// [`Error::Other`] when the file is no record or cannot be read; [`Error::System`] when there are no addresses for the index.
-    pub(super) fn new(file: &Path, pages: usize) -> Result<Self> {
-        let mut places =
-            Places(LazyTable::new(pages).map_err(|e| system("reserve the index of the record", e))?);
+    /// [`Error::Other`] when the file is no record or cannot be read.
+    pub(super) fn new(file: Option<&Path>, pages: usize, follows: bool) -> Result<Self> {
         let mut replay = Replay::new();
-        if let Some(record) = load(file)? {
-            replay.load(record.into_iter().filter(|&page| (page as usize) < pages), &mut places);
+        if let Some(mut record) = file.map(load).transpose()?.flatten() {
+            record.retain(|&page| (page as usize) < pages);
+            replay.load(record.into_iter());
         }
-        Ok(Self { replay, places, file: Some(file.to_owned()), next: Vec::with_capacity(64) })
+        Ok(Self { replay, file: file.map(Path::to_owned), follows, next: Vec::with_capacity(64) })
     }
 
     /// After fork(2), in the child: it follows the record, and keeps none.
@@ -65,7 +52,7 @@ impl Learn {
         let Some(named) = &self.file else { return Ok(()) };
         let failed = |error| Error::Other(format!("cannot write the record {}: {error}", named.display()));
         let mut bytes = MAGIC.to_vec();
-        bytes.extend(self.replay.pages().flat_map(u32::to_le_bytes));
+        bytes.extend(self.replay.pages().into_iter().take(FILE_MAX).flat_map(u32::to_le_bytes));
         // A link stays one.
         let file = fs::canonicalize(named).unwrap_or_else(|_| named.clone());
         if fs::metadata(&file).is_ok_and(|there| !there.is_file()) {
@@ -81,11 +68,6 @@ impl Learn {
             let _ = fs::remove_file(&part);
             failed(error)
         })
-    }
-
-    /// Pages that were asked for, and those that were wanted then.
-    pub(super) fn usefulness(&self) -> (u64, u64) {
-        self.replay.usefulness()
     }
 }
 
@@ -134,7 +116,7 @@ fn load(file: &Path) -> Result<Option<Vec<u32>>> {
     if !open.metadata().is_ok_and(|metadata| metadata.is_file()) {
         return Err(failed("it is no ordinary file; name another one"));
     }
-    let most = MAGIC.len() + 4 * RECORD_MAX;
+    let most = MAGIC.len() + 4 * FILE_MAX;
     let mut bytes = Vec::new();
     open.take(most as u64 + 1).read_to_end(&mut bytes).map_err(|error| failed(&error.to_string()))?;
     match bytes.strip_prefix(&MAGIC) {
@@ -146,28 +128,59 @@ fn load(file: &Path) -> Result<Option<Vec<u32>>> {
     }
 }
 
+/// What is expected after a fault.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Followed {
+    /// Pages, or larger units, to be mapped with it.
+    pub(super) map: usize,
+}
+
 impl Engine {
-    /// A page that has contents elsewhere was wanted: what was wanted after it last time is brought in, as far as there is room.
-    pub(super) fn bring_what_followed(&mut self, page: u32) -> Result<()> {
-        let Some(mut learn) = self.learn.take() else { return Ok(()) };
+    /// Notes that a page was wanted which has contents elsewhere, and looks up what was wanted after it before: nothing, in a stream, which knows better.
+    pub(super) fn follow(&mut self, fault: Fault, page: u32, ahead: Ahead) -> Followed {
+        let follows = self.learn.follows;
+        if self.is_retrying || !(follows || self.learn.file.is_some()) {
+            self.learn.next.clear();
+            return Followed { map: 0 };
+        }
+        let is_alone = ahead.map == 1 && ahead.stride.is_none() && follows;
         // Never at the expense of pages in use, as with streams.
-        let mut room = (self.free.len() + self.cached.len()) / 2;
-        let Learn { replay, places, next, .. } = &mut learn;
-        next.clear();
-        replay.fault(page, places, |page| {
-            next.push(page);
-            room = room.saturating_sub(1);
-            room > 0
-        });
-        let brought = next.iter().try_for_each(|&page| {
-            if self.table.get(page).state() == PageState::Remote {
-                let started = self.fetch_run(page..page + 1, false)?;
-                self.stats.prefetched += u64::from(started);
+        let room =
+            if is_alone && self.has_room_for_units() { self.free.len() + self.cached.len() } else { 0 };
+        let (unit, table) = (self.unit, &self.table);
+        let here = |page: u32| table.get(page).state() == PageState::Mapped;
+        let Learn { replay, next, .. } = &mut self.learn;
+        Followed { map: replay.fault(page - page % unit, fault.thread, room / 2 / unit as usize, here, next) }
+    }
+
+    /// Maps what is expected after a fault: before the page of the fault itself, whose arrival wakes the thread.
+    pub(super) fn bring_what_follows(&mut self, followed: Followed) -> Result<()> {
+        self.has_strides |= followed.map > 0;
+        let unit = self.unit;
+        let mut index = 0;
+        while index < followed.map {
+            let page = self.learn.next[index];
+            let mut pages = unit;
+            index += 1;
+            while index < followed.map && self.learn.next[index] == page + pages {
+                (pages, index) = (pages + unit, index + 1);
             }
-            Ok(())
-        });
-        self.learn = Some(learn);
-        brought
+            if self.has_room_beside(pages) {
+                self.bring_in(page, pages)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Fetches what is expected behind that.
+    pub(super) fn fetch_what_follows(&mut self, followed: Followed) -> Result<()> {
+        for index in followed.map..self.learn.next.len() {
+            let page = self.learn.next[index];
+            if self.has_room_beside(self.unit) {
+                self.fetch_ahead(page..page + self.unit)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -175,47 +188,48 @@ impl Engine {
 mod tests {
     use super::*;
 
+    fn learn(file: &Path, pages: usize) -> Result<Learn> {
+        Learn::new(Some(file), pages, true)
+    }
+
     #[test]
     fn a_record_is_kept_and_anything_else_is_refused() {
         let file = std::env::temp_dir().join(format!("netvm-learn-{}", std::process::id()));
         let _ = fs::remove_file(&file);
-        let mut learn = Learn::new(&file, 1000).unwrap();
+        let mut kept = learn(&file, 1000).unwrap();
         for page in [5, 999, 7, 5] {
-            learn.replay.fault(page, &mut learn.places, |_| true);
+            kept.replay.fault(page, 1, 0, |_| false, &mut Vec::new());
         }
-        learn.keep().unwrap();
+        kept.keep().unwrap();
         assert_eq!(load(&file).unwrap(), Some(vec![5, 999, 7, 5]));
         // Pages that this run does not have are left out.
-        let mut again = Learn::new(&file, 100).unwrap();
+        let mut again = learn(&file, 100).unwrap();
         let mut next = Vec::new();
-        again.replay.fault(5, &mut again.places, |page| {
-            next.push(page);
-            true
-        });
+        again.replay.fault(5, 1, 10, |_| false, &mut next);
         assert_eq!(next, [7, 5]);
-        assert_eq!(again.replay.pages().collect::<Vec<_>>(), [5], "its own");
+        assert_eq!(again.replay.pages(), [5], "its own");
         for (bytes, refused) in
             [(&b""[..], false), (b"netvmlr1", false), (b"netvmlr1xyz", true), (b"#!/bin/sh\n", true)]
         {
             fs::write(&file, bytes).unwrap();
-            assert_eq!(Learn::new(&file, 10).is_err(), refused, "{bytes:?}");
+            assert_eq!(learn(&file, 10).is_err(), refused, "{bytes:?}");
         }
         fs::write(&file, vec![b'x'; 9 << 20]).unwrap();
-        assert!(Learn::new(&file, 10).unwrap_err().to_string().contains("name another file"));
+        assert!(learn(&file, 10).unwrap_err().to_string().contains("name another file"));
         fs::write(&file, b"").unwrap();
         // What is no file, or a link to one, stays what it is: here a pipe in place of a device.
         let link = file.with_extension("link");
         std::os::unix::fs::symlink(&file, &link).unwrap();
-        Learn::new(&link, 10).unwrap().keep().unwrap();
+        learn(&link, 10).unwrap().keep().unwrap();
         assert!(link.symlink_metadata().unwrap().is_symlink() && load(&file).unwrap() == Some(vec![]));
         fs::remove_file(&link).unwrap();
         fs::remove_file(&file).unwrap();
         let pipe = std::process::Command::new("mkfifo").arg(&file).status().unwrap();
         assert!(pipe.success());
         let reader = fs::OpenOptions::new().read(true).write(true).open(&file).unwrap();
-        let learn =
-            Learn { file: Some(file.clone()), ..Learn::new(Path::new("/nonexistent/record"), 10).unwrap() };
-        learn.keep().unwrap();
+        let piped =
+            Learn { file: Some(file.clone()), ..learn(Path::new("/nonexistent/record"), 10).unwrap() };
+        piped.keep().unwrap();
         drop(reader);
         assert!(!fs::metadata(&file).unwrap().is_file());
         fs::remove_file(&file).unwrap();
@@ -223,7 +237,7 @@ mod tests {
         // The kernel makes no files there, whoever asks.
         let error = check_record(Path::new("/proc/self/record")).unwrap_err().to_string();
         assert!(error.contains("cannot keep a record in /proc/self/record"), "{error}");
-        let nowhere = Learn::new(Path::new("/nonexistent/record"), 10).unwrap();
+        let nowhere = learn(Path::new("/nonexistent/record"), 10).unwrap();
         assert!(nowhere.keep().unwrap_err().to_string().contains("/nonexistent/record"));
     }
 }

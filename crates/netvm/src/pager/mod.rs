@@ -129,9 +129,9 @@ pub struct PagerConfig {
     pub tier: TierPolicy,
     /// Pages go to the first of `lenders` that has room, and stay there: for comparison with places that are chosen by class and heat.
     pub fixed_order: bool,
-    /// Bring pages in by what the process did before, in this run and in the one that left this file: see docs/design/learn.md. `None`: do not.
+    /// The record of what was wanted goes on from the run that left this file, and can be kept there for the next: see docs/design/learn.md.
     pub learn: Option<PathBuf>,
-    /// Longest prefetch window in pages, 0 for none, at most 256.
+    /// Longest prefetch window in pages, at most 256; 0 for none, also of what was wanted before.
     pub prefetch_pages_max: u32,
     /// Bytes that come in together at a fault, where they are far: a power of two from 4096 (the default) to [`PAGE_BYTES_MAX`]. Local memory
     /// has room for four of them at least.

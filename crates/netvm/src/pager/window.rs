@@ -90,7 +90,7 @@ impl Engine {
     }
 
     /// Fetches the remote pages of a range into the pool.
-    fn fetch_ahead(&mut self, pages: Range<u32>) -> Result<()> {
+    pub(super) fn fetch_ahead(&mut self, pages: Range<u32>) -> Result<()> {
         self.fetch_some(pages, u32::MAX)
     }
 
@@ -182,7 +182,7 @@ impl Engine {
     }
 
     /// Whether so many pages of a window may come before the unit that somebody waits for.
-    fn has_room_beside(&self, pages: u32) -> bool {
+    pub(super) fn has_room_beside(&self, pages: u32) -> bool {
         self.free.len() + self.cached.len() >= pages as usize + ROOM_FRAMES.max(self.unit as usize)
     }
 

@@ -1,0 +1,292 @@
+//! A record of faults: in which order pages were wanted, by each thread, and an index to it.
+//!
+//! Temporal streaming (Wenisch et al., ISCA 2005) in the form of a global history buffer (Nesbit and Smith, HPCA 2004) as long as there are pages. Its index
+//! is of *two* faults in a row, as in Domino (Bakhshalipour et al., HPCA 2018): a page of many small objects is wanted many times in a pass, each time by way
+//! of another one, and of faults at random hardly any two happen again in the same order.
+
+use alloc::vec;
+use alloc::vec::Vec;
+
+/// Faults of one thread that are together.
+const CHUNK: u64 = 32;
+/// Faults that are kept at least: 4 MiB of them, and 1 MiB of index.
+pub const RECORD_MIN: usize = 1 << 20;
+/// Faults that are kept at most: as many pages are 1 TiB.
+pub const RECORD_MAX: usize = 1 << 28;
+/// One in so many pairs of faults is in the index, by its hash: a walk is found a little later, and faults at random are spared three of four looks.
+const SAMPLED: usize = 4;
+/// Length of the index at first.
+const INDEX_MIN: usize = 1 << 8;
+/// No page.
+const NONE: u32 = u32::MAX;
+
+/// Where in the record a fault is. Chunks are numbered from 1 on as they are begun, and the last ones are known.
+pub(super) type Place = u64;
+
+/// Before the first fault of all.
+pub(super) const BEGINNING: Place = CHUNK - 1;
+
+/// Where a thread's faults are recorded.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Tail {
+    /// The last one, if there is any.
+    last: Option<(Place, u32)>,
+}
+
+/// See the module's text.
+#[derive(Clone, Debug)]
+pub(super) struct Record {
+    pages: Vec<u32>,
+    /// For each chunk the one that goes on with it, 0 for none.
+    after: Vec<u64>,
+    /// Chunks that were begun.
+    begun: u64,
+    chunks_max: usize,
+    /// By the hash of two faults in a row, 1 more than the low bits of the place of the second, 0 for none. What came last is found.
+    index: Vec<u32>,
+}
+
+impl Record {
+    pub(super) fn new() -> Self {
+        let chunks_max = RECORD_MIN / CHUNK as usize;
+        Self { pages: Vec::new(), after: Vec::new(), begun: 0, chunks_max, index: Vec::new() }
+    }
+
+    /// So many pages may be wanted in turn: as many faults are kept, as far as that can still be had.
+    pub(super) fn make_room(&mut self, pages: usize) {
+        // Once the oldest chunk has been used again, each has its place.
+        if self.begun <= self.chunks_max as u64 {
+            let faults = pages.clamp(RECORD_MIN, RECORD_MAX).next_power_of_two();
+            self.chunks_max = self.chunks_max.max(faults / CHUNK as usize);
+        }
+    }
+
+    /// Faults that there is room for now.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.pages.len()
+    }
+
+    fn slot(&self, chunk: u64) -> usize {
+        ((chunk - 1) % self.chunks_max as u64) as usize
+    }
+
+    fn is_known(&self, chunk: u64) -> bool {
+        chunk > 0 && chunk <= self.begun && self.begun - chunk < self.chunks_max as u64
+    }
+
+    /// The page that was wanted there, as long as it is known.
+    #[inline]
+    pub(super) fn page(&self, place: Place) -> Option<u32> {
+        let chunk = place / CHUNK;
+        if !self.is_known(chunk) {
+            return None;
+        }
+        let page = self.pages[self.slot(chunk) * CHUNK as usize + (place % CHUNK) as usize];
+        (page != NONE).then_some(page)
+    }
+
+    /// What the same thread wanted next, and where that is.
+    #[inline]
+    pub(super) fn next(&self, place: Place) -> Option<(Place, u32)> {
+        let next = if place % CHUNK + 1 < CHUNK {
+            place + 1
+        } else if place == BEGINNING {
+            CHUNK
+        } else {
+            let chunk = place / CHUNK;
+            let after = if self.is_known(chunk) { self.after[self.slot(chunk)] } else { 0 };
+            after * CHUNK
+        };
+        Some((next, self.page(next)?))
+    }
+
+    /// A thread wanted this page. Returns where it did so before just after the page that it wanted last, if that is known.
+    pub(super) fn add(&mut self, tail: &mut Tail, page: u32) -> Option<Place> {
+        let before = tail.last;
+        let place = match before {
+            Some((last, _)) if last % CHUNK + 1 < CHUNK && self.is_known(last / CHUNK) => last + 1,
+            _ => self.begin(before),
+        };
+        let at = self.slot(place / CHUNK) * CHUNK as usize + (place % CHUNK) as usize;
+        self.pages[at] = page;
+        tail.last = Some((place, page));
+        let (_, before) = before?;
+        let at = sample(before, page)?;
+        if self.pages.len() > self.index.len() * SAMPLED {
+            self.lengthen_index();
+        }
+        let mask = self.index.len() - 1;
+        let index = &mut self.index[at & mask];
+        let found = core::mem::replace(index, (place as u32).wrapping_add(1));
+        // The low bits of what was recorded before.
+        let found = place.wrapping_sub(u64::from((place as u32).wrapping_add(1).wrapping_sub(found)));
+        (found < place && self.page(found) == Some(page)).then_some(found)
+    }
+
+    /// A chunk that goes on with what is before.
+    fn begin(&mut self, before: Option<(Place, u32)>) -> Place {
+        self.begun += 1;
+        let (chunk, slot) = (self.begun, self.slot(self.begun));
+        if slot == self.after.len() {
+            self.after.push(0);
+            self.pages.extend([NONE; CHUNK as usize]);
+        } else {
+            self.after[slot] = 0;
+            self.pages[slot * CHUNK as usize..][..CHUNK as usize].fill(NONE);
+        }
+        if let Some((place, _)) = before
+            && self.is_known(place / CHUNK)
+        {
+            let before = self.slot(place / CHUNK);
+            self.after[before] = chunk;
+        }
+        chunk * CHUNK
+    }
+
+    /// Four times as long as it was.
+    fn lengthen_index(&mut self) {
+        let len = (self.index.len() * 4).max(INDEX_MIN);
+        self.index = vec![0; len];
+        for chunk in self.known() {
+            for place in chunk * CHUNK..(chunk + 1) * CHUNK {
+                if let (Some(page), Some((next, after))) = (self.page(place), self.next(place))
+                    && let Some(at) = sample(page, after)
+                {
+                    self.index[at & (len - 1)] = (next as u32).wrapping_add(1);
+                }
+            }
+        }
+    }
+
+    fn known(&self) -> core::ops::RangeInclusive<u64> {
+        self.begun.saturating_sub(self.chunks_max as u64) + 1..=self.begun
+    }
+
+    /// Where what is recorded from now on begins, for [`Record::pages`].
+    pub(super) fn now(&self) -> u64 {
+        self.begun
+    }
+
+    /// All pages that were wanted since, thread by thread.
+    pub(super) fn pages(&self, since: u64) -> Vec<u32> {
+        let known = self.known();
+        let first = (*known.start()).max(since + 1);
+        let mut taken = vec![false; (self.begun + 1).saturating_sub(first) as usize];
+        let mut pages = Vec::new();
+        for begin in first..=*known.end() {
+            let mut chunk = begin;
+            // What goes on with a chunk was begun later.
+            while chunk >= begin && !core::mem::replace(&mut taken[(chunk - first) as usize], true) {
+                let places = chunk * CHUNK..(chunk + 1) * CHUNK;
+                pages.extend(places.map_while(|place| self.page(place)));
+                chunk = self.after[self.slot(chunk)];
+            }
+        }
+        pages
+    }
+}
+
+/// Where these two are in the index, modulo its length, if they are in it at all. By the finalizer of SplitMix64 (Steele et al., OOPSLA 2014).
+fn sample(before: u32, page: u32) -> Option<usize> {
+    let both = u64::from(before) << 32 | u64::from(page);
+    let mixed = (both ^ both >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    let mixed = (mixed ^ mixed >> 31) as usize;
+    mixed.is_multiple_of(SAMPLED).then_some(mixed / SAMPLED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn add_all(record: &mut Record, tail: &mut Tail, pages: impl IntoIterator<Item = u32>) {
+        for page in pages {
+            record.add(tail, page);
+        }
+    }
+
+    /// What was recorded behind a place.
+    fn behind(record: &Record, mut place: Place) -> Vec<u32> {
+        let mut pages = Vec::new();
+        while let Some((next, page)) = record.next(place) {
+            pages.push(page);
+            place = next;
+        }
+        pages
+    }
+
+    #[test]
+    fn threads_have_their_own_order() {
+        let mut record = Record::new();
+        let mut tails = [Tail::default(); 3];
+        for at in 0..100 {
+            for (thread, tail) in tails.iter_mut().enumerate() {
+                assert_eq!(record.add(tail, at * 10 + thread as u32), None);
+            }
+        }
+        assert_eq!(behind(&record, BEGINNING), (0..100).map(|at| at * 10).collect::<Vec<_>>());
+        // By two in a row, whoever wants them.
+        let mut tail = Tail::default();
+        let found = (50..100).find_map(|at| Some((at, record.add(&mut tail, at * 10 + 1)?)));
+        let (at, found) = found.unwrap();
+        let expected: Vec<_> = (at + 1..100).map(|at| at * 10 + 1).collect();
+        assert_eq!(behind(&record, found), expected);
+        assert_eq!(record.add(&mut tail, 502), None);
+        let kept = record.pages(0);
+        let expected = (0..3).flat_map(|thread| (0..100).map(move |at| at * 10 + thread));
+        let again = (50..=at).map(|at| at * 10 + 1);
+        assert_eq!(kept, expected.chain(again).chain([502]).collect::<Vec<_>>());
+        let now = record.now();
+        add_all(&mut record, &mut Tail::default(), [7, 8, 9]);
+        assert_eq!(record.pages(now), [7, 8, 9]);
+    }
+
+    #[test]
+    fn a_page_that_is_wanted_often_is_found_by_the_one_before() {
+        let mut record = Record::new();
+        let mut tail = Tail::default();
+        let hub = 1_000_000;
+        add_all(&mut record, &mut tail, (0..1000).flat_map(|page| [page, hub]));
+        let found = (0..1000).filter(|&page| {
+            record.add(&mut tail, page);
+            record
+                .add(&mut tail, hub)
+                .is_some_and(|at| record.next(at).is_some_and(|(_, next)| next == page + 1))
+        });
+        let found = found.count();
+        assert!(found > 1000 / SAMPLED / 2, "{found}");
+    }
+
+    #[test]
+    fn it_is_bounded_and_what_is_gone_is_not_found() {
+        let mut record = Record::new();
+        let (mut tail, mut idle) = (Tail::default(), Tail::default());
+        add_all(&mut record, &mut idle, [1, 2, 3]);
+        let n = RECORD_MIN as u32;
+        add_all(&mut record, &mut tail, (0..3 * n).map(|page| page % (n / 2)));
+        assert_eq!((record.len(), record.index.len()), (RECORD_MIN, RECORD_MIN / SAMPLED));
+        assert!(behind(&record, BEGINNING).is_empty());
+        // The chunk of the idle thread is another's.
+        assert_eq!(record.add(&mut idle, 4), None);
+        assert!(record.pages(0).len() <= RECORD_MIN);
+        // Pairs that came later have taken the places of some.
+        let is_found = |page: &u32| {
+            let mut again = Tail::default();
+            record.add(&mut again, page + 100);
+            let found = record.add(&mut again, page + 101);
+            found.is_some_and(|found| behind(&record, found)[..2] == [page + 102, page + 103])
+        };
+        let found = (0..1000).map(|page| page * 8).filter(is_found).count();
+        assert!(found > 1000 / SAMPLED / 2, "{found}");
+        // Too late to grow.
+        record.make_room(4 * RECORD_MIN);
+        add_all(&mut record, &mut tail, 0..100);
+        assert_eq!(record.len(), RECORD_MIN);
+        let mut large = Record::new();
+        large.make_room(RECORD_MIN + 1);
+        large.make_room(1);
+        add_all(&mut large, &mut Tail::default(), 0..3 * n);
+        assert_eq!(large.len(), 2 * RECORD_MIN);
+    }
+}
