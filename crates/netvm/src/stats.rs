@@ -48,11 +48,11 @@ stats! {
     zero_fills,
     /// Pages read ahead of demand into local frames: behind those of a window that is mapped with the page that is wanted, whose use nobody sees.
     prefetched,
-    /// Of these, pages that were wanted before they were given up.
+    /// Of these, pages that were wanted: estimated from samples, which are left to fault.before they were given up.
     prefetch_hits,
     /// Pages asked for because they were wanted next the last time.
     foreseen,
-    /// Of these, pages that were wanted.
+    /// Of these, pages that were wanted: estimated from samples, which are left to fault.
     foreseen_hits,
     /// Pages evicted without a write because they had not changed.
     clean_drops,

@@ -33,7 +33,7 @@ pub use mend::{CHUNK_PAGES, Step, StepEnd};
 pub use protect::Protection;
 pub use queue::{Arrival, PageQueue};
 pub use record::RECORD_MAX;
-pub use replay::Replay;
+pub use replay::{Replay, Whereabouts};
 pub use returns::Returns;
 pub use simulate::{Eviction, Trace};
 pub use slots::{ALL, Loss, SlabIndex, Slot, SlotMap};

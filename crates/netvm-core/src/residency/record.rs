@@ -9,14 +9,14 @@ use alloc::vec::Vec;
 
 /// Faults of one thread that are together.
 const CHUNK: u64 = 32;
-/// Faults that are kept at least: 4 MiB of them, and 1 MiB of index.
-pub const RECORD_MIN: usize = 1 << 20;
+/// Faults that are kept at least: 8 MiB of them, and 2 MiB of index.
+pub const RECORD_MIN: usize = 1 << 21;
 /// Faults that are kept at most: as many pages are 1 TiB.
 pub const RECORD_MAX: usize = 1 << 28;
 /// One in so many pairs of faults is in the index, by its hash: a walk is found a little later, and faults at random are spared three of four looks.
 const SAMPLED: usize = 4;
-/// Length of the index at first.
-const INDEX_MIN: usize = 1 << 8;
+/// Chunks whose faults lie together: no growth copies what is there.
+const SEGMENT: usize = RECORD_MIN / CHUNK as usize;
 /// No page.
 const NONE: u32 = u32::MAX;
 
@@ -36,7 +36,7 @@ pub(super) struct Tail {
 /// See the module's text.
 #[derive(Clone, Debug)]
 pub(super) struct Record {
-    pages: Vec<u32>,
+    segments: Vec<Vec<u32>>,
     /// For each chunk the one that goes on with it, 0 for none.
     after: Vec<u64>,
     /// Chunks that were begun.
@@ -44,19 +44,22 @@ pub(super) struct Record {
     chunks_max: usize,
     /// By the hash of two faults in a row, 1 more than the low bits of the place of the second, 0 for none. What came last is found.
     index: Vec<u32>,
+    /// The one before it became too short.
+    shorter: Vec<u32>,
 }
 
 impl Record {
     pub(super) fn new() -> Self {
         let chunks_max = RECORD_MIN / CHUNK as usize;
-        Self { pages: Vec::new(), after: Vec::new(), begun: 0, chunks_max, index: Vec::new() }
+        let (segments, after, index, shorter) = Default::default();
+        Self { segments, after, begun: 0, chunks_max, index, shorter }
     }
 
-    /// So many pages may be wanted in turn: as many faults are kept, as far as that can still be had.
+    /// So many pages may be wanted in turn: about as many faults are kept, eight for five pages at most, as far as that can still be had.
     pub(super) fn make_room(&mut self, pages: usize) {
         // Once the oldest chunk has been used again, each has its place.
         if self.begun <= self.chunks_max as u64 {
-            let faults = pages.clamp(RECORD_MIN, RECORD_MAX).next_power_of_two();
+            let faults = ((pages.min(RECORD_MAX) * 8 / 5).max(RECORD_MIN) + 1).next_power_of_two() / 2;
             self.chunks_max = self.chunks_max.max(faults / CHUNK as usize);
         }
     }
@@ -64,7 +67,7 @@ impl Record {
     /// Faults that there is room for now.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
-        self.pages.len()
+        self.after.len() * CHUNK as usize
     }
 
     fn slot(&self, chunk: u64) -> usize {
@@ -82,8 +85,16 @@ impl Record {
         if !self.is_known(chunk) {
             return None;
         }
-        let page = self.pages[self.slot(chunk) * CHUNK as usize + (place % CHUNK) as usize];
+        let page = self.chunk(self.slot(chunk))[(place % CHUNK) as usize];
         (page != NONE).then_some(page)
+    }
+
+    fn chunk(&self, slot: usize) -> &[u32] {
+        &self.segments[slot / SEGMENT][slot % SEGMENT * CHUNK as usize..][..CHUNK as usize]
+    }
+
+    fn chunk_mut(&mut self, slot: usize) -> &mut [u32] {
+        &mut self.segments[slot / SEGMENT][slot % SEGMENT * CHUNK as usize..][..CHUNK as usize]
     }
 
     /// What the same thread wanted next, and where that is.
@@ -108,17 +119,21 @@ impl Record {
             Some((last, _)) if last % CHUNK + 1 < CHUNK && self.is_known(last / CHUNK) => last + 1,
             _ => self.begin(before),
         };
-        let at = self.slot(place / CHUNK) * CHUNK as usize + (place % CHUNK) as usize;
-        self.pages[at] = page;
+        let slot = self.slot(place / CHUNK);
+        self.chunk_mut(slot)[(place % CHUNK) as usize] = page;
         tail.last = Some((place, page));
         let (_, before) = before?;
         let at = sample(before, page)?;
-        if self.pages.len() > self.index.len() * SAMPLED {
-            self.lengthen_index();
+        if self.after.len() * CHUNK as usize > self.index.len() * SAMPLED {
+            // Nothing is moved, which would stop all threads: what came before is looked up in what there was.
+            let longer = vec![0; (self.index.len() * 2).max(RECORD_MIN / SAMPLED)];
+            self.shorter = core::mem::replace(&mut self.index, longer);
         }
         let mask = self.index.len() - 1;
-        let index = &mut self.index[at & mask];
-        let found = core::mem::replace(index, (place as u32).wrapping_add(1));
+        let mut found = core::mem::replace(&mut self.index[at & mask], (place as u32).wrapping_add(1));
+        if found == 0 && !self.shorter.is_empty() {
+            found = self.shorter[at & (self.shorter.len() - 1)];
+        }
         // The low bits of what was recorded before.
         let found = place.wrapping_sub(u64::from((place as u32).wrapping_add(1).wrapping_sub(found)));
         (found < place && self.page(found) == Some(page)).then_some(found)
@@ -129,11 +144,14 @@ impl Record {
         self.begun += 1;
         let (chunk, slot) = (self.begun, self.slot(self.begun));
         if slot == self.after.len() {
+            if slot.is_multiple_of(SEGMENT) {
+                self.segments.push(Vec::with_capacity(RECORD_MIN));
+            }
             self.after.push(0);
-            self.pages.extend([NONE; CHUNK as usize]);
+            self.segments[slot / SEGMENT].extend([NONE; CHUNK as usize]);
         } else {
             self.after[slot] = 0;
-            self.pages[slot * CHUNK as usize..][..CHUNK as usize].fill(NONE);
+            self.chunk_mut(slot).fill(NONE);
         }
         if let Some((place, _)) = before
             && self.is_known(place / CHUNK)
@@ -142,21 +160,6 @@ impl Record {
             self.after[before] = chunk;
         }
         chunk * CHUNK
-    }
-
-    /// Four times as long as it was.
-    fn lengthen_index(&mut self) {
-        let len = (self.index.len() * 4).max(INDEX_MIN);
-        self.index = vec![0; len];
-        for chunk in self.known() {
-            for place in chunk * CHUNK..(chunk + 1) * CHUNK {
-                if let (Some(page), Some((next, after))) = (self.page(place), self.next(place))
-                    && let Some(at) = sample(page, after)
-                {
-                    self.index[at & (len - 1)] = (next as u32).wrapping_add(1);
-                }
-            }
-        }
     }
 
     fn known(&self) -> core::ops::RangeInclusive<u64> {
@@ -284,7 +287,10 @@ mod tests {
         add_all(&mut record, &mut tail, 0..100);
         assert_eq!(record.len(), RECORD_MIN);
         let mut large = Record::new();
-        large.make_room(RECORD_MIN + 1);
+        large.make_room(RECORD_MIN * 5 / 4 - 1);
+        add_all(&mut large, &mut Tail::default(), 0..3);
+        assert_eq!(large.chunks_max * CHUNK as usize, RECORD_MIN);
+        large.make_room(RECORD_MIN * 5 / 4);
         large.make_room(1);
         add_all(&mut large, &mut Tail::default(), 0..3 * n);
         assert_eq!(large.len(), 2 * RECORD_MIN);

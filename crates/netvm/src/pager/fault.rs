@@ -94,7 +94,7 @@ impl Engine {
                 let ahead = self.ahead(fault, page);
                 let followed = self.follow(fault, page, ahead);
                 self.bring_rest_in(fault, page, ahead)?;
-                self.in_window = ahead.map > 1 || self.unit > 1 || followed.map > 0;
+                self.in_window = ahead.map > 1 || self.unit > 1 || followed > 0;
                 let follows = self.bring_what_follows(followed);
                 let is_under_way = follows.and_then(|()| self.bring_window_in(page, ahead));
                 self.in_window = false;
@@ -122,6 +122,7 @@ impl Engine {
                     // Of an errand it is known how long it took.
                     if entry.frame() != NO_FRAME {
                         self.tier.note_waiting();
+                        self.stats.prefetch_hits += u64::from(!entry.wanted());
                     }
                     self.table.set(page, entry.with_wanted(true));
                     page += 1;

@@ -1,8 +1,9 @@
 //! What a program wanted last time, brought in before it wants it again: docs/design/learn.md.
 
 use super::engine::Engine;
+use super::window::ROOM_FRAMES;
 use crate::error::{Error, Result};
-use netvm_core::residency::{Ahead, PageState, Replay};
+use netvm_core::residency::{Ahead, PageState, Replay, Whereabouts};
 use netvm_sys::uffd::Fault;
 use std::fs;
 use std::io::{Read, Write};
@@ -10,8 +11,8 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 const MAGIC: [u8; 8] = *b"netvmlr1";
-/// Faults in a file, at most: 64 MiB.
-const FILE_MAX: usize = 1 << 24;
+/// Faults in a file, at most: 32 MiB.
+const FILE_MAX: usize = 1 << 23;
 
 /// The record of this process, and where it is kept.
 #[derive(Debug)]
@@ -128,59 +129,65 @@ fn load(file: &Path) -> Result<Option<Vec<u32>>> {
     }
 }
 
-/// What is expected after a fault.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Followed {
-    /// Pages, or larger units, to be mapped with it.
-    pub(super) map: usize,
-}
-
 impl Engine {
-    /// Notes that a page was wanted which has contents elsewhere, and looks up what was wanted after it before: nothing, in a stream, which knows better.
-    pub(super) fn follow(&mut self, fault: Fault, page: u32, ahead: Ahead) -> Followed {
+    /// Notes that a page was wanted which has contents elsewhere, and looks up what was wanted after it before: nothing, in a stream, which knows better. Returns
+    /// how many of these pages are to be mapped with it.
+    pub(super) fn follow(&mut self, fault: Fault, page: u32, ahead: Ahead) -> usize {
         let follows = self.learn.follows;
         if self.is_retrying || !(follows || self.learn.file.is_some()) {
             self.learn.next.clear();
-            return Followed { map: 0 };
+            return 0;
         }
-        let is_alone = ahead.map == 1 && ahead.stride.is_none() && follows;
+        let is_alone = follows && ahead.map == 1 && ahead.stride.is_none() && self.has_room_for_units();
         // Never at the expense of pages in use, as with streams.
-        let room =
-            if is_alone && self.has_room_for_units() { self.free.len() + self.cached.len() } else { 0 };
-        let (unit, table) = (self.unit, &self.table);
-        let here = |page: u32| table.get(page).state() == PageState::Mapped;
+        let ready = (self.free.len() + self.cached.len()).saturating_sub(ROOM_FRAMES);
+        let room = if is_alone { ready / 2 / self.unit as usize } else { 0 };
+        let table = &self.table;
+        let whereabouts = |page: u32| match table.get(page).state() {
+            PageState::Mapped => Whereabouts::Here,
+            PageState::Untouched | PageState::Writing => Whereabouts::Nowhere,
+            PageState::Fetching => Whereabouts::Coming,
+            PageState::Cached | PageState::Remote | PageState::Packed | PageState::Filled => {
+                Whereabouts::Away
+            }
+        };
         let Learn { replay, next, .. } = &mut self.learn;
-        Followed { map: replay.fault(page - page % unit, fault.thread, room / 2 / unit as usize, here, next) }
+        replay.fault(page, fault.thread, room, whereabouts, next)
     }
 
-    /// Maps what is expected after a fault: before the page of the fault itself, whose arrival wakes the thread.
-    pub(super) fn bring_what_follows(&mut self, followed: Followed) -> Result<()> {
-        self.has_strides |= followed.map > 0;
-        let unit = self.unit;
+    /// Maps the first `map` pages of what is expected after a fault: before the page of the fault itself, whose arrival wakes the thread.
+    pub(super) fn bring_what_follows(&mut self, map: usize) -> Result<()> {
+        self.has_strides |= map > 0;
         let mut index = 0;
-        while index < followed.map {
-            let page = self.learn.next[index];
-            let mut pages = unit;
+        while index < map {
+            let pages = self.unit_of(self.learn.next[index]);
+            let (first, mut end) = (pages.start, pages.end);
             index += 1;
-            while index < followed.map && self.learn.next[index] == page + pages {
-                (pages, index) = (pages + unit, index + 1);
+            // Neighbours in order come as a run.
+            while index < map && self.learn.next[index] == end {
+                (end, index) = (end + self.unit, index + 1);
             }
-            if self.has_room_beside(pages) {
-                self.bring_in(page, pages)?;
+            if self.has_room_beside(end - first) {
+                self.bring_in(first, end - first)?;
             }
         }
         Ok(())
     }
 
-    /// Fetches what is expected behind that.
-    pub(super) fn fetch_what_follows(&mut self, followed: Followed) -> Result<()> {
-        for index in followed.map..self.learn.next.len() {
-            let page = self.learn.next[index];
+    /// Fetches what is expected behind those.
+    pub(super) fn fetch_what_follows(&mut self, map: usize) -> Result<()> {
+        for index in map..self.learn.next.len() {
             if self.has_room_beside(self.unit) {
-                self.fetch_ahead(page..page + self.unit)?;
+                self.fetch_ahead(self.unit_of(self.learn.next[index]))?;
             }
         }
         Ok(())
+    }
+
+    /// The pages that come with one.
+    fn unit_of(&self, page: u32) -> std::ops::Range<u32> {
+        let first = page - page % self.unit;
+        first..first.saturating_add(self.unit)
     }
 }
 
@@ -198,15 +205,15 @@ mod tests {
         let _ = fs::remove_file(&file);
         let mut kept = learn(&file, 1000).unwrap();
         for page in [5, 999, 7, 5] {
-            kept.replay.fault(page, 1, 0, |_| false, &mut Vec::new());
+            kept.replay.fault(page, 1, 0, |_| Whereabouts::Away, &mut Vec::new());
         }
         kept.keep().unwrap();
         assert_eq!(load(&file).unwrap(), Some(vec![5, 999, 7, 5]));
         // Pages that this run does not have are left out.
         let mut again = learn(&file, 100).unwrap();
         let mut next = Vec::new();
-        again.replay.fault(5, 1, 10, |_| false, &mut next);
-        assert_eq!(next, [7, 5]);
+        again.replay.fault(5, 1, 10, |_| Whereabouts::Away, &mut next);
+        assert_eq!(next, [7], "not what is wanted already");
         assert_eq!(again.replay.pages(), [5], "its own");
         for (bytes, refused) in
             [(&b""[..], false), (b"netvmlr1", false), (b"netvmlr1xyz", true), (b"#!/bin/sh\n", true)]

@@ -8,7 +8,7 @@ use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::ops::Range;
 
 /// With fewer frames than this to be had, only what is waited for is brought in.
-const ROOM_FRAMES: usize = 8;
+pub(super) const ROOM_FRAMES: usize = 8;
 /// One part in this many of the local memory is for the windows of streams that are told of.
 const WINDOWS_PART: usize = 2;
 /// A stream passes at most so many pages over.
