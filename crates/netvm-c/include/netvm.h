@@ -402,6 +402,26 @@ NETVM_API int netvm_pager_stats(netvm_pager *pager, netvm_stat *stats, size_t ro
 /* The one of that name. NETVM_ERR_ARGUMENT when there is none. */
 NETVM_API int netvm_pager_stat(netvm_pager *pager, const char *name, uint64_t *value);
 
+/* A lender of a pager. */
+typedef struct netvm_lender_state {
+    char address[256];      /* as it was named, cut if it is longer */
+    char why_lost[256];     /* a sentence, cut if it is longer; "" while it is there */
+    uint64_t held_bytes;    /* of pages that it holds, each copy and part counted */
+    uint64_t read_bytes;    /* from it; this and the rest are 0 for the 32nd lender and those behind it */
+    uint64_t written_bytes; /* to it */
+    uint64_t reads;         /* that it answered, */
+    uint64_t reads_ns;      /* and how long they took, all together */
+    uint32_t lost;          /* 1: it was lost, and may come back, or it has left */
+    uint32_t reserved;
+} netvm_lender_state;
+
+/* Up to `room` of them, in the order in which they were named, and in `count` how many there are. `states` may be NULL when `room` is 0. Ask now and
+ * then: how often one was lost, or came back, netvm_pager_stat counts as "lenders_lost" and "lenders_back". */
+NETVM_API int netvm_pager_lenders(netvm_pager *pager, netvm_lender_state *states, size_t room, size_t *count);
+
+/* Who serves its faults, an enum netvm_fault_path: what NETVM_FAULTS_AUTO has become. */
+NETVM_API int netvm_pager_fault_path(netvm_pager *pager, uint32_t *path);
+
 /* The `bytes` bytes from `offset` on, as memory to be exported by itself. The same bytes may be exported many times, with different
  * names, keys and rights. */
 NETVM_API int netvm_memory_range(netvm_memory *memory, size_t offset, size_t bytes, netvm_memory **range);

@@ -6,8 +6,8 @@ use netvm_core::limits;
 
 use crate::code::Code;
 use crate::{
-    Buffer, ConnectOptions, Counts, FarCounts, NodeOptions, PagerOptions, Piece, Place, PostOptions,
-    Received, RegionInfo, Signal, Stat, copy, memory, node, pager, posted, region, sync,
+    Buffer, ConnectOptions, Counts, FarCounts, LenderState, NodeOptions, PagerOptions, Piece, Place,
+    PostOptions, Received, RegionInfo, Signal, Stat, copy, memory, node, pager, posted, region, sync,
 };
 
 /// Expressions of C and their values.
@@ -109,6 +109,15 @@ pub fn all() -> Vec<(String, i128)> {
         ("offsetof(netvm_stat, value)", offset_of!(Stat, value)),
         ("offsetof(netvm_stat, gauge)", offset_of!(Stat, gauge)),
         ("offsetof(netvm_stat, reserved)", offset_of!(Stat, reserved)),
+        ("sizeof(netvm_lender_state)", size_of::<LenderState>()),
+        ("offsetof(netvm_lender_state, why_lost)", offset_of!(LenderState, why_lost)),
+        ("offsetof(netvm_lender_state, held_bytes)", offset_of!(LenderState, held_bytes)),
+        ("offsetof(netvm_lender_state, read_bytes)", offset_of!(LenderState, read_bytes)),
+        ("offsetof(netvm_lender_state, written_bytes)", offset_of!(LenderState, written_bytes)),
+        ("offsetof(netvm_lender_state, reads)", offset_of!(LenderState, reads)),
+        ("offsetof(netvm_lender_state, reads_ns)", offset_of!(LenderState, reads_ns)),
+        ("offsetof(netvm_lender_state, lost)", offset_of!(LenderState, lost)),
+        ("offsetof(netvm_lender_state, reserved)", offset_of!(LenderState, reserved)),
         ("NETVM_FAR_NORMAL", pager::NORMAL as usize),
         ("NETVM_FAR_SEQUENTIAL", pager::SEQUENTIAL as usize),
         ("NETVM_FAR_RANDOM", pager::RANDOM as usize),

@@ -25,6 +25,6 @@ pub use board::Signal;
 pub use channel::{Buffer, Received};
 pub use memory::Place;
 pub use node::{ConnectOptions, NodeOptions};
-pub use pager::{FarCounts, PagerOptions, Stat};
+pub use pager::{FarCounts, LenderState, PagerOptions, Stat};
 pub use posted::{Counts, PostOptions};
 pub use region::{Piece, RegionInfo};

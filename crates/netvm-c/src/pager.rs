@@ -342,3 +342,73 @@ pub extern "C" fn netvm_pager_stat(pager: Ref<PagerHandle>, name: Text, value: O
         value.set(named.ok_or_else(none)?.1)
     })
 }
+
+/// Bytes of a text in a struct, the 0 at its end included.
+const TEXT_BYTES: usize = 256;
+
+/// `netvm_lender_state`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct LenderState {
+    pub(crate) address: [c_char; TEXT_BYTES],
+    pub(crate) why_lost: [c_char; TEXT_BYTES],
+    pub(crate) held_bytes: u64,
+    pub(crate) read_bytes: u64,
+    pub(crate) written_bytes: u64,
+    pub(crate) reads: u64,
+    pub(crate) reads_ns: u64,
+    pub(crate) lost: u32,
+    pub(crate) reserved: u32,
+}
+
+impl From<&netvm::pager::LenderState> for LenderState {
+    fn from(state: &netvm::pager::LenderState) -> Self {
+        Self {
+            address: cut(&state.address),
+            why_lost: cut(state.lost.as_deref().unwrap_or_default()),
+            held_bytes: state.held_bytes,
+            read_bytes: state.read_bytes,
+            written_bytes: state.written_bytes,
+            reads: state.reads,
+            reads_ns: state.reads_ns,
+            lost: state.lost.is_some().into(),
+            reserved: 0,
+        }
+    }
+}
+
+/// What fits of a text, whole characters, and zeroes.
+fn cut(text: &str) -> [c_char; TEXT_BYTES] {
+    let end = (0..TEXT_BYTES.min(text.len() + 1)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    let mut all = [0; TEXT_BYTES];
+    all.iter_mut().zip(text[..end].bytes()).for_each(|(place, byte)| *place = byte as c_char);
+    all
+}
+
+/// How each lender is.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_pager_lenders(
+    pager: Ref<PagerHandle>,
+    states: OutArray<LenderState>,
+    room: usize,
+    count: Out<usize>,
+) -> c_int {
+    call(|| {
+        states.check(room)?;
+        count.check()?;
+        let lenders = pager.get()?.0.lenders();
+        for (index, lender) in lenders.iter().enumerate().take(room) {
+            states.set(index, room, lender.into())?;
+        }
+        count.set(lenders.len())
+    })
+}
+
+/// Who serves faults.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_pager_fault_path(pager: Ref<PagerHandle>, path: Out<u32>) -> c_int {
+    call(|| {
+        path.check()?;
+        path.set(pager.get()?.0.fault_path().number())
+    })
+}

@@ -341,8 +341,18 @@ fn blocks_by_their_addresses_outlive_a_lender() {
     let (one, other) = (Serving::new(256), Serving::new(256));
     let far = FarMemory::builder().local(8 * MIB).area(1 << 36).tier(TierPolicy::Lender).replicas(2);
     let far = far.lenders([&one.address, &other.address]).start().unwrap();
+    let both = far.lenders();
+    assert_eq!([&both[0].address, &both[1].address], [&one.address, &other.address]);
+    assert!(both.iter().all(|lender| lender.lost.is_none() && lender.held_bytes == 0), "{both:?}");
+    let gone = one.address.clone();
     blocks_of_many_threads(&far, || drop(one));
     assert_eq!(far.stats().lenders_lost, 1);
+    let after = far.lenders();
+    println!("{after:#?}");
+    assert!(after[0].lost.as_ref().is_some_and(|why| why.contains(&gone)) && after[1].lost.is_none());
+    assert!(after[0].held_bytes == 0 && after[1].written_bytes > 0, "{after:?}");
+    assert!(after[1].reads > 0 && after[1].read_bytes >= 4096 && after[1].reads_ns > after[1].reads);
+    assert_eq!(after.iter().map(|lender| lender.read_bytes).sum::<u64>(), far.stats().bytes_in);
     // The pager lives as long as the process.
     std::mem::forget(other);
 }

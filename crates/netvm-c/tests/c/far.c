@@ -194,6 +194,28 @@ static void count(netvm_pager *pager) {
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_stat(pager, "faults", NULL));
 }
 
+/* The one that there is. */
+static void lenders(netvm_pager *pager) {
+    netvm_lender_state states[2];
+    size_t count = 0;
+    uint32_t path = 0;
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_lenders(NULL, states, 2, &count));
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_lenders(pager, NULL, 1, &count));
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_lenders(pager, states, 2, NULL));
+    OK(netvm_pager_lenders(pager, NULL, 0, &count));
+    CHECK(count == 1);
+    memset(states, 1, sizeof states);
+    OK(netvm_pager_lenders(pager, states, 2, &count));
+    CHECK(count == 1 && strlen(states[0].address) > 0 && states[1].lost == UINT32_C(0x01010101));
+    CHECK(states[0].lost == 0 && states[0].why_lost[0] == 0 && states[0].reserved == 0);
+    CHECK(states[0].held_bytes > 0 && states[0].written_bytes >= states[0].held_bytes);
+    CHECK(states[0].read_bytes > 0 && states[0].reads > 0 && states[0].reads_ns > states[0].reads);
+    OK(netvm_pager_fault_path(pager, &path));
+    CHECK(path == NETVM_FAULTS_THREAD || path == NETVM_FAULTS_SAME_CPU || path == NETVM_FAULTS_IN_THREAD);
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_fault_path(pager, NULL));
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_fault_path(NULL, &path));
+}
+
 /* The pager's thread is where it was told to be. */
 static void pinned(void) {
     char path[64], name[32];
@@ -342,6 +364,7 @@ int main(int argc, char **argv) {
         CHECK(words[page * (PAGE / 4) + 7] == page + 2 && words[page * (PAGE / 4) + 8] == page + 5);
     advise(pager, words);
     count(pager);
+    lenders(pager);
     keep(pager);
     /* A range of it, which is the same bytes. */
     OK(netvm_memory_range(memory, PAGE, PAGE, &others[0]));

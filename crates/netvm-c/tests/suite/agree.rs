@@ -141,6 +141,7 @@ fn c_type(rust: &str) -> String {
             "Buffer" => "netvm_buffer",
             "Place" => "netvm_location",
             "Stat" => "netvm_stat",
+            "LenderState" => "netvm_lender_state",
             "u32" => "uint32_t",
             "u64" => "uint64_t",
             "i64" => "int64_t",

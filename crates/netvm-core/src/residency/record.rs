@@ -15,6 +15,8 @@ pub const RECORD_MIN: usize = 1 << 21;
 pub const RECORD_MAX: usize = 1 << 28;
 /// One in so many pairs of faults is in the index, by its hash: a walk is found a little later, and faults at random are spared three of four looks.
 const SAMPLED: usize = 4;
+/// Length of the index at first: it is touched here and there, and few faults are to need few pages of memory.
+const INDEX_MIN: usize = 1 << 13;
 /// Chunks whose faults lie together: no growth copies what is there.
 const SEGMENT: usize = RECORD_MIN / CHUNK as usize;
 /// No page.
@@ -55,11 +57,11 @@ impl Record {
         Self { segments, after, begun: 0, chunks_max, index, shorter }
     }
 
-    /// So many pages may be wanted in turn: about as many faults are kept, eight for five pages at most, as far as that can still be had.
+    /// So many pages may be wanted in turn: about as many faults are kept, seven for five pages at most, as far as that can still be had.
     pub(super) fn make_room(&mut self, pages: usize) {
         // Once the oldest chunk has been used again, each has its place.
         if self.begun <= self.chunks_max as u64 {
-            let faults = ((pages.min(RECORD_MAX) * 8 / 5).max(RECORD_MIN) + 1).next_power_of_two() / 2;
+            let faults = ((pages.min(RECORD_MAX) * 7 / 5).max(RECORD_MIN) + 1).next_power_of_two() / 2;
             self.chunks_max = self.chunks_max.max(faults / CHUNK as usize);
         }
     }
@@ -126,7 +128,8 @@ impl Record {
         let at = sample(before, page)?;
         if self.after.len() * CHUNK as usize > self.index.len() * SAMPLED {
             // Nothing is moved, which would stop all threads: what came before is looked up in what there was.
-            let longer = vec![0; (self.index.len() * 2).max(RECORD_MIN / SAMPLED)];
+            let factor = if self.index.len() < RECORD_MIN / SAMPLED { 4 } else { 2 };
+            let longer = vec![0; (self.index.len() * factor).max(INDEX_MIN)];
             self.shorter = core::mem::replace(&mut self.index, longer);
         }
         let mask = self.index.len() - 1;
@@ -287,10 +290,10 @@ mod tests {
         add_all(&mut record, &mut tail, 0..100);
         assert_eq!(record.len(), RECORD_MIN);
         let mut large = Record::new();
-        large.make_room(RECORD_MIN * 5 / 4 - 1);
+        large.make_room(RECORD_MIN * 10 / 7 - 1);
         add_all(&mut large, &mut Tail::default(), 0..3);
         assert_eq!(large.chunks_max * CHUNK as usize, RECORD_MIN);
-        large.make_room(RECORD_MIN * 5 / 4);
+        large.make_room(RECORD_MIN * 10 / 7 + 1);
         large.make_room(1);
         add_all(&mut large, &mut Tail::default(), 0..3 * n);
         assert_eq!(large.len(), 2 * RECORD_MIN);

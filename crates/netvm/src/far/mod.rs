@@ -36,7 +36,7 @@ use netvm_core::heap::Heap;
 use netvm_sys::allocator;
 use netvm_sys::uffd::PAGE_BYTES;
 
-pub use crate::pager::{Erasure, FarRange, FaultPath, PagerError, TierPolicy};
+pub use crate::pager::{Erasure, FarRange, FaultPath, LenderState, PagerError, TierPolicy};
 pub use crate::security::{Encryption, Secret, Security};
 pub use crate::shm::LinkChoice;
 pub use crate::stats::PagerStats;
@@ -220,6 +220,17 @@ impl FarMemory {
         allocator::discard(values, PAGE_BYTES, |address, bytes| {
             area.contains(&address) && self.pager.discard(address, bytes).is_ok()
         });
+    }
+
+    /// The lenders, in the order in which they were named: which of them are there, and what each holds and has answered. To be asked now and then: that
+    /// one was lost, or is back, [`PagerStats`] count.
+    pub fn lenders(&self) -> Vec<LenderState> {
+        self.pager.lenders()
+    }
+
+    /// Who serves its faults: [`FaultPath::Auto`] has been decided.
+    pub fn fault_path(&self) -> FaultPath {
+        self.pager.fault_path()
     }
 
     /// What it did so far.

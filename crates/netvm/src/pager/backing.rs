@@ -718,6 +718,16 @@ impl Backing {
         stats.read_us_peak = self.stats.read_us_peak;
     }
 
+    /// All lenders, lost ones too.
+    pub(super) fn sides(&self) -> &Sides {
+        &self.sides
+    }
+
+    /// Bytes of pages at a lender, each copy and part counted.
+    pub(super) fn held_bytes(&self, lender: u32) -> u64 {
+        self.slots.live_at(lender) * self.part_bytes()
+    }
+
     /// The lenders that were ever lost, and those that were left: a bit for each.
     pub(super) fn ever_gone(&self) -> (u64, u64) {
         (self.ever_lost, self.ever_left)

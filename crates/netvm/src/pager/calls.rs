@@ -4,6 +4,7 @@ use super::Pager;
 use super::engine::Engine;
 use super::error::{PagerError, system};
 use super::hints::Access;
+use super::lenders::LenderState;
 use crate::error::{Error, Result};
 use crate::lender::ForkTicket;
 use crate::stats::PagerStats;
@@ -75,6 +76,8 @@ pub(super) enum Call {
         frames_max: u64,
     },
     Publish,
+    /// Tell how each lender is.
+    Lenders,
     /// Write the record of what was wanted.
     KeepRecord,
     /// Finish all I/O, hand the engine over and stand still. If the stack of who asks is far memory, what it needs of it stays here; so does
@@ -100,6 +103,7 @@ pub(super) struct Doorbell {
     turn: Turn,
     exchange: Mutex<Exchange>,
     stats: Mutex<PagerStats>,
+    lenders: Mutex<Vec<LenderState>>,
     parked: Mutex<Option<Box<Engine>>>,
     tickets: Mutex<Vec<Option<ForkTicket>>>,
     needed: Mutex<Vec<usize>>,
@@ -117,6 +121,7 @@ impl Doorbell {
             turn: Turn::new(),
             exchange: Mutex::default(),
             stats: Mutex::default(),
+            lenders: Mutex::default(),
             parked: Mutex::default(),
             tickets: Mutex::default(),
             needed: Mutex::default(),
@@ -159,15 +164,15 @@ impl Doorbell {
         &self.turn
     }
 
-    /// The counters as of now.
-    pub(super) fn latest_stats(&self) -> PagerStats {
+    /// What a call has left here.
+    pub(super) fn latest<T>(&self, call: Call, read: impl FnOnce(&Self) -> T) -> T {
         without_signals(|| {
             self.turn.take();
-            let published = self.call_in_turn(Call::Publish);
-            let stats = *lock(&self.stats);
+            let published = self.call_in_turn(call);
+            let latest = read(self);
             self.turn.give_back();
             debug_assert!(published.is_ok());
-            stats
+            latest
         })
     }
 
@@ -183,6 +188,10 @@ impl Doorbell {
 
     pub(super) fn stats(&self) -> MutexGuard<'_, PagerStats> {
         lock(&self.stats)
+    }
+
+    pub(super) fn lenders(&self) -> MutexGuard<'_, Vec<LenderState>> {
+        lock(&self.lenders)
     }
 
     /// The engine while the pager's thread stands still.
@@ -277,6 +286,10 @@ impl Engine {
             Call::Keep { frames, frames_max } => self.keep(frames, frames_max),
             Call::Publish => {
                 self.publish(pager);
+                Ok(())
+            }
+            Call::Lenders => {
+                self.tell_lenders(pager);
                 Ok(())
             }
             Call::KeepRecord => self.learn.keep(),

@@ -4,7 +4,7 @@
 //! of SIGBUS; a thread that calls; the pager's thread, which does what is left over.
 
 use super::Pager;
-use super::calls::{Call, Doorbell};
+use super::calls::Call;
 use super::engine::{Engine, STARVED, TICK};
 use super::errand::{Fetch, LEAVE, Leave, Outcome};
 use super::error::{PagerError, system};
@@ -14,7 +14,6 @@ use super::range::this_process;
 use super::seals::PageHash;
 use super::shards::Stripes;
 use crate::error::Result;
-use crate::stats::PagerStats;
 use netvm_core::combine::{Combine, ERRANDS, Post, Withdrawn};
 use netvm_core::residency::PageState;
 use netvm_sys::epoll::{EventFd, Timer};
@@ -188,11 +187,12 @@ impl InThread {
         })
     }
 
-    pub(super) fn stats(&self, pager: &Pager, doorbell: &Doorbell) -> PagerStats {
+    /// What a call has left at the doorbell.
+    pub(super) fn latest<T>(&self, call: Call, pager: &Pager, read: impl FnOnce() -> T) -> T {
         without_signals(|| {
             // A child of a fork has what was there last.
-            let _ = self.call(Call::Publish, pager);
-            *doorbell.stats()
+            let _ = self.call(call, pager);
+            read()
         })
     }
 

@@ -4,6 +4,7 @@ use super::calls::{Call, Doorbell};
 use super::engine::Engine;
 use super::error::{PagerError, system};
 use super::inthread::InThread;
+use super::lenders::LenderState;
 use super::{FaultPath, Pager, PagerConfig, local_bytes_min};
 use crate::error::Result;
 use crate::runfile::RunFile;
@@ -153,13 +154,23 @@ impl Shard {
         }
     }
 
+    pub(super) fn lenders(&self, pager: &Pager) -> Vec<LenderState> {
+        if pager.orphaned.load(Relaxed) {
+            return Vec::new();
+        }
+        match &self.in_thread {
+            Some(shared) => shared.latest(Call::Lenders, pager, || self.doorbell.lenders().clone()),
+            None => self.doorbell.latest(Call::Lenders, |doorbell| doorbell.lenders().clone()),
+        }
+    }
+
     fn stats(&self, pager: &Pager) -> PagerStats {
         if pager.orphaned.load(Relaxed) {
             return PagerStats::default();
         }
         match &self.in_thread {
-            Some(shared) => shared.stats(pager, &self.doorbell),
-            None => self.doorbell.latest_stats(),
+            Some(shared) => shared.latest(Call::Publish, pager, || *self.doorbell.stats()),
+            None => self.doorbell.latest(Call::Publish, |doorbell| *doorbell.stats()),
         }
     }
 }
