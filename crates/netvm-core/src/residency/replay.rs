@@ -219,63 +219,83 @@ impl Replay {
             Some(_) => None,
             None => self.followers[index].other.and_then(|other| self.look_behind(other, page, &whereabouts)),
         };
-        let Self { record, followers, need, share, wanted, .. } = self;
-        let follower = &mut followers[index];
+        let is_late =
+            found.is_some_and(|(_, is_behind)| !is_behind) && whereabouts(page) == Whereabouts::Away;
+        let (follower, share) = (&mut self.followers[index], &mut self.share);
         if follower.probe.is_some_and(|(probe, _)| probe == page) {
             follower.judge(true, share);
-        } else if found.is_some_and(|(_, is_behind)| !is_behind) && whereabouts(page) == Whereabouts::Away {
+        } else if is_late {
             follower.missed += 1;
         }
-        let (Some((place, is_behind)), Some(mut at)) = (found, follower.at) else {
-            let before = record.add(&mut follower.tail, page);
-            follower.visits += 1;
-            let is_sure = follower.at.is_some() && follower.run >= *need;
-            let is_lost = follower.visits > VISITS_MAX * (1 + follower.brought);
-            if is_sure && other.is_none() && !is_lost {
-                follower.other = before;
-            } else if is_lost || other.or(before).is_some() {
-                if follower.brought > 0 {
-                    *need = (*need * 2).min(NEED_MAX);
-                }
-                follower.go_to(other.or(before), if other.is_some() { 2 } else { 1 });
-            }
+        let Some((place, is_behind)) = found else {
+            self.visit(index, page, other);
             return 0;
         };
-        // What is here was wanted, too, without a fault.
-        while let Some((passed, page)) = record.next(at).filter(|(passed, _)| *passed != place) {
+        self.go_on(index, page, place, &whereabouts);
+        if is_behind {
+            self.end_window(index, place, &whereabouts);
+        }
+        self.bring(index, page, room, whereabouts, next)
+    }
+
+    /// A fault that was not expected, unless at another place, `other`.
+    fn visit(&mut self, index: usize, page: u32, other: Option<Place>) {
+        let follower = &mut self.followers[index];
+        let before = self.record.add(&mut follower.tail, page);
+        follower.visits += 1;
+        let is_sure = follower.at.is_some() && follower.run >= self.need;
+        let is_lost = follower.visits > VISITS_MAX * (1 + follower.brought);
+        if is_sure && other.is_none() && !is_lost {
+            follower.other = before;
+        } else if is_lost || other.or(before).is_some() {
+            if follower.brought > 0 {
+                self.need = (self.need * 2).min(NEED_MAX);
+            }
+            follower.go_to(other.or(before), if other.is_some() { 2 } else { 1 });
+        }
+    }
+
+    /// A fault that was expected at `place`. What is here of what lies before it was wanted, too, without a fault.
+    fn go_on(&mut self, index: usize, page: u32, place: Place, whereabouts: impl Fn(u32) -> Whereabouts) {
+        let (record, follower) = (&mut self.record, &mut self.followers[index]);
+        let mut passed = follower.at.and_then(|at| record.next(at));
+        while let Some((at, page)) = passed.filter(|(at, _)| *at != place) {
             if whereabouts(page) == Whereabouts::Here {
                 record.add(&mut follower.tail, page);
             }
-            at = passed;
+            passed = record.next(at);
         }
         record.add(&mut follower.tail, page);
         (follower.at, follower.other) = (Some(place), None);
         (follower.run, follower.visits) = (follower.run.saturating_add(1), 0);
-        if is_behind {
-            if follower.brought > 0 {
-                *wanted += u64::from(follower.brought) * *share;
-                match follower.probe {
-                    Some((probe, 1)) if whereabouts(probe).is_away() => follower.judge(false, share),
-                    Some((_, 1)) => follower.probe = None,
-                    Some((probe, left)) => follower.probe = Some((probe, left - 1)),
-                    None => {}
-                }
-                if follower.credit < CREDIT_MIN {
-                    *need = (*need * 4).min(NEED_MAX);
-                    follower.go_to(Some(place), 0);
-                } else if follower.missed > follower.window / 4 {
-                    // They had left already, or there was no room for them.
-                    follower.window /= 2;
-                } else if follower.credit > 0 {
-                    *need = (*need / 2).max(NEED_MIN);
-                    follower.window = (follower.window * 2).min(WINDOW_MAX);
-                } else {
-                    follower.window = (follower.window * 2).min(AHEAD_MIN);
-                }
+    }
+
+    /// All of the last window has been passed: how wide the next one is.
+    fn end_window(&mut self, index: usize, place: Place, whereabouts: impl Fn(u32) -> Whereabouts) {
+        let Self { followers, need, share, wanted, .. } = self;
+        let follower = &mut followers[index];
+        if follower.brought > 0 {
+            *wanted += u64::from(follower.brought) * *share;
+            match follower.probe {
+                Some((probe, 1)) if whereabouts(probe).is_away() => follower.judge(false, share),
+                Some((_, 1)) => follower.probe = None,
+                Some((probe, left)) => follower.probe = Some((probe, left - 1)),
+                None => {}
             }
-            (follower.reach, follower.brought, follower.missed) = (place, 0, 0);
+            if follower.credit < CREDIT_MIN {
+                *need = (*need * 4).min(NEED_MAX);
+                follower.go_to(Some(place), 0);
+            } else if follower.missed > follower.window / 4 {
+                // They had left already, or there was no room for them.
+                follower.window /= 2;
+            } else if follower.credit > 0 {
+                *need = (*need / 2).max(NEED_MIN);
+                follower.window = (follower.window * 2).min(WINDOW_MAX);
+            } else {
+                follower.window = (follower.window * 2).min(AHEAD_MIN);
+            }
         }
-        self.bring(index, page, room, whereabouts, next)
+        (follower.reach, follower.brought, follower.missed) = (place, 0, 0);
     }
 
     /// What comes ahead of where a thread is that has had a fault on `own`.
@@ -658,6 +678,49 @@ mod tests {
             .collect();
         let (faults, _) = fours.run(accesses);
         assert!(fours.useless < faults / 30, "{} pages for nothing, {faults} faults", fours.useless);
+    }
+
+    #[test]
+    fn whatever_happens_no_more_comes_than_there_is_room_for() {
+        for seed in 1..200 {
+            let mut random = Random(seed);
+            let pages = [3, 10, 100, 2000][random.below(4) as usize];
+            let threads = [1, 3, 300][random.below(3) as usize];
+            let mut replay = Replay::new();
+            let record: Vec<u32> = (0..random.below(500)).map(|_| random.below(2 * pages) as u32).collect();
+            replay.load(record.into_iter());
+            let mut walk: Vec<u32> = (0..300).map(|_| random.below(pages) as u32).collect();
+            let mut state: Vec<u64> = vec![1; 2 * pages as usize];
+            let mut next = Vec::new();
+            for step in 0..3000 {
+                if step % 500 == 0 {
+                    let likely = random.below(4);
+                    state.iter_mut().for_each(|state| *state = (likely + random.below(2)) % 4);
+                    replay.make_room(random.below(1 << 22) as usize);
+                    walk.rotate_left(random.below(300) as usize);
+                }
+                let page = if random.below(8) > 0 { walk[step % 300] } else { random.below(pages) as u32 };
+                let whereabouts = |page: u32| match state[page as usize] {
+                    0 => Whereabouts::Here,
+                    1 => Whereabouts::Away,
+                    2 => Whereabouts::Coming,
+                    _ => Whereabouts::Nowhere,
+                };
+                let room = [0, 1, 3, 1000][random.below(4) as usize];
+                let thread = random.below(threads) as u32;
+                let mapped = replay.fault(page, thread, room, whereabouts, &mut next);
+                assert!(mapped <= next.len() && mapped <= WINDOW_MAX as usize && next.len() <= room);
+                assert!(!next.contains(&page) && next.iter().all(|&page| whereabouts(page).is_away()));
+                assert_eq!(next.iter().collect::<BTreeSet<_>>().len(), next.len());
+                next.iter().take(mapped).for_each(|&page| state[page as usize] = 0);
+                let changed = random.below(pages) as usize;
+                state[changed] = random.below(4);
+                let (asked, wanted) = replay.usefulness();
+                let ahead = replay.mapped_ahead();
+                assert!(wanted <= asked && ahead.likely <= ahead.possible);
+            }
+            assert!(replay.pages().iter().all(|&page| page < 2 * pages as u32));
+        }
     }
 
     #[test]
