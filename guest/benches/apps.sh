@@ -37,7 +37,7 @@ measure() {
     umount /host/var/tmp
 }
 # One program at a time: the first tables are there long before the last.
-for app in numpy-sort sqlite redis pagerank numpy-matmul join gcc; do
+for app in numpy-sort sqlite redis pagerank tree numpy-matmul join gcc; do
     echo "== $app, a disk of 50 us"
     mount -t ext4 /dev/drive /host/var/tmp
     measure $app-drive --quick --repetitions 3 --app $app --local-percent 25

@@ -62,8 +62,8 @@ pub struct FaultArgs {
     /// Seconds for all repetitions of one case
     #[arg(long, default_value_t = 3.0, value_parser = seconds)]
     seconds: f64,
-    /// Measure accesses instead, whether they fault or not: at random, by Zipf's law, in order, strided, by pointers; on random
-    /// and on half-compressible data, with and without packed pages
+    /// Measure accesses instead, whether they fault or not: at random, by Zipf's law, in order, strided, by pointers (the same circle again and again);
+    /// on random and on half-compressible data, with and without packed pages
     #[arg(long)]
     walks: bool,
     /// With --walks: parts of --size that are local, in percent

@@ -25,6 +25,8 @@ pub enum App {
     Join,
     /// PageRank in C++, on a graph whose degrees follow a power law
     Pagerank,
+    /// An ordered map in C++, gone through again and again
+    Tree,
     /// Compiles a large file
     Gcc,
 }
@@ -32,6 +34,7 @@ pub enum App {
 const PYTHON: &str = "/usr/bin/python3";
 const JOIN: &str = include_str!("join.cpp");
 const PAGERANK: &str = include_str!("pagerank.cpp");
+const TREE: &str = include_str!("tree.cpp");
 
 impl App {
     pub fn name(self) -> &'static str {
@@ -42,6 +45,7 @@ impl App {
             App::Redis => "redis",
             App::Join => "join",
             App::Pagerank => "pagerank",
+            App::Tree => "tree",
             App::Gcc => "gcc",
         }
     }
@@ -96,6 +100,7 @@ impl App {
             }
             App::Join => Ok(work(&compile(folder, "join", JOIN)?, &[&pick(600_000, 6_000_000)])),
             App::Pagerank => Ok(work(&compile(folder, "pagerank", PAGERANK)?, &[&pick(400_000, 4_000_000)])),
+            App::Tree => Ok(work(&compile(folder, "tree", TREE)?, &[&pick(100_000, 1_000_000)])),
             App::Gcc => {
                 needs("gcc")?;
                 let (source, object) = (folder.join("large.c"), folder.join("large.o"));
