@@ -4,6 +4,7 @@
 //! is of *two* faults in a row, as in Domino (Bakhshalipour et al., HPCA 2018): a page of many small objects is wanted many times in a pass, each time by way
 //! of another one, and of faults at random hardly any two happen again in the same order.
 
+use alloc::collections::TryReserveError;
 use alloc::vec;
 use alloc::vec::Vec;
 
@@ -119,7 +120,7 @@ impl Record {
         let before = tail.last;
         let place = match before {
             Some((last, _)) if last % CHUNK + 1 < CHUNK && self.is_known(last / CHUNK) => last + 1,
-            _ => self.begin(before),
+            _ => self.begin(before)?,
         };
         let slot = self.slot(place / CHUNK);
         self.chunk_mut(slot)[(place % CHUNK) as usize] = page;
@@ -129,8 +130,12 @@ impl Record {
         if self.after.len() * CHUNK as usize > self.index.len() * SAMPLED {
             // Nothing is moved, which would stop all threads: what came before is looked up in what there was.
             let factor = if self.index.len() < RECORD_MIN / SAMPLED { 4 } else { 2 };
-            let longer = vec![0; (self.index.len() * factor).max(INDEX_MIN)];
-            self.shorter = core::mem::replace(&mut self.index, longer);
+            if let Some(longer) = zeroes((self.index.len() * factor).max(INDEX_MIN)) {
+                self.shorter = core::mem::replace(&mut self.index, longer);
+            }
+        }
+        if self.index.is_empty() {
+            return None;
         }
         let mask = self.index.len() - 1;
         let mut found = core::mem::replace(&mut self.index[at & mask], (place as u32).wrapping_add(1));
@@ -142,14 +147,14 @@ impl Record {
         (found < place && self.page(found) == Some(page)).then_some(found)
     }
 
-    /// A chunk that goes on with what is before.
-    fn begin(&mut self, before: Option<(Place, u32)>) -> Place {
+    /// A chunk that goes on with what is before. None, where there is no memory even for the first.
+    fn begin(&mut self, before: Option<(Place, u32)>) -> Option<Place> {
+        if self.slot(self.begun + 1) == self.after.len() && self.reserve().is_err() {
+            self.stop_growing()?;
+        }
         self.begun += 1;
         let (chunk, slot) = (self.begun, self.slot(self.begun));
         if slot == self.after.len() {
-            if slot.is_multiple_of(SEGMENT) {
-                self.segments.push(Vec::with_capacity(RECORD_MIN));
-            }
             self.after.push(0);
             self.segments[slot / SEGMENT].extend([NONE; CHUNK as usize]);
         } else {
@@ -162,7 +167,28 @@ impl Record {
             let before = self.slot(place / CHUNK);
             self.after[before] = chunk;
         }
-        chunk * CHUNK
+        Some(chunk * CHUNK)
+    }
+
+    /// Room for one more chunk: without it a program does without a longer record, and does not end.
+    fn reserve(&mut self) -> Result<(), TryReserveError> {
+        self.after.try_reserve(1)?;
+        if self.after.len().is_multiple_of(SEGMENT) {
+            let mut segment = Vec::new();
+            segment.try_reserve_exact(RECORD_MIN)?;
+            self.segments.try_reserve(1)?;
+            self.segments.push(segment);
+        }
+        Ok(())
+    }
+
+    /// From now on there are as many chunks as there are. None, if there is none.
+    fn stop_growing(&mut self) -> Option<()> {
+        if self.after.is_empty() {
+            return None;
+        }
+        self.chunks_max = self.after.len();
+        Some(())
     }
 
     fn known(&self) -> core::ops::RangeInclusive<u64> {
@@ -191,6 +217,14 @@ impl Record {
         }
         pages
     }
+}
+
+/// So many of them, if there is memory.
+fn zeroes(len: usize) -> Option<Vec<u32>> {
+    let mut zeroes = Vec::new();
+    zeroes.try_reserve_exact(len).ok()?;
+    zeroes.resize(len, 0);
+    Some(zeroes)
 }
 
 /// Where these two are in the index, modulo its length, if they are in it at all. By the finalizer of SplitMix64 (Steele et al., OOPSLA 2014).
@@ -262,6 +296,23 @@ mod tests {
         });
         let found = found.count();
         assert!(found > 1000 / SAMPLED / 2, "{found}");
+    }
+
+    #[test]
+    fn without_memory_it_does_not_get_longer() {
+        let mut record = Record::new();
+        let mut tail = Tail::default();
+        assert_eq!(record.stop_growing(), None);
+        add_all(&mut record, &mut tail, 0..1000);
+        assert_eq!(record.stop_growing(), Some(()));
+        add_all(&mut record, &mut tail, 1000..1100);
+        // Each chunk has its place by then.
+        record.make_room(1 << 24);
+        add_all(&mut record, &mut tail, 1100..5000);
+        assert_eq!(record.len(), 1024);
+        let known: Vec<u32> = record.pages(0);
+        assert_eq!(known, (5000 - known.len() as u32..5000).collect::<Vec<_>>());
+        assert!(known.len() > 1024 - CHUNK as usize);
     }
 
     #[test]
