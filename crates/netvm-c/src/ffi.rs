@@ -311,6 +311,14 @@ impl Text {
     }
 }
 
+/// What fits of a text in a struct, whole characters, with zeroes behind it.
+pub(crate) fn cut<const BYTES: usize>(text: &str) -> [c_char; BYTES] {
+    let end = (0..BYTES.min(text.len() + 1)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
+    let mut all = [0; BYTES];
+    all.iter_mut().zip(text[..end].bytes()).for_each(|(place, byte)| *place = byte as c_char);
+    all
+}
+
 /// Where a text goes.
 #[repr(transparent)]
 pub struct OutText(*mut c_char);

@@ -8,7 +8,7 @@ use netvm_core::limits::NAME_BYTES_MAX;
 
 use crate::call::call;
 use crate::code::{Failure, Result};
-use crate::ffi::{Address, Descriptor, Opaque, Out, OutArray, OutHandle, Own, Ref, Target};
+use crate::ffi::{Address, Descriptor, Opaque, Out, OutArray, OutHandle, Own, Ref, Target, cut};
 use crate::lasting::{PeerHandle, RegionHandle};
 use crate::node::{RIGHTS, named};
 
@@ -117,12 +117,7 @@ pub struct Place {
 
 impl From<&Location> for Place {
     fn from(location: &Location) -> Self {
-        let mut name = [0; NAME_BYTES_MAX + 1];
-        // The last byte stays 0.
-        for (place, byte) in name.iter_mut().take(NAME_BYTES_MAX).zip(location.name.bytes()) {
-            *place = byte as c_char;
-        }
-        Self { offset: location.offset, name }
+        Self { offset: location.offset, name: cut(&location.name) }
     }
 }
 

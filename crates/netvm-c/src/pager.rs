@@ -10,7 +10,7 @@ use netvm::stats::PagerStats;
 
 use crate::call::call;
 use crate::code::{Failure, Result};
-use crate::ffi::{Address, In, Opaque, Options, Out, OutArray, OutHandle, Own, Ref, Text};
+use crate::ffi::{Address, In, Opaque, Options, Out, OutArray, OutHandle, Own, Ref, Text, cut};
 use crate::node::{LINKS, flag, named, or_usual, security};
 
 /// `netvm_pager`. Its thread serves page faults as long as the process lives.
@@ -375,14 +375,6 @@ impl From<&netvm::pager::LenderState> for LenderState {
             reserved: 0,
         }
     }
-}
-
-/// What fits of a text, whole characters, and zeroes.
-fn cut(text: &str) -> [c_char; TEXT_BYTES] {
-    let end = (0..TEXT_BYTES.min(text.len() + 1)).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-    let mut all = [0; TEXT_BYTES];
-    all.iter_mut().zip(text[..end].bytes()).for_each(|(place, byte)| *place = byte as c_char);
-    all
 }
 
 /// How each lender is.

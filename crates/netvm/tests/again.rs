@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::mapped::{mapped, set_word, start, word};
+use common::mapped::{mapped, set_word, start, while_budgets_change_and_a_lender_dies, word};
 use common::{Random, alone, lend};
 
 use netvm::pager::{FaultPath, Pager};
@@ -119,4 +119,35 @@ fn what_is_wanted_in_part_only_is_left_alone() {
     let (with, without) = (came(true), came(false));
     println!("{with} pages came, {without} without prefetch");
     assert!(with < without * 5 / 4, "{with} pages came, {without} without prefetch");
+}
+
+/// A list that changes a little from pass to pass, some of whose pages are dropped while more of it is on its way.
+fn use_list(pager: &Pager, offset: usize, seed: u64) {
+    let pages = 2400;
+    let memory = mapped(pager, offset, pages * PAGE);
+    let mut random = Random::new(seed);
+    let mut order = shuffled(&mut random, pages);
+    // What each page had last, 0 if it has been dropped.
+    let mut model = vec![0; pages];
+    for pass in 1..=8_u64 {
+        for (number, &page) in order.iter().enumerate() {
+            let index = page * PAGE / 8 + page % 512;
+            assert_eq!(word(memory, index), model[page], "pass {pass}, page {page}");
+            model[page] = pass << 40 ^ index as u64;
+            set_word(memory, index, model[page]);
+            if number % 600 == 599 {
+                let first = random.next() as usize % (pages - 16);
+                pager.discard(pager.area().start + offset + first * PAGE, 16 * PAGE).unwrap();
+                model[first..first + 16].fill(0);
+            }
+        }
+        let (one, other) = (random.next() as usize % pages, random.next() as usize % pages);
+        order.swap(one, other);
+    }
+}
+
+#[test]
+fn lists_stay_as_written_while_budgets_change_and_a_lender_dies() {
+    let Some(_alone) = alone() else { return };
+    while_budgets_change_and_a_lender_dies(use_list);
 }

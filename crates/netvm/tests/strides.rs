@@ -2,11 +2,9 @@
 
 mod common;
 
-use common::mapped::{mapped, set_word, start, word};
-use common::{Random, Serving, alone, lend};
-use netvm::lender::LinkChoice;
-use netvm::pager::{Erasure, FaultPath, LOCAL_BYTES_MIN, Pager, PagerConfig, TierPolicy};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use common::mapped::{mapped, set_word, start, while_budgets_change_and_a_lender_dies, word};
+use common::{Random, alone, lend};
+use netvm::pager::{FaultPath, LOCAL_BYTES_MIN, Pager};
 
 const PAGE: usize = 4096;
 
@@ -224,55 +222,5 @@ fn use_matrix(pager: &Pager, offset: usize, seed: u64) {
 #[test]
 fn tiles_stay_as_written_while_budgets_change_and_a_lender_dies() {
     let Some(_alone) = alone() else { return };
-    type Case = (FaultPath, usize, fn(&mut PagerConfig));
-    let cases: [Case; 5] = [
-        (FaultPath::Thread, 1, |config| config.replicas = 2),
-        (FaultPath::InThread, 1, |config| config.replicas = 2),
-        (FaultPath::Thread, 2, |config| config.replicas = 2),
-        (FaultPath::Thread, 1, |config| config.erasure = Erasure::new(2, 1)),
-        (FaultPath::Thread, 1, |config| (config.replicas, config.encrypt_pages) = (2, true)),
-    ];
-    for (number, (path, shards, change)) in cases.into_iter().enumerate() {
-        let mut lenders: Vec<_> = (0..4).map(|_| Serving::new(256)).collect();
-        let mut config = PagerConfig {
-            local_bytes: 12 << 20,
-            local_bytes_max: 16 << 20,
-            lenders: lenders.iter().map(|lender| lender.address.clone()).collect(),
-            area_bytes: 1 << 34,
-            tier: TierPolicy::Lender,
-            link: LinkChoice::Socket,
-            fault_path: path,
-            shards,
-            ..PagerConfig::default()
-        };
-        change(&mut config);
-        let pager = Pager::start(config).unwrap();
-        let running = AtomicUsize::new(4);
-        std::thread::scope(|scope| {
-            for thread in 0..4 {
-                let (pager, running) = (&pager, &running);
-                scope.spawn(move || {
-                    // Stripes of the shards are shared.
-                    use_matrix(pager, thread * (12 << 20), thread as u64 + 1);
-                    running.fetch_sub(1, Ordering::Relaxed);
-                });
-            }
-            let (mut random, mut lost) = (Random::new(5), false);
-            while running.load(Ordering::Relaxed) > 0 {
-                pager.set_local_bytes((8 + random.next() % 9) << 20).unwrap();
-                std::thread::sleep(std::time::Duration::from_millis(20));
-                if !lost && pager.stats().remote_reads > 2000 {
-                    drop(lenders.remove(1));
-                    lost = true;
-                }
-            }
-            assert!(lost, "case {number}");
-        });
-        let stats = pager.stats();
-        println!("case {number}: {} faults, {} pages came", stats.faults, stats.remote_reads);
-        assert_eq!((stats.lenders_lost, stats.wrong_pages), (shards as u64, 0), "case {number}: {stats:?}");
-        assert!(stats.local_frames_peak <= (16 << 20) / PAGE as u64, "case {number}: {stats:?}");
-        // Pagers have no end.
-        std::mem::forget(lenders);
-    }
+    while_budgets_change_and_a_lender_dies(use_matrix);
 }

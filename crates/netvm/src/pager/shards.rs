@@ -155,22 +155,21 @@ impl Shard {
     }
 
     pub(super) fn lenders(&self, pager: &Pager) -> Vec<LenderState> {
-        if pager.orphaned.load(Relaxed) {
-            return Vec::new();
-        }
-        match &self.in_thread {
-            Some(shared) => shared.latest(Call::Lenders, pager, || self.doorbell.lenders().clone()),
-            None => self.doorbell.latest(Call::Lenders, |doorbell| doorbell.lenders().clone()),
-        }
+        self.latest(Call::Lenders, pager, |doorbell| doorbell.lenders().clone())
     }
 
     fn stats(&self, pager: &Pager) -> PagerStats {
+        self.latest(Call::Publish, pager, |doorbell| *doorbell.stats())
+    }
+
+    /// What a call leaves at the doorbell; nothing in the child of a fork.
+    fn latest<T: Default>(&self, call: Call, pager: &Pager, read: impl FnOnce(&Doorbell) -> T) -> T {
         if pager.orphaned.load(Relaxed) {
-            return PagerStats::default();
+            return T::default();
         }
         match &self.in_thread {
-            Some(shared) => shared.latest(Call::Publish, pager, || *self.doorbell.stats()),
-            None => self.doorbell.latest(Call::Publish, |doorbell| *doorbell.stats()),
+            Some(shared) => shared.latest(call, pager, || read(&self.doorbell)),
+            None => self.doorbell.latest(call, read),
         }
     }
 }
