@@ -308,14 +308,15 @@ typedef struct netvm_pager_options {
 #define NETVM_ERASURE(k, m) ((uint32_t)(k) << 8 | (uint32_t)(m))
 #define NETVM_PAGER_OPTIONS_INIT { sizeof(netvm_pager_options), NULL, 0, 0, 0, NULL, NULL, NETVM_ENCRYPT_IF_ASKED, 0, 0, 0, 0, NULL, NETVM_FAULTS_AUTO, 0, NETVM_TIER_AUTO, 0, 0, NULL, NETVM_LINK_AUTO, 0, 0, 0 }
 
-/* Starts a pager: a thread that borrows memory from others, and brings pages when they are touched. It goes on until the process ends,
- * with its connections and addresses: make one. When a lender is lost whose pages no other has, what was there is lost with it, and the process
+/* Starts a pager: a thread that borrows memory from others, and brings pages when they are touched. It goes on, with its connections,
+ * until the handle has been closed and the last memory of it freed: make one. When a lender is lost whose pages no other has, what was there is lost with it, and the process
  * ends: at once, by SIGBUS, without a core dump, and with a sentence on standard error that names the lender.
  * NETVM_ERR_SYSTEM when the system does not allow userfaultfd (`netvm doctor` tells what helps), NETVM_ERR_NO_MEMORY, and as
  * netvm_connect. */
 NETVM_API int netvm_pager_start(const netvm_pager_options *options, netvm_pager **pager);
 
-/* Lets go of the handle; memory stays until it is freed. */
+/* Lets go of the handle. Memory stays until it is freed, by netvm_memory_free; with the last of it the pager ends, and its lenders have their memory
+ * back. With blocks of netvm_far_alloc that have not been freed it goes on until the process ends. */
 NETVM_API int netvm_pager_close(netvm_pager *pager);
 
 /* The `bytes` bytes at `address`, which are the program's own: heap, stack, static or mapped. They stay where they are, mapped and (for

@@ -13,7 +13,7 @@ use crate::code::{Failure, Result};
 use crate::ffi::{Address, In, Opaque, Options, Out, OutArray, OutHandle, Own, Ref, Text, cut};
 use crate::node::{LINKS, flag, named, or_usual, security};
 
-/// `netvm_pager`. Its thread serves page faults as long as the process lives.
+/// `netvm_pager`. Its thread serves page faults as long as there is memory of it.
 pub struct PagerHandle(pub(crate) Arc<Pager>, pub(crate) FarHeap);
 
 impl Opaque for PagerHandle {

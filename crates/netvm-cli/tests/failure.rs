@@ -227,12 +227,18 @@ fn the_end_says_how_many_lenders_might_have_been_lost_besides() {
         return;
     }
     let folder = Folder::new("besides");
-    for (replicas, said) in [("3", "1 more might have been lost"), ("2", "so there was no protection left")] {
+    let all = [
+        ("3", "8M", "1 more might have been lost"),
+        ("2", "8M", "so there was no protection left"),
+        // All is local.
+        ("1", "256M", "nothing of this program was there"),
+    ];
+    for (replicas, local, said) in all {
         let count: usize = replicas.parse().unwrap();
         let name = |index: usize| format!("{replicas}-{index}");
         let lenders: Vec<_> = (0..count).map(|index| Lender::named(&folder, &name(index), "256M")).collect();
         let mut run = netvm();
-        run.args(["run", "--local", "8M", "--tier", "lender", "--replicas", replicas]);
+        run.args(["run", "--local", local, "--tier", "lender", "--replicas", replicas]);
         lenders.iter().for_each(|lender| _ = run.args(["--lender", &lender.address]));
         run.args(["--", PYTHON, "-c", WAITS]);
         let run = run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -247,6 +253,54 @@ fn the_end_says_how_many_lenders_might_have_been_lost_besides() {
         assert!(done.status.success() && done.out() == "good\n", "{} {}", done.out(), done.err);
         assert!(done.err.contains(&lenders[0].address) && done.err.contains(said), "{}", done.err);
     }
+}
+
+/// Local first; then, when it is told to, more than is local.
+const GROWS: &str = "\
+import sys
+print('filled', flush=True)
+sys.stdin.read()
+memory = bytearray(64 << 20)
+for page in range(len(memory) // 4096):
+    memory[page * 4096] = page % 251 + 1
+print('WRONG: it goes on', flush=True)
+";
+
+#[test]
+fn a_lender_that_was_lost_before_it_was_needed_is_named_then() {
+    if !can_run("a_lender_that_was_lost_before_it_was_needed_is_named_then", &[PYTHON]) {
+        return;
+    }
+    let folder = Folder::new("needed");
+    let lender = Lender::start(&folder, "256M");
+    let mut run = netvm();
+    run.args([
+        "run",
+        "--local",
+        "32M",
+        "--tier",
+        "lender",
+        "--lender",
+        &lender.address,
+        "--",
+        PYTHON,
+        "-c",
+        GROWS,
+    ]);
+    let run = run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut run = Guard(run);
+    run.0.stdout.as_mut().unwrap().read_exact(&mut [0; 7]).expect("the program did not start");
+    lender.signal("KILL");
+    drop(run.0.stdin.take());
+    let mut status = None;
+    // It is waited for as long as it might have been silent.
+    common::until("the program ends", || {
+        status = run.0.try_wait().unwrap();
+        status.is_some()
+    });
+    let done = ends_soon(run);
+    must_say(&done, &["all lenders are lost", &lender.address]);
+    assert_eq!(done.status.code(), Some(125));
 }
 
 #[test]

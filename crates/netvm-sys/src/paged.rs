@@ -12,7 +12,6 @@
 
 use crate::local::LocalCopy;
 use crate::raw;
-use crate::shared::SharedSlice;
 use crate::together::Together;
 use crate::uffd::{
     FEATURE_EXACT_ADDRESS, FEATURE_MOVE, FEATURE_PAGEFAULT_FLAG_WP, FEATURE_POISON, FEATURE_SIGBUS,
@@ -26,9 +25,12 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 pub use crate::together::TOGETHER_MAX;
+pub use addresses::Addresses;
+use addresses::{Reservation, map};
 pub use extract::ExtractError;
 use extract::Pagemap;
 
+mod addresses;
 mod extract;
 mod frames;
 
@@ -54,96 +56,6 @@ pub enum Told {
     /// The thread that faulted, by SIGBUS; nothing is to be read, nobody sleeps, and there is no doorbell. System calls that meet a
     /// missing page fail.
     Faulter,
-}
-
-/// Beside what is ours and the program must not touch.
-const GUARD_BYTES: usize = 16 * PAGE_BYTES;
-
-/// A reserved range of addresses, released on drop.
-#[derive(Debug)]
-struct Reservation {
-    start: usize,
-    bytes: usize,
-    /// Bytes before and behind that nobody can use.
-    guard: usize,
-}
-
-impl Reservation {
-    fn new(bytes: usize) -> io::Result<Self> {
-        // SAFETY: a fresh mapping at an address of the kernel's choice touches nothing that exists.
-        let start = unsafe { map(0, bytes, libc::PROT_NONE, 0) }?;
-        Ok(Self { start, bytes, guard: 0 })
-    }
-
-    /// The kernel would place it right below far memory, where a program that goes too far back would find it.
-    fn guarded(bytes: usize) -> io::Result<Self> {
-        let too_much = || io::Error::from(io::ErrorKind::OutOfMemory);
-        let all = Self::new(bytes.checked_add(2 * GUARD_BYTES).ok_or_else(too_much)?)?;
-        let start = all.start + GUARD_BYTES;
-        std::mem::forget(all);
-        Ok(Self { start, bytes, guard: GUARD_BYTES })
-    }
-
-    fn contains(&self, address: usize, bytes: usize) -> bool {
-        address.is_multiple_of(PAGE_BYTES)
-            && bytes.is_multiple_of(PAGE_BYTES)
-            && bytes > 0
-            && address >= self.start
-            && address.checked_add(bytes).is_some_and(|end| end <= self.start + self.bytes)
-    }
-
-    fn check(&self, address: usize, bytes: usize) -> io::Result<()> {
-        if self.contains(address, bytes) {
-            Ok(())
-        } else {
-            Err(io::Error::new(
-                io::ErrorKind::InvalidInput,
-                format!("range {address:#x}+{bytes:#x} is not in {:#x}+{:#x}", self.start, self.bytes),
-            ))
-        }
-    }
-}
-
-impl Drop for Reservation {
-    fn drop(&mut self) {
-        // SAFETY: the reservation owns this range; whoever drops it has no use for its contents.
-        let _ = unsafe { raw::munmap(self.start - self.guard, self.bytes + 2 * self.guard) };
-    }
-}
-
-/// Maps private memory.
-///
-/// # Safety
-/// With MAP_FIXED in `flags`, the caller owns the range.
-unsafe fn map(address: usize, bytes: usize, protection: i32, flags: i32) -> io::Result<usize> {
-    let flags = flags | libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
-    // SAFETY: forwarded from the caller.
-    unsafe { raw::mmap(address, bytes, protection, flags, -1) }
-}
-
-/// Addresses for far memory, which several [`PagedArea`]s may divide: each installs and maps only what is its part.
-#[derive(Clone, Debug)]
-pub struct Addresses(Arc<Reservation>);
-
-impl Addresses {
-    /// Reserves `bytes` of them.
-    ///
-    /// # Errors
-    /// ENOMEM when they cannot be had (RLIMIT_AS, overcommit).
-    pub fn reserve(bytes: usize) -> io::Result<Self> {
-        Ok(Self(Arc::new(Reservation::new(bytes)?)))
-    }
-
-    /// Which they are.
-    pub fn range(&self) -> Range<usize> {
-        self.0.start..self.0.start + self.0.bytes
-    }
-
-    /// All of them as memory. What is not mapped faults; they must outlive the slice.
-    pub fn memory(&self) -> SharedSlice {
-        // SAFETY: the reservation is ours; accesses through a SharedSlice are raw copies that may fault but not alias.
-        unsafe { SharedSlice::from_raw(self.0.start as *mut u8, self.0.bytes) }
-    }
 }
 
 /// What threads without the [`PagedArea`] may do for whoever has it, who says when.

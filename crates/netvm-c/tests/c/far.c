@@ -216,8 +216,8 @@ static void lenders(netvm_pager *pager) {
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_fault_path(NULL, &path));
 }
 
-/* The pager's thread is where it was told to be. */
-static void pinned(void) {
+/* How many pager's threads there are, all on this CPU unless it is negative. */
+static int pagers(int cpu) {
     char path[64], name[32];
     struct dirent *entry;
     DIR *tasks = opendir("/proc/self/task");
@@ -230,14 +230,14 @@ static void pinned(void) {
             continue;
         if (fgets(name, sizeof name, file) != NULL && strcmp(name, "netvm-pager\n") == 0) {
             cpu_set_t set;
-            CHECK(sched_getaffinity(atoi(entry->d_name), sizeof set, &set) == 0);
-            CHECK(CPU_COUNT(&set) == 1 && CPU_ISSET((int)pager_cpu, &set));
+            CHECK(cpu < 0 || sched_getaffinity(atoi(entry->d_name), sizeof set, &set) == 0);
+            CHECK(cpu < 0 || (CPU_COUNT(&set) == 1 && CPU_ISSET(cpu, &set)));
             found++;
         }
         fclose(file);
     }
     closedir(tasks);
-    CHECK(found == 1);
+    return found;
 }
 
 #define BLOCKS 3000u
@@ -318,13 +318,47 @@ static void keep(netvm_pager *pager) {
     CHECK(fclose(file) == 0 && remove(record) == 0);
 }
 
+/* With the handle and all memory of it; a block that is left keeps it. */
+static void ends(const char *lender) {
+    int before = pagers(-1);
+    for (int round = 0; round < 12; round++) {
+        netvm_pager_options options = NETVM_PAGER_OPTIONS_INIT;
+        const char *lenders[] = {lender};
+        options.lenders = lenders;
+        options.lender_count = 1;
+        options.local_bytes = LOCAL;
+        options.fault_path = round % 2 ? NETVM_FAULTS_IN_THREAD : NETVM_FAULTS_AUTO;
+        netvm_pager *pager;
+        netvm_memory *memory;
+        void *block, *address;
+        OK(netvm_pager_start(&options, &pager));
+        CHECK(pagers(-1) == before + 1);
+        OK(netvm_far_alloc(pager, 2 * LOCAL, 0, &block));
+        memset(block, round + 1, 2 * LOCAL);
+        OK(netvm_memory_far(pager, 2 * LOCAL, &memory));
+        OK(netvm_memory_query(memory, &address, NULL));
+        memset(address, round, 2 * LOCAL);
+        OK(netvm_far_free(pager, block));
+        OK(netvm_pager_close(pager));
+        CHECK(pagers(-1) == before + 1);
+        for (size_t byte = 0; byte < 2 * LOCAL; byte += PAGE)
+            CHECK(((unsigned char *)address)[byte] == round);
+        OK(netvm_memory_free(memory));
+        /* Its last steps may take a moment. */
+        for (int looks = 0; pagers(-1) > before; looks++) {
+            CHECK(looks < 5000);
+            usleep(1000);
+        }
+    }
+}
+
 int main(int argc, char **argv) {
     CHECK(argc == 2);
     cpu_set_t before, after;
     CHECK(sched_getaffinity(0, sizeof before, &before) == 0);
     netvm_pager *pager = start(argv[1], argv[0]);
     CHECK(sched_getaffinity(0, sizeof after, &after) == 0 && CPU_EQUAL(&before, &after));
-    pinned();
+    CHECK(pagers((int)pager_cpu) == 1);
     netvm_memory *memory, *others[2];
     EXPECT(NETVM_ERR_ARGUMENT, netvm_memory_far(NULL, PAGE, &memory));
     EXPECT(NETVM_ERR_ARGUMENT, netvm_memory_far(pager, 0, &memory));
@@ -393,6 +427,7 @@ int main(int argc, char **argv) {
     OK(netvm_node_destroy(other));
     OK(netvm_node_destroy(node));
     OK(netvm_pager_close(NULL));
+    ends(argv[1]);
     puts("ok");
     return 0;
 }

@@ -213,6 +213,39 @@ fn far_sort() {
     }
 }
 
+/// As many different words as do not fit, beside what the usual programs say of them.
+#[test]
+fn far_words() {
+    let (path, address) = (root().join("examples/c/far_words.c"), lend());
+    let mut text = String::new();
+    let mut number = 7_u64;
+    for _ in 0..200_000 {
+        number = number.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        // Few short ones are frequent, and most are there once.
+        let letters = number >> (8 + (number >> 33) % 50);
+        text.extend((0..14).map(|at| (b'a' + (letters >> (4 * at) & 15) as u8) as char));
+        text.push(if number & 1 << 32 == 0 { ' ' } else { '\n' });
+    }
+    let file = installed().place.destdir.join("words");
+    std::fs::write(&file, text).unwrap();
+    let usual = "tr -cs A-Za-z '\\n' < $0 | LC_ALL=C sort | uniq -c | LC_ALL=C sort -k1,1nr -k2,2 | head";
+    let usual = Running::start(Command::new("sh").args(["-c", usual]).arg(&file)).finish();
+    let usual = succeeded("the usual programs", &usual);
+    for (variant, flags) in variants() {
+        let Some(program) = installed().build(&path, &format!("far_words-{variant}"), &flags) else { return };
+        let mut command = installed().command(&program);
+        let output = Running::start(command.arg(&address).arg(&file).arg("4")).finish();
+        if !output.status.success() && String::from_utf8_lossy(&output.stderr).contains("userfaultfd") {
+            return println!("skipped (far_words: no userfaultfd here)");
+        }
+        let said = succeeded("far_words", &output);
+        let counts = said.strip_prefix(&usual).unwrap_or_else(|| panic!("{said}, in place of {usual}"));
+        print!("far_words, {variant}: {counts}");
+        let pages: u32 = counts.split(' ').rev().nth(5).unwrap().parse().unwrap();
+        assert!(pages > 1000, "{counts}");
+    }
+}
+
 /// With a secret, from a file that others cannot read.
 #[test]
 fn examples_share_a_secret() {

@@ -192,10 +192,15 @@ impl Report {
         if self.lost.is_empty() || self.message.is_some() {
             return;
         }
+        let lost = self.lost.join(" and ");
+        let back = if stats.lenders_back > 0 { ", which came back" } else { "" };
+        if self.replicas == 1 && self.erasure.is_none() {
+            // Else the program would not have come to its end.
+            tell!("netvm: lost {lost}{back}: nothing of this program was there");
+            return;
+        }
         tell!(
-            "netvm: lost {}{}: no page waited longer than {} ms; {}",
-            self.lost.join(" and "),
-            if stats.lenders_back > 0 { ", which came back" } else { "" },
+            "netvm: lost {lost}{back}: no page waited longer than {} ms; {}",
             stats.read_us_peak.div_ceil(1000),
             match stats.pages_repaired {
                 0 => match self.may_lose_more() {

@@ -50,8 +50,8 @@ pub type FarBox<T> = allocator_api2::boxed::Box<T, FarAlloc>;
 
 /// Far memory of this process. Clones are the same.
 ///
-/// Its thread, the connections to its lenders and its addresses ([`FarBuilder::area`], 1 TiB) live as long as the process: make one, and share its
-/// clones. A child of a fork has none of it: touching it there is a segmentation fault, never a zero, and calls say [`PagerError::Forked`].
+/// Its thread, local memory and connections to its lenders go when the last clone, collection, range and export of it has gone; not if a block was
+/// leaked, or a [`FarHeap`]'s not freed: then they live as long as the process. To start one takes milliseconds: make one, and share its clones. A child of a fork has none of it: touching it there is a segmentation fault, never a zero, and calls say [`PagerError::Forked`].
 ///
 /// When a lender is lost whose pages no other has, the process ends with a sentence on standard error that names the lender: by SIGBUS, at once,
 /// without destructors or a core dump.

@@ -233,6 +233,7 @@ impl Backing {
         // Nobody is left to ask who has not refused, perhaps long ago, or would rather see others lend.
         let mut press = false;
         let now = Instant::now();
+        self.wait_for_lenders_back()?;
         let first = self.slots.slabs();
         // A dearer lender is next: perhaps a cheaper one has something again.
         if now >= self.next_ask
@@ -288,7 +289,18 @@ impl Backing {
         if self.thaw_all()? {
             return Ok(());
         }
-        Err(refused.unwrap_or(PagerError::NoLender.into()))
+        Err(refused.unwrap_or_else(|| PagerError::CopiesLost { pages: 0, why: self.sides.losses() }.into()))
+    }
+
+    /// Where too many were lost while they had nothing: they may come back, for as long as they might have been silent.
+    fn wait_for_lenders_back(&mut self) -> Result<()> {
+        let began = Instant::now();
+        while self.slots.alive() < self.slots.redundancy().need() && began.elapsed() < self.timeout {
+            self.gather(None)?;
+            self.look()?;
+            std::thread::sleep(LOOK_INTERVAL);
+        }
+        Ok(())
     }
 
     /// Asks a lender for a slab and waits, while others are heard: `None` when it is lost instead.
@@ -523,8 +535,8 @@ impl Backing {
         if self.sides[lender].lost.is_some() {
             return Ok(());
         }
-        // One that has nothing can be done without, if there is another.
-        if self.replicas == 1 && (self.slots.has_pages(lender) || self.slots.alive() == 1) {
+        // One that has nothing can be done without, until somebody is needed.
+        if self.replicas == 1 && self.slots.has_pages(lender) {
             return Err(error);
         }
         if !self.sides.lose(lender, error) {
@@ -534,7 +546,7 @@ impl Backing {
         self.ever_lost |= 1 << lender.min(63);
         let loss = self.slots.lender_lost(lender);
         let (pages, need) = (loss.gone, self.slots.redundancy().need());
-        if pages > 0 || self.slots.alive() < need {
+        if pages > 0 {
             let why = self.sides.losses();
             return Err(match need {
                 1 => PagerError::CopiesLost { pages, why },
@@ -650,7 +662,8 @@ impl Backing {
             self.slots.ask_again();
         }
         let doubtful = self.sides.doubtful(now);
-        let can_spare = doubtful != 0 && self.slots.can_spare(|lender| doubtful >> lender & 1 == 1);
+        let can_spare =
+            self.replicas > 1 && doubtful != 0 && self.slots.can_spare(|lender| doubtful >> lender & 1 == 1);
         while let Some((lender, error)) = self.sides.silent(can_spare) {
             self.lose(lender, error)?;
         }

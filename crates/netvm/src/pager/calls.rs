@@ -1,6 +1,6 @@
 //! How the program's threads call the pager's thread, and what it does then.
 
-use super::Pager;
+use super::end::Desk;
 use super::engine::Engine;
 use super::error::{PagerError, system};
 use super::hints::Access;
@@ -80,6 +80,10 @@ pub(super) enum Call {
     Lenders,
     /// Write the record of what was wanted.
     KeepRecord,
+    /// Refused while anything is mapped.
+    MayEnd,
+    /// Let go of everything: nobody uses far memory any more.
+    End,
     /// Finish all I/O, hand the engine over and stand still. If the stack of who asks is far memory, what it needs of it stays here; so does
     /// what is `Doorbell::needed`.
     Park {
@@ -219,12 +223,12 @@ impl Engine {
     ///
     /// # Errors
     /// Pages cannot be had any more.
-    pub(super) fn carry_out(&mut self, call: Call, pager: &Pager) -> Result<Result<()>> {
+    pub(super) fn carry_out(&mut self, call: Call, desk: &Desk) -> Result<Result<()>> {
         // The kernel may have no room for a mapping.
         if let Err(error) = self.remap(call) {
             return Ok(Err(error));
         }
-        match self.try_to(call, pager) {
+        match self.try_to(call, desk) {
             Err(error) if !is_refusal(&error, call) => Err(error),
             result => Ok(result),
         }
@@ -249,7 +253,7 @@ impl Engine {
         }
     }
 
-    fn try_to(&mut self, call: Call, pager: &Pager) -> Result<()> {
+    fn try_to(&mut self, call: Call, desk: &Desk) -> Result<()> {
         match call {
             Call::Map { address, bytes, .. } => {
                 // At once: a page that the kernel fills in meanwhile is not ours.
@@ -285,14 +289,19 @@ impl Engine {
             Call::Budget { bytes } => self.set_budget(bytes),
             Call::Keep { frames, frames_max } => self.keep(frames, frames_max),
             Call::Publish => {
-                self.publish(pager);
+                self.publish(desk);
                 Ok(())
             }
             Call::Lenders => {
-                self.tell_lenders(pager);
+                self.tell_lenders(desk);
                 Ok(())
             }
             Call::KeepRecord => self.learn.keep(),
+            Call::MayEnd => self.may_end(),
+            Call::End => {
+                self.get_ready_to_end(desk);
+                Ok(())
+            }
             Call::Protect { .. } | Call::Park { .. } => Ok(()),
         }
     }
@@ -314,7 +323,8 @@ fn is_refusal(error: &Error, call: Call) -> bool {
             | PagerError::PagePinned { .. }
             | PagerError::PinnedTooMuch { .. }
             | PagerError::NotPinned { .. }
-            | PagerError::BudgetRange { .. },
+            | PagerError::BudgetRange { .. }
+            | PagerError::InUse,
         ) => true,
         Error::Pager(PagerError::LocalExhausted { .. }) => matches!(call, Call::Pin { .. }),
         Error::Pager(PagerError::NoLocalMemory(_)) => matches!(call, Call::MakeLocal { .. }),

@@ -5,6 +5,7 @@ use super::blocks::Blocks;
 use super::budget::Budget;
 use super::calls::Call;
 use super::collect::Collecting;
+use super::end::Desk;
 use super::errand::Errands;
 use super::error::{PagerError, system};
 use super::learn::Learn;
@@ -16,7 +17,7 @@ use super::table::PageTable;
 use super::tier::Tier;
 use super::together::TO_WRITE_MAX;
 use super::transfers::{TRANSFER_PAGES_MAX, Transfer};
-use super::{FaultPath, Pager, PagerConfig};
+use super::{FaultPath, PagerConfig};
 use crate::error::{Error, Result};
 use crate::lender::BorrowOptions;
 use crate::runfile::Slot as RunSlot;
@@ -140,6 +141,10 @@ pub(super) struct Engine {
     pub(super) packing: bool,
     /// Faults that were put off stay so: the contents of their pages are elsewhere for a moment.
     pub(super) holds_back: bool,
+    /// Some of it has become plain memory, which stays.
+    pub(super) has_local: bool,
+    /// Nobody uses it any more.
+    pub(super) has_ended: bool,
     area: Range<usize>,
     spin: Duration,
     /// The pager goes to the CPU of the thread that faults.
@@ -258,6 +263,8 @@ impl Engine {
             tier: Tier::new(config.tier, frames),
             packing: true,
             holds_back: false,
+            has_local: false,
+            has_ended: false,
             is_idle: false,
             ticked: Instant::now(),
             area,
@@ -284,10 +291,10 @@ impl Engine {
         std::iter::once(self.paged.as_fd().as_raw_fd()).chain(self.backing.descriptors()).collect()
     }
 
-    /// The body of the pager's thread. Never returns while the process lives: an error is the end of the process, since pages
-    /// cannot be had any more.
-    pub(super) fn run(mut self: Box<Self>, pager: &Pager, ready: &Gate) {
-        Self::begin(pager);
+    /// The body of the pager's thread. Returns when nobody has the pager any more; an error is the end of the process, since pages
+    /// cannot be had then.
+    pub(super) fn run(mut self: Box<Self>, desk: &Desk, ready: &Gate) {
+        Self::begin(desk);
         // Where unshare(2) is forbidden the program's table is shared: it works, less protected.
         let shared = self.neighbours.iter().flat_map(|neighbours| neighbours.descriptors());
         let kept: Vec<_> = self.descriptors().into_iter().chain(shared).collect();
@@ -299,8 +306,9 @@ impl Engine {
         ready.open(u32::from(own_table));
         loop {
             // What a panic says would go to a standard error that this thread has not.
-            match catch_unwind(AssertUnwindSafe(|| self.serve(pager))) {
-                Ok(Ok(())) => self = Self::park(self, pager),
+            match catch_unwind(AssertUnwindSafe(|| self.serve(desk))) {
+                Ok(Ok(())) if self.has_ended => return self.leave(desk),
+                Ok(Ok(())) => self = Self::park(self, desk),
                 Ok(Err(error)) => self.end(&error),
                 Err(panic) => self.end(&PagerError::panicked(&*panic).into()),
             }
@@ -308,10 +316,10 @@ impl Engine {
     }
 
     /// On the pager's thread, first of all.
-    pub(super) fn begin(pager: &Pager) {
+    pub(super) fn begin(desk: &Desk) {
         netvm_sys::thread::set_name(c"netvm-pager");
         netvm_sys::thread::block_signals();
-        if let Some(cpu) = pager.config.cpu {
+        if let Some(cpu) = desk.cpu {
             // A CPU that went away leaves the thread unpinned.
             let _ = netvm_sys::cpu::pin(cpu);
         }
@@ -328,8 +336,8 @@ impl Engine {
     }
 
     /// Hands the engine to the thread that forks, and waits for it to come back.
-    fn park(engine: Box<Self>, pager: &Pager) -> Box<Self> {
-        let doorbell = pager.doorbell(engine.number);
+    fn park(engine: Box<Self>, desk: &Desk) -> Box<Self> {
+        let doorbell = &desk.doorbell;
         let mut parked = doorbell.parked();
         let engine = parked.insert(engine);
         doorbell.set_result(Ok(()));
@@ -342,8 +350,8 @@ impl Engine {
         returned.unwrap_or_else(|| netvm_sys::thread::die("the pager was resumed without its state"))
     }
 
-    /// Serves faults and calls until asked to park.
-    fn serve(&mut self, pager: &Pager) -> Result<()> {
+    /// Serves faults and calls until asked to park, or to end.
+    fn serve(&mut self, desk: &Desk) -> Result<()> {
         let mut faults = [Fault::default(); FAULTS_MAX];
         let bell = self.paged.bell();
         let mut spin_until = Instant::now();
@@ -361,25 +369,28 @@ impl Engine {
             for (index, &fault) in faults[..count].iter().enumerate() {
                 if !bell.is_at(fault.address) {
                     if self.follows {
-                        self.placement.note(fault, &pager.hold, || self.budget.is_alone());
+                        self.placement.note(fault, &desk.hold, || self.budget.is_alone());
                     }
                     self.fault(fault)?;
                     continue;
                 }
-                if let Some(call) = pager.doorbell(self.number).take_call() {
+                if let Some(call) = desk.doorbell.take_call() {
                     if let Call::Park { stack_pointer } = call {
-                        self.placement.let_go(&pager.hold);
+                        self.placement.let_go(&desk.hold);
                         // The kernel will not tell of them again.
                         faults[index + 1..count].iter().try_for_each(|&fault| self.fault(fault))?;
-                        self.get_ready_to_fork(stack_pointer, &pager.doorbell(self.number).needed())?;
+                        self.get_ready_to_fork(stack_pointer, &desk.doorbell.needed())?;
                         // After the writes on the same connections, so the copies of the leases have them.
-                        *pager.doorbell(self.number).tickets() = self.backing.fork_tickets()?;
+                        *desk.doorbell.tickets() = self.backing.fork_tickets()?;
                         return Ok(());
                     }
-                    let result = self.carry_out(call, pager)?;
-                    pager.doorbell(self.number).set_result(result);
+                    let result = self.carry_out(call, desk)?;
+                    desk.doorbell.set_result(result);
                 }
                 self.answer()?;
+                if self.has_ended {
+                    return Ok(());
+                }
             }
             self.backing.push()?;
             // A write has completed once it is sent, which no descriptor tells.
@@ -415,7 +426,7 @@ impl Engine {
             }
             if block && self.stats.faults.wrapping_sub(published) >= PUBLISH_FAULTS {
                 published = self.stats.faults;
-                self.publish(pager);
+                self.publish(desk);
             }
             block |= self.in_flight() > 0 && !evicted && count == 0;
             block &= !self.backing.has_ended();
@@ -425,7 +436,7 @@ impl Engine {
             if moved {
                 self.look.came(Awaited::Answer, Instant::now);
             }
-            ready = self.wait(block, &pager.hold)?;
+            ready = self.wait(block, &desk.hold)?;
             self.give_if_asked()?;
             // Others need what this process has too much, also if it is never idle; and shards show what comes to each.
             let others_need = self.budget.is_shard()
@@ -568,7 +579,7 @@ impl Engine {
         self.backing.tick()
     }
 
-    pub(super) fn publish(&mut self, pager: &Pager) {
+    pub(super) fn publish(&mut self, desk: &Desk) {
         self.stats.far_pages = self.table.far_pages();
         self.stats.local_frames = self.local_frames as u64;
         self.stats.pool_frames = self.tier.frames() as u64;
@@ -578,7 +589,7 @@ impl Engine {
         replay.make_room((self.stats.far_pages as usize + self.local_frames) / self.unit as usize);
         self.backing.count(&mut self.stats);
         self.budget.publish(&self.stats, &self.backing.detail, self.backing.ever_gone());
-        *pager.doorbell(self.number).stats() = self.stats;
+        *desk.doorbell.stats() = self.stats;
     }
 
     /// Whoever waits for a page that is no longer on its way looks again.

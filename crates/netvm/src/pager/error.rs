@@ -69,6 +69,8 @@ pub enum PagerError {
         /// The address.
         address: usize,
     },
+    /// A pager does not end while its far memory is in use.
+    InUse,
     /// A pin ends that nobody has begun.
     NotPinned {
         /// A page of it that is not pinned.
@@ -252,6 +254,7 @@ impl fmt::Display for PagerError {
             Self::NotABlock { address } => {
                 write!(f, "{address:#x} is no block of far memory, or has been freed")
             }
+            Self::InUse => f.write_str("far memory is in use: give it back before its pager is to end"),
             Self::NotPinned { address } => {
                 write!(f, "the page at {address:#x} is not pinned: unpin what was pinned, as often")
             }

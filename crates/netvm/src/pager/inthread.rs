@@ -5,6 +5,7 @@
 
 use super::Pager;
 use super::calls::Call;
+use super::end::Desk;
 use super::engine::{Engine, STARVED, TICK};
 use super::errand::{Fetch, LEAVE, Leave, Outcome};
 use super::error::{PagerError, system};
@@ -25,7 +26,7 @@ use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
 /// A waiter looks so often,
@@ -146,6 +147,11 @@ impl InThread {
         }
     }
 
+    /// The pager's thread looks soon.
+    pub(super) fn wake(&self) {
+        self.left_over.set(LEFT_OVER);
+    }
+
     /// Works on the engine as soon as nobody else does. Signals are blocked.
     fn with<R>(&self, run: impl FnOnce(&mut Engine) -> R) -> R {
         let (result, left) = self.with_turn(run);
@@ -169,7 +175,7 @@ impl InThread {
     }
 
     /// A thread of the program: has `call` carried out.
-    pub(super) fn call(&self, call: Call, pager: &Pager) -> Result<()> {
+    pub(super) fn call(&self, call: Call, desk: &Desk) -> Result<()> {
         if !self.process.is_this() {
             let error = std::io::ErrorKind::Unsupported.into();
             return Err(system("use far memory in a child of a fork, which has none", error));
@@ -177,7 +183,7 @@ impl InThread {
         without_signals(|| {
             netvm_sys::thread::uncancelled(|| {
                 self.with(|engine| {
-                    let carried_out = engine.take_all_back(self).and_then(|()| engine.carry_out(call, pager));
+                    let carried_out = engine.take_all_back(self).and_then(|()| engine.carry_out(call, desk));
                     match carried_out.and_then(|result| engine.backing.push().map(|()| result)) {
                         Ok(result) => result,
                         Err(error) => engine.end(&error),
@@ -188,10 +194,10 @@ impl InThread {
     }
 
     /// What a call has left at the doorbell.
-    pub(super) fn latest<T>(&self, call: Call, pager: &Pager, read: impl FnOnce() -> T) -> T {
+    pub(super) fn latest<T>(&self, call: Call, desk: &Desk, read: impl FnOnce() -> T) -> T {
         without_signals(|| {
             // A child of a fork has what was there last.
-            let _ = self.call(call, pager);
+            let _ = self.call(call, desk);
             read()
         })
     }
@@ -227,8 +233,8 @@ impl InThread {
     }
 
     /// The body of the pager's thread: what nobody waits for.
-    pub(super) fn tend(&self, pager: &Pager, ready: &Gate) -> ! {
-        Engine::begin(pager);
+    pub(super) fn tend(&self, desk: &Desk, ready: &Gate) {
+        Engine::begin(desk);
         ready.open(0);
         let mut links = Vec::new();
         let (mut served, mut ticked) = (0, Instant::now());
@@ -237,16 +243,19 @@ impl InThread {
             links.clear();
             links.push(readable(&self.left_over));
             let (next, left) = self.with_turn(|engine| {
-                let more = match engine.tidy(self, pager, &mut ticked) {
+                if engine.has_ended {
+                    return None;
+                }
+                let more = match engine.tidy(self, desk, &mut ticked) {
                     Ok(more) => more,
                     Err(error) => engine.end(&error),
                 };
                 let busy = std::mem::replace(&mut served, engine.stats.faults) != engine.stats.faults;
                 if more {
-                    return Next { busy, timeout: Some(Duration::ZERO) };
+                    return Some(Next { busy, timeout: Some(Duration::ZERO) });
                 }
                 if engine.is_starved() {
-                    return Next { busy, timeout: Some(STARVED) };
+                    return Some(Next { busy, timeout: Some(STARVED) });
                 }
                 if let Some(neighbours) = &engine.neighbours {
                     links.push(readable(neighbours.event(engine.number)));
@@ -259,8 +268,9 @@ impl InThread {
                     busy || engine.is_under_way() || engine.budget.is_shared() || engine.backing.is_poor();
                 let timeout = if often { Some(TICK) } else { engine.backing.patience_when_idle() };
                 let timeout = engine.collecting.patience(engine.backing.slots.live(), timeout);
-                Next { busy, timeout }
+                Some(Next { busy, timeout })
             });
+            let Some(next) = next else { return };
             // The links tell of it, or whoever faults next takes it up.
             if left && next.busy {
                 self.watch();
@@ -281,15 +291,15 @@ struct Next {
     timeout: Option<Duration>,
 }
 
-/// Registered with the handler; the list of those is never freed.
+/// Registered with the handler; the list of those is never freed, so it must not keep what has ended.
 pub(super) struct Faults {
     pub(super) stripes: Stripes,
-    pub(super) shards: Vec<Arc<InThread>>,
+    pub(super) shards: Vec<Weak<InThread>>,
 }
 
 impl Server for Faults {
     fn serve(&self, address: usize, write: bool) -> bool {
-        let all = &*self.shards[self.stripes.shard_of(address)];
+        let Some(all) = self.shards[self.stripes.shard_of(address)].upgrade() else { return false };
         // A child has no far memory: what is there now is somebody else's.
         if !all.process.is_this() {
             return false;
@@ -350,7 +360,8 @@ impl InThread {
 }
 
 /// Faults of the area come to these from now on.
-pub(super) fn install(pager: &Pager, shards: Vec<Arc<InThread>>) -> Result<()> {
+pub(super) fn install(pager: &Pager, shards: &[Arc<InThread>]) -> Result<()> {
+    let shards = shards.iter().map(Arc::downgrade).collect();
     let faults = Box::new(Faults { stripes: pager.stripes, shards });
     sigbus::serve(pager.area(), faults).map_err(|e| system("take SIGBUS", e))
 }
@@ -516,7 +527,7 @@ impl Engine {
     }
 
     /// What was left over: answers that nobody waits for, eviction, signs of life. True: there is more.
-    fn tidy(&mut self, all: &InThread, pager: &Pager, ticked: &mut Instant) -> Result<bool> {
+    fn tidy(&mut self, all: &InThread, desk: &Desk, ticked: &mut Instant) -> Result<bool> {
         self.take_errands_back(all)?;
         all.combine.take_posts(|other| self.fault(posted(other)))?;
         self.backing.push()?;
@@ -542,7 +553,7 @@ impl Engine {
             *ticked = Instant::now();
             self.backing.check_answers()?;
             self.tick()?;
-            self.publish(pager);
+            self.publish(desk);
         }
         Ok(steps == STEPS_MAX || self.backing.has_ended())
     }

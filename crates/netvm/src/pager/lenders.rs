@@ -1,6 +1,7 @@
 //! What a program may know of its lenders, one by one.
 
 use super::Pager;
+use super::end::Desk;
 use super::engine::Engine;
 use crate::detail::LENDERS_COUNTED;
 
@@ -50,7 +51,7 @@ impl Pager {
 
 impl Engine {
     /// Leaves what is known of each lender at the doorbell.
-    pub(super) fn tell_lenders(&self, pager: &Pager) {
+    pub(super) fn tell_lenders(&self, desk: &Desk) {
         let detail = &self.backing.detail;
         let state = |lender: u32| {
             let side = &self.backing.sides()[lender];
@@ -70,6 +71,6 @@ impl Engine {
                 reads_ns,
             }
         };
-        *pager.doorbell(self.number).lenders() = (0..self.backing.sides().len()).map(state).collect();
+        *desk.doorbell.lenders() = (0..self.backing.sides().len()).map(state).collect();
     }
 }

@@ -25,6 +25,7 @@ impl Engine {
         self.holds_back = true;
         let done = self.put_in_place(address, bytes, protection);
         self.holds_back = false;
+        self.has_local |= done.is_ok();
         done
     }
 

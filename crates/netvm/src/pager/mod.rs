@@ -9,6 +9,7 @@ mod blocks;
 mod budget;
 mod calls;
 mod collect;
+mod end;
 mod engine;
 mod erasure;
 mod errand;
@@ -56,17 +57,19 @@ use crate::security::Security;
 use crate::shm::LinkChoice;
 use crate::stats::PagerStats;
 use calls::{Call, Doorbell};
+use end::Desk;
 use engine::Engine;
 use error::system;
 use inthread::InThread;
 use netvm_sys::cpu::Hold;
+use netvm_sys::fork::Process;
 use netvm_sys::shared::SharedSlice;
 use netvm_sys::thread::Gate;
 use netvm_sys::uffd::PAGE_BYTES;
 use shards::{Division, Shard, Stripes};
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -185,6 +188,8 @@ impl Default for PagerConfig {
 }
 
 /// Far memory of this process. Its methods may be called from any thread of the program.
+///
+/// When it is dropped and nothing is mapped, its threads end, and lenders have their memory back; what is mapped then stays as long as the process lives.
 pub struct Pager {
     area: Range<usize>,
     memory: SharedSlice,
@@ -193,7 +198,9 @@ pub struct Pager {
     /// With several shards.
     division: Option<Division>,
     config: PagerConfig,
-    hold: Hold,
+    /// Far memory is not inherited, but by programs that are run with it.
+    process: Option<Process>,
+    hold: Arc<Hold>,
     addresses: range::Addresses,
     /// Held by the thread that forks, from prepare to the end.
     forking: Mutex<Option<fork::ForkState>>,
@@ -268,6 +275,7 @@ impl Pager {
         }
         let division = Division::new(&config)?;
         let addresses = engine::reserve(&config)?;
+        let hold = Arc::new(Hold::new());
         let (mut shards, mut engines) = (Vec::with_capacity(config.shards), Vec::new());
         for number in 0..config.shards {
             let slot = match &division {
@@ -276,7 +284,7 @@ impl Pager {
             };
             let neighbours = division.as_ref().map(Division::neighbours);
             let engine = Box::new(Engine::new(&config, &addresses, number, slot, neighbours)?);
-            let doorbell = Doorbell::new(engine.bell());
+            let desk = Arc::new(Desk::new(&engine, &hold, config.cpu));
             let in_thread = match config.fault_path {
                 FaultPath::InThread => Some(Arc::new(InThread::new(engine)?)),
                 _ => {
@@ -284,7 +292,7 @@ impl Pager {
                     None
                 }
             };
-            shards.push(Shard { doorbell, in_thread });
+            shards.push(Shard { desk, in_thread });
         }
         let area = addresses.range();
         let pager = Arc::new(Self {
@@ -293,8 +301,12 @@ impl Pager {
             memory: addresses.memory(),
             shards,
             division,
+            process: match &config.run {
+                Some(_) => None,
+                None => Some(this_process()?),
+            },
             config,
-            hold: Hold::new(),
+            hold,
             addresses: range::Addresses::default(),
             forking: Mutex::new(None),
             orphaned: AtomicBool::new(false),
@@ -305,10 +317,13 @@ impl Pager {
     }
 
     /// Starts the thread that owns `engine` from then on.
-    fn spawn(self: &Arc<Self>, engine: Box<Engine>) -> Result<()> {
+    fn spawn(&self, engine: Box<Engine>) -> Result<()> {
         let descriptors = engine.descriptors();
-        let pager = Arc::clone(self);
-        if self.start_thread(move |opened| engine.run(&pager, opened))? == OWN_TABLE {
+        let desk = Arc::clone(&self.shards[engine.number].desk);
+        let of_thread = Arc::clone(&desk);
+        let own_table = self.start_thread(move |opened| engine.run(&of_thread, opened))? == OWN_TABLE;
+        desk.is_served.store(true, Ordering::Relaxed);
+        if own_table {
             // The thread has its own copies; ours would only be in the program's way.
             netvm_sys::thread::close_copies(&descriptors);
         }
@@ -316,15 +331,20 @@ impl Pager {
     }
 
     /// Lets threads serve their faults, and starts the thread that does the rest.
-    fn share(self: &Arc<Self>) -> Result<()> {
+    fn share(&self) -> Result<()> {
         let all: Vec<_> = self.shards.iter().filter_map(|shard| shard.in_thread.clone()).collect();
         if all.is_empty() {
             return Ok(());
         }
-        inthread::install(self, all.clone())?;
-        for shared in all {
-            let pager = Arc::clone(self);
-            self.start_thread(move |opened| shared.tend(&pager, opened))?;
+        inthread::install(self, &all)?;
+        for (shared, shard) in all.into_iter().zip(&self.shards) {
+            let desk = Arc::clone(&shard.desk);
+            self.start_thread(move |opened| {
+                shared.tend(&desk, opened);
+                drop(shared);
+                desk.has_ended.open(0);
+            })?;
+            shard.desk.is_served.store(true, Ordering::Relaxed);
         }
         Ok(())
     }
@@ -440,7 +460,7 @@ impl Pager {
 
     /// How one of its pagers is called.
     fn doorbell(&self, shard: usize) -> &Doorbell {
-        &self.shards[shard].doorbell
+        &self.shards[shard].desk.doorbell
     }
 
     fn forking(&self) -> MutexGuard<'_, Option<fork::ForkState>> {

@@ -1,6 +1,7 @@
 //! Several pagers that divide the far memory of one process, by stripes of its addresses. See docs/design/shards.md.
 
 use super::calls::{Call, Doorbell};
+use super::end::Desk;
 use super::engine::Engine;
 use super::error::{PagerError, system};
 use super::inthread::InThread;
@@ -137,20 +138,20 @@ impl Neighbours {
 
 /// One of the pagers of a process: how it is called, or who serves its faults.
 pub(super) struct Shard {
-    pub(super) doorbell: Doorbell,
+    pub(super) desk: Arc<Desk>,
     /// With [`FaultPath::InThread`].
     pub(super) in_thread: Option<Arc<InThread>>,
 }
 
 impl Shard {
-    fn call(&self, call: Call, pager: &Pager) -> Result<()> {
+    pub(super) fn call(&self, call: Call, pager: &Pager) -> Result<()> {
         if pager.orphaned.load(Relaxed) {
             let error = std::io::ErrorKind::Unsupported.into();
             return Err(system("use far memory in a child of a fork, which has none", error));
         }
         match &self.in_thread {
-            Some(shared) => shared.call(call, pager),
-            None => self.doorbell.call(call),
+            Some(shared) => shared.call(call, &self.desk),
+            None => self.desk.doorbell.call(call),
         }
     }
 
@@ -168,8 +169,8 @@ impl Shard {
             return T::default();
         }
         match &self.in_thread {
-            Some(shared) => shared.latest(call, pager, || read(&self.doorbell)),
-            None => self.doorbell.latest(call, read),
+            Some(shared) => shared.latest(call, &self.desk, || read(&self.desk.doorbell)),
+            None => self.desk.doorbell.latest(call, read),
         }
     }
 }

@@ -35,7 +35,7 @@ pub fn start_with(lenders: &[&str], change: impl FnOnce(&mut PagerConfig)) -> (A
     (pager, memory)
 }
 
-/// A lender until the process ends: pagers have no end either, and end the process when they have no lender left.
+/// A lender until the process ends: pagers whose memory is mapped have no end either, and end the process when it is lost.
 pub fn lend() -> &'static Serving {
     Box::leak(Box::new(Serving::new(SLABS)))
 }

@@ -1,0 +1,210 @@
+//! Far memory that nobody has any more: its pager's thread, connections, local memory and addresses go with it.
+
+mod common;
+
+use common::mapped::{mapped, start, word};
+use common::{Lent, Random, alone, delayed, lend};
+use netvm::far::{FarBuilder, FarHeap, FarMemory, FarVec, FaultPath};
+use netvm::lender::{LinkChoice, status};
+use netvm::memory::Memory;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+/// Words of 6 MiB, where 4 are local.
+const WORDS: usize = 768 << 10;
+
+fn builder(lent: &Lent) -> FarBuilder {
+    FarMemory::builder().local(4 * MIB).lender(lent.address()).area(1 << 36)
+}
+
+fn words(far: &FarMemory, seed: u64) -> FarVec<u64> {
+    let mut random = Random::new(seed);
+    let mut words = far.vec();
+    words.extend((0..WORDS).map(|_| random.next()));
+    words
+}
+
+fn check(words: &[u64], seed: u64) {
+    let mut random = Random::new(seed);
+    assert!(words.iter().all(|&word| word == random.next()));
+}
+
+fn pagers() -> usize {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok());
+    names.filter(|name| name.trim_end() == "netvm-pager").count()
+}
+
+fn borrowers(lent: &Lent) -> usize {
+    status(lent.address()).unwrap().borrowers.len()
+}
+
+/// Descriptors, and MiB of addresses and of memory.
+fn held() -> [u64; 3] {
+    let open = std::fs::read_dir("/proc/self/fd").unwrap().count() as u64;
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    let pages = |field| statm.split(' ').nth(field).unwrap().parse::<u64>().unwrap();
+    [open, pages(0) >> 8, pages(1) >> 8]
+}
+
+fn settles(what: &str, is_so: impl Fn() -> bool) {
+    let began = Instant::now();
+    while !is_so() {
+        assert!(began.elapsed() < Duration::from_secs(10), "{what}: {} pagers, {:?}", pagers(), held());
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn all_that_a_far_memory_had_is_given_back_a_hundred_times() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(256 << 20);
+    type Case = (&'static str, fn(FarBuilder) -> FarBuilder);
+    let cases: [Case; 6] = [
+        ("socket", |far| far.link(LinkChoice::Socket)),
+        ("nearby", |far| far.link(LinkChoice::Auto)),
+        ("spin", |far| far.fault_path(FaultPath::Spin)),
+        ("in-thread", |far| far.fault_path(FaultPath::InThread)),
+        ("shards", |far| far.shards(3).local(12 * MIB)),
+        ("shards in-thread", |far| far.shards(3).local(12 * MIB).fault_path(FaultPath::InThread)),
+    ];
+    for (name, change) in cases {
+        let mut before = None;
+        for round in 0..20 {
+            let far =
+                change(builder(&lent)).start().unwrap_or_else(|error| panic!("{name}, {round}: {error}"));
+            let all = [words(&far, round), words(&far, round + 1)];
+            let small: Vec<FarVec<u8>> = (0..1000)
+                .map(|_| {
+                    let mut bytes = far.vec();
+                    bytes.resize(100, 7);
+                    bytes
+                })
+                .collect();
+            // The collections keep it.
+            drop(far);
+            assert!(pagers() > 0);
+            check(&all[1], round + 1);
+            check(&all[0], round);
+            assert!(small.iter().all(|bytes| bytes.iter().all(|byte| *byte == 7)));
+            drop(all);
+            assert!(pagers() > 0);
+            drop(small);
+            settles(name, || pagers() == 0 && borrowers(&lent) == 0);
+            // What the lenders of this process have open changes by itself.
+            if round == 4 {
+                before = Some(held());
+            }
+        }
+        let (before, after) = (before.unwrap(), held());
+        println!("{name}: descriptors, MiB of addresses and memory {before:?}, then {after:?}");
+        assert!(
+            after[0] <= before[0] + 3 && after[1] <= before[1] + 64 && after[2] <= before[2] + 8,
+            "{name}"
+        );
+    }
+}
+
+#[test]
+fn what_is_still_used_keeps_it() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    // A block whose address somebody has for ever.
+    let far = builder(&lent).start().unwrap();
+    let leaked = words(&far, 1).leak();
+    drop(far);
+    check(leaked, 1);
+    assert_eq!(pagers(), 1);
+    // Blocks as malloc's, likewise.
+    let far = builder(&lent).start().unwrap();
+    let heap = FarHeap::new(&far);
+    let block = heap.allocate(100, 16).unwrap();
+    let pager = far.pager().clone();
+    drop(far);
+    drop(heap);
+    pager.memory(block, 100).unwrap().fill(3);
+    drop(pager);
+    assert_eq!(pagers(), 2);
+    // Memory that is to be exported, and a range, which are dropped.
+    let far = builder(&lent).start().unwrap();
+    let memory = Memory::from(far.range(1 << 20).unwrap());
+    let range = far.range(1 << 20).unwrap();
+    drop(far);
+    range.shared().fill(1);
+    drop(range);
+    memory.shared().fill(1);
+    assert_eq!(pagers(), 3);
+    drop(memory);
+    settles("memory", || pagers() == 2);
+    // What the caller has mapped by addresses, and what it has made local.
+    let pager = start(&lent, 4 * MIB, |_| ());
+    let memory = mapped(&pager, 0, 8 << 20);
+    memory.fill(9);
+    drop(pager);
+    assert_eq!((word(memory, (1 << 20) - 1) & 0xff, pagers()), (9, 3));
+    let pager = start(&lent, 4 * MIB, |_| ());
+    let memory = mapped(&pager, 0, 1 << 20);
+    memory.fill(8);
+    pager.make_local(pager.area().start, 1 << 20, 3).unwrap();
+    drop(pager);
+    assert_eq!((word(memory, 7) & 0xff, pagers()), (8, 4));
+}
+
+#[test]
+fn it_ends_in_any_thread_and_while_its_lender_is_gone() {
+    let Some(_alone) = alone() else { return };
+    let before = pagers();
+    let lent = lend(64 << 20);
+    for path in [FaultPath::Thread, FaultPath::InThread] {
+        let far = builder(&lent).fault_path(path).start().unwrap();
+        std::thread::scope(|scope| {
+            for seed in 0..4 {
+                let far = far.clone();
+                scope.spawn(move || check(&words(&far, seed), seed));
+            }
+            drop(far);
+        });
+        settles("threads", || pagers() == before);
+    }
+    // Who answers nothing any more is not waited for for long.
+    let delay_ms = Arc::new(AtomicU64::new(0));
+    let far = FarMemory::builder().local(4 * MIB).lender(delayed(lent.address(), Arc::clone(&delay_ms)));
+    let far = far.lender_timeout(Duration::from_millis(500)).start().unwrap();
+    let all = words(&far, 1);
+    delay_ms.store(60_000, Ordering::Relaxed);
+    drop(all);
+    let began = Instant::now();
+    drop(far);
+    assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    settles("a lender that has gone", || pagers() == before);
+}
+
+#[test]
+fn children_of_forks_and_pagers_that_could_not_start_end_nothing() {
+    let Some(_alone) = alone() else { return };
+    let before = pagers();
+    let lent = lend(64 << 20);
+    for path in [FaultPath::Thread, FaultPath::InThread] {
+        let far = builder(&lent).fault_path(path).start().unwrap();
+        let all = words(&far, 1);
+        // SAFETY: the child takes no locks of other threads, and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            drop((all, far));
+            // SAFETY: ends the process.
+            unsafe { libc::_exit(21) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for our child.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(libc::WEXITSTATUS(status), 21, "{status:#x}");
+        check(&all, 1);
+        drop((all, far));
+        settles("forks", || pagers() == before);
+    }
+    let refused = FarMemory::builder().local(4 * MIB).lender("127.0.0.1:1").start();
+    assert!(refused.is_err());
+    assert_eq!(pagers(), before);
+}
