@@ -100,7 +100,7 @@ impl App {
             }
             App::Join => Ok(work(&compile(folder, "join", JOIN)?, &[&pick(600_000, 6_000_000)])),
             App::Pagerank => Ok(work(&compile(folder, "pagerank", PAGERANK)?, &[&pick(400_000, 4_000_000)])),
-            App::Tree => Ok(work(&compile(folder, "tree", TREE)?, &[&pick(100_000, 1_000_000)])),
+            App::Tree => Ok(work(&compile(folder, "tree", TREE)?, &[&pick(250_000, 1_000_000)])),
             App::Gcc => {
                 needs("gcc")?;
                 let (source, object) = (folder.join("large.c"), folder.join("large.o"));
