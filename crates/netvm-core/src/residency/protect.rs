@@ -33,12 +33,15 @@ pub struct Protection {
     faults: u32,
     changes: u32,
     several: bool,
+    /// What leaves costs as much as where several fault.
+    in_thread: bool,
 }
 
 impl Protection {
-    /// Nothing is known.
-    pub const fn new() -> Self {
+    /// Nothing is known. `in_thread`: faults are served in their threads.
+    pub const fn new(in_thread: bool) -> Self {
         Self {
+            in_thread,
             installed: 0,
             written: 0,
             stopped: false,
@@ -59,6 +62,11 @@ impl Protection {
             self.several = thread == 0 || self.changes >= CHANGES;
             (self.faults, self.changes) = (0, 0);
         }
+    }
+
+    /// Whether several threads fault.
+    pub const fn is_of_several(&self) -> bool {
+        self.several
     }
 
     /// Whether the next page, which was asked for to be read, is to be protected.
@@ -89,7 +97,7 @@ impl Protection {
         if self.installed < PAGES_MIN {
             return;
         }
-        let too_many = if self.several { TOO_MANY } else { TOO_MANY_ALONE };
+        let too_many = if self.several || self.in_thread { TOO_MANY } else { TOO_MANY_ALONE };
         let part = if self.stopped { FEW_PART * too_many } else { too_many };
         let stopped = self.written * part > self.installed;
         if stopped != self.stopped {
@@ -119,14 +127,14 @@ mod tests {
 
     #[test]
     fn pages_that_are_only_read_are_all_protected() {
-        assert_eq!(run(&mut Protection::new(), 10_000, 0, 0), 10_000);
-        assert_eq!(run(&mut Protection::new(), 10_000, 10, 100), 10_000, "a tenth is written to");
+        assert_eq!(run(&mut Protection::new(false), 10_000, 0, 0), 10_000);
+        assert_eq!(run(&mut Protection::new(false), 10_000, 10, 100), 10_000, "a tenth is written to");
     }
 
     #[test]
     fn pages_that_are_written_to_are_soon_only_samples() {
         for late in [0, 1, 50] {
-            let mut protection = Protection::new();
+            let mut protection = Protection::new(false);
             let protected = run(&mut protection, 10_000, 1, late);
             assert!((600..900).contains(&protected), "{protected}");
             // And the way back, when they are only read any more.
@@ -137,7 +145,7 @@ mod tests {
 
     #[test]
     fn who_faults_alone_may_write_to_fewer() {
-        let mut protection = Protection::new();
+        let mut protection = Protection::new(false);
         let faults = |protection: &mut Protection, threads: u32| {
             (0..2 * FAULTS).for_each(|fault| protection.note_fault(1 + fault % threads));
         };
@@ -151,12 +159,18 @@ mod tests {
         faults(&mut protection, 1);
         (0..FAULTS).for_each(|_| protection.note_fault(0));
         assert_eq!(run(&mut protection, 10_000, 5, 0), 10_000, "unknown threads");
+        assert!(protection.is_of_several());
+        // Served in its own thread a fault of one costs as those of several.
+        let mut protection = Protection::new(true);
+        faults(&mut protection, 1);
+        assert_eq!(run(&mut protection, 10_000, 5, 0), 10_000, "in its thread");
+        assert!(!protection.is_of_several());
     }
 
     #[test]
     fn it_does_not_go_to_and_fro() {
         // Between the two limits whatever was decided stays.
-        let mut protection = Protection::new();
+        let mut protection = Protection::new(false);
         assert_eq!(run(&mut protection, 20_000, 4, 30), 20_000);
         run(&mut protection, 5_000, 1, 0);
         let protected = run(&mut protection, 20_000, 4, 30);

@@ -249,7 +249,7 @@ impl Engine {
             scattered: false,
             in_runs: false,
             together: false,
-            protection: Protection::new(),
+            protection: Protection::new(told == Told::Faulter),
             returns: Returns::new(),
             dropped_by_program: false,
             to_write: Vec::with_capacity(TO_WRITE_MAX),

@@ -15,6 +15,8 @@ const RESERVE_PART: usize = 16;
 const RESERVE_FRAMES_MIN: usize = 2 * EVICT_PAGES;
 /// Pages evicted in one step where few are neighbours: each is a call of its own, and a step should not take longer than an answer.
 const SCATTERED_PAGES: usize = EVICT_PAGES / 8;
+/// The same where pages leave together.
+const TOGETHER_PAGES: usize = EVICT_PAGES / 4;
 /// Fewer than so many below the reserve, they wait until an answer is on its way.
 const SCATTERED_SLACK: usize = EVICT_PAGES / 2;
 /// Pages of a run that counts as long.
@@ -63,6 +65,10 @@ impl Engine {
             }
             true if !self.is_reading() => (SCATTERED_PAGES, SCATTERED_SLACK),
             true => (SCATTERED_PAGES, SCATTERED_PAGES / 2),
+            // Nobody else is interrupted by what leaves, and an answer is not to wait for it.
+            false if self.together && self.backing.reads() > 0 && !self.protection.is_of_several() => {
+                (TOGETHER_PAGES, TOGETHER_PAGES / 2)
+            }
             false => (self.evict_pages(available + 2 * EVICT_PAGES <= reserve), EVICT_PAGES / 2),
         };
         let spare_is_low = self.together

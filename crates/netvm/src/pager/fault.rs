@@ -6,7 +6,6 @@ use super::error::{PagerError, system};
 use super::transfers::{TRANSFER_PAGES_MAX, Transfer};
 use crate::error::Result;
 use netvm_core::residency::{Arrival, Entry, PageState};
-use netvm_sys::paged::Told;
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::ops::Range;
 
@@ -24,9 +23,7 @@ impl Engine {
             return self.fault_in_pool(fault);
         }
         self.stats.faults += 1;
-        // Served in its thread, what leaves costs as much as where several fault.
-        let alone = if self.paged.told() == Told::Faulter { 0 } else { fault.thread };
-        self.protection.note_fault(alone);
+        self.protection.note_fault(fault.thread);
         let page = self.page_of(fault.address);
         self.backing.detail.heat.note(page);
         let entry = self.table.get(page);
