@@ -346,7 +346,7 @@ NETVM_API int netvm_far_usable(netvm_pager *pager, const void *block, size_t *by
 
 /* Another local budget, in bytes, while the program runs; a smaller one holds when this returns, which may take a second where a lender does
  * not answer. NETVM_ERR_ARGUMENT below 4 MiB, below
- * what pins need, and above local_bytes_max. */
+ * what pins need, and above local_bytes_max; NETVM_ERR_OTHER where pages would have to leave, and lenders are lost. */
 NETVM_API int netvm_pager_set_local(netvm_pager *pager, uint64_t bytes);
 
 /* Writes what was wanted so far to learn_file, for the next run of the program, which is to allocate its far memory in the same order;

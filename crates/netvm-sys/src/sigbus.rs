@@ -25,16 +25,21 @@ pub trait Server: Send + Sync {
     /// Returns when the access at `address` can be repeated: the page is there, or was asked for in vain. False: it is not the server's, as
     /// in a child of a fork. `write`: the access was one, or that is not known.
     fn serve(&self, address: usize, write: bool) -> bool;
+
+    /// It serves nothing any more, and never will.
+    fn has_ended(&self) -> bool {
+        false
+    }
 }
 
 struct Served {
     range: Range<usize>,
     server: Box<dyn Server>,
     /// The one before, or null.
-    next: *mut Served,
+    next: AtomicPtr<Served>,
 }
 
-/// All that are served, the newest first. They are leaked.
+/// All that are served, the newest first. They are leaked: a thread may be on its way along the list.
 static SERVED: AtomicPtr<Served> = AtomicPtr::new(ptr::null_mut());
 static BEFORE: Before = Before::new();
 
@@ -52,12 +57,28 @@ pub fn serve(range: Range<usize>, server: Box<dyn Server>) -> io::Result<()> {
     let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     // Before ours, so that ours comes first: its own accesses may be to this range.
     let _ = guarded::install();
-    let next = SERVED.load(Ordering::Relaxed);
+    leave_out_ended();
+    let next = AtomicPtr::new(SERVED.load(Ordering::Relaxed));
     let served = Box::into_raw(Box::new(Served { range, server, next }));
     // Release: whoever finds it sees what is in it.
     SERVED.store(served, Ordering::Release);
     // SAFETY: who serves faults lives as long as the process; `on_sigbus` says what it does with others.
     unsafe { BEFORE.take(libc::SIGBUS, on_sigbus, 0, true) }
+}
+
+/// Who looks for a server need not pass those that have ended. The caller has the turn.
+fn leave_out_ended() {
+    let mut link = &SERVED;
+    loop {
+        // SAFETY: null or a leaked box, as in `find`.
+        let Some(served) = (unsafe { link.load(Ordering::Acquire).as_ref() }) else { return };
+        if served.server.has_ended() {
+            // Whoever is there now goes on from it as before.
+            link.store(served.next.load(Ordering::Acquire), Ordering::Release);
+        } else {
+            link = &served.next;
+        }
+    }
 }
 
 extern "C" fn on_sigbus(signal: i32, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
@@ -83,7 +104,7 @@ fn find(address: usize) -> Option<&'static Served> {
         if served.range.contains(&address) {
             return Some(served);
         }
-        next = served.next;
+        next = served.next.load(Ordering::Acquire);
     }
 }
 

@@ -7,6 +7,7 @@ use common::{Lent, Random, alone, delayed, lend};
 use netvm::far::{FarBuilder, FarHeap, FarMemory, FarVec, FaultPath};
 use netvm::lender::{LinkChoice, status};
 use netvm::memory::Memory;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -58,7 +59,7 @@ fn settles(what: &str, is_so: impl Fn() -> bool) {
 }
 
 #[test]
-fn all_that_a_far_memory_had_is_given_back_a_hundred_times() {
+fn all_that_a_far_memory_had_is_given_back_each_time() {
     let Some(_alone) = alone() else { return };
     let lent = lend(256 << 20);
     type Case = (&'static str, fn(FarBuilder) -> FarBuilder);
@@ -72,7 +73,7 @@ fn all_that_a_far_memory_had_is_given_back_a_hundred_times() {
     ];
     for (name, change) in cases {
         let mut before = None;
-        for round in 0..20 {
+        for round in 0..12 {
             let far =
                 change(builder(&lent)).start().unwrap_or_else(|error| panic!("{name}, {round}: {error}"));
             let all = [words(&far, round), words(&far, round + 1)];
@@ -179,6 +180,51 @@ fn it_ends_in_any_thread_and_while_its_lender_is_gone() {
     drop(far);
     assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
     settles("a lender that has gone", || pagers() == before);
+}
+
+#[test]
+fn what_the_program_has_open_stays_open() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let files = |count| -> Vec<_> { (0..count).map(|_| std::fs::File::open("/dev/null").unwrap()).collect() };
+    for shards in [1, 3] {
+        let far =
+            builder(&lent).shards(shards).local(12 * MIB).fault_path(FaultPath::Thread).start().unwrap();
+        // Numbers that the pager had at its start are the program's now.
+        let files = files(64);
+        drop(words(&far, 1));
+        drop(far);
+        for file in &files {
+            let there = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+            assert_eq!(there.unwrap().to_str(), Some("/dev/null"), "{shards}");
+        }
+    }
+}
+
+#[test]
+fn a_child_of_a_fork_keeps_no_lender_busy() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    for path in [FaultPath::Thread, FaultPath::InThread] {
+        let far = builder(&lent).fault_path(path).link(LinkChoice::Socket).start().unwrap();
+        let all = words(&far, 1);
+        // SAFETY: the child only waits until it is killed.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            loop {
+                // SAFETY: as above.
+                unsafe { libc::pause() };
+            }
+        }
+        assert_eq!(borrowers(&lent), 1);
+        drop((all, far));
+        settles("the lender", || borrowers(&lent) == 0);
+        // SAFETY: our child.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            libc::waitpid(child, std::ptr::null_mut(), 0);
+        }
+    }
 }
 
 #[test]

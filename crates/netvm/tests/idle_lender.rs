@@ -2,9 +2,13 @@
 
 mod common;
 
-use common::{Random, Serving, alone};
-use netvm::far::{FarMemory, FarVec, FaultPath};
+use common::{Lent, Random, Serving, alone, lend};
+use netvm::far::{FarMemory, FarVec, FaultPath, PagerError};
 use netvm::lender::LinkChoice;
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -90,4 +94,96 @@ fn so_may_all_of_several() {
         drop((far, near));
         drop(lenders);
     }
+}
+
+#[test]
+fn who_is_waited_for_may_be_needed_no_longer_and_calls_are_answered() {
+    let Some(_alone) = alone() else { return };
+    for path in [FaultPath::Thread, FaultPath::InThread] {
+        let lender = Serving::new(SLABS);
+        let far = FarMemory::builder().local(8 * MIB).lender(&lender.address).area(1 << 34);
+        let far = far.fault_path(path).link(LinkChoice::Socket).start().unwrap();
+        let near = words(&far, 6, 1);
+        drop(lender);
+        until(&far, "lost", |lost| lost == [true]);
+        // Pages that have nowhere to go stay, whatever is said of them.
+        far.wont_need(&near);
+        let refused = far.set_local(4 * MIB);
+        assert!(matches!(refused, Err(netvm::Error::Pager(PagerError::CopiesLost { .. }))), "{refused:?}");
+        check(&near, 1);
+        let began = Instant::now();
+        std::thread::scope(|scope| {
+            // More than is local, until the other thread gives its part back.
+            let filling = scope.spawn(|| words(&far, 6, 2));
+            std::thread::sleep(Duration::from_millis(300));
+            assert!(far.stats().faults > 0 && far.lenders()[0].lost.is_some());
+            assert!(!filling.is_finished());
+            drop(near);
+            check(&filling.join().unwrap(), 2);
+        });
+        assert!(began.elapsed() < Duration::from_secs(2), "{path:?}: {:?}", began.elapsed());
+    }
+}
+
+/// Passes bytes on between a pager and its lender. Armed, it ends a connection as soon as something comes from the pager.
+fn cut(lent: &Lent, armed: &Arc<AtomicBool>) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    let (lender, armed) = (lent.address().to_owned(), Arc::clone(armed));
+    std::thread::spawn(move || {
+        for near in listener.incoming().map_while(Result::ok) {
+            let far = TcpStream::connect(&lender).unwrap();
+            let ends = [(near.try_clone(), far.try_clone()), (far.try_clone(), near.try_clone())];
+            for (at, (from, to)) in ends.into_iter().enumerate() {
+                let (mut from, mut to, armed) = (from.unwrap(), to.unwrap(), Arc::clone(&armed));
+                std::thread::spawn(move || {
+                    let mut bytes = vec![0; 1 << 16];
+                    while let Ok(count @ 1..) = from.read(&mut bytes) {
+                        if at == 0 && armed.swap(false, Ordering::Relaxed) {
+                            let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
+                            return;
+                        }
+                        if to.write_all(&bytes[..count]).is_err() {
+                            return;
+                        }
+                    }
+                });
+            }
+        }
+    });
+    address
+}
+
+#[test]
+fn a_loss_that_is_noticed_when_somebody_is_needed_is_no_end_either() {
+    let Some(_alone) = alone() else { return };
+    let (lent, armed) = (lend(SLABS << 20), Arc::new(AtomicBool::new(false)));
+    let far = FarMemory::builder().local(8 * MIB).lender(cut(&lent, &armed)).area(1 << 34);
+    // Less than it takes to look for a lender again and again.
+    let far = far.lender_timeout(Duration::from_millis(500)).link(LinkChoice::Socket).start().unwrap();
+    let near = words(&far, 3, 1);
+    armed.store(true, Ordering::Relaxed);
+    let more = words(&far, 16, 2);
+    check(&near, 1);
+    check(&more, 2);
+    assert!(far.stats().lenders_lost == 1 && !armed.load(Ordering::Relaxed), "{:?}", far.stats());
+}
+
+#[test]
+fn where_one_is_full_a_lost_one_is_waited_for() {
+    let Some(_alone) = alone() else { return };
+    let (small, large) = (Serving::new(2), Serving::new(SLABS));
+    let address = large.address.clone();
+    let far = FarMemory::builder().local(8 * MIB).lenders([&small.address, &address]).area(1 << 34);
+    let far = far.link(LinkChoice::Socket).start().unwrap();
+    drop(large);
+    until(&far, "lost", |lost| lost == [false, true]);
+    let back = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(500));
+        Serving::at(&address, SLABS)
+    });
+    let all = words(&far, 16, 1);
+    check(&all, 1);
+    drop((all, far));
+    drop(back.join().unwrap());
 }

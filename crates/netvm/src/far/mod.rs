@@ -148,7 +148,8 @@ impl FarMemory {
     /// take a second where a lender does not answer.
     ///
     /// # Errors
-    /// [`PagerError::BudgetRange`] below 4 MiB for each shard, below what pins need, and above [`FarBuilder::local_max`].
+    /// [`PagerError::BudgetRange`] below 4 MiB for each shard, below what pins need, and above [`FarBuilder::local_max`];
+    /// [`PagerError::CopiesLost`] and [`PagerError::TooFewLenders`] where pages would have to leave, and lenders are lost: then nothing has changed.
     pub fn set_local(&self, bytes: u64) -> Result<()> {
         self.check_process()?;
         self.pager.set_local_bytes(bytes)

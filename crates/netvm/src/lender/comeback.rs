@@ -2,11 +2,18 @@
 
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{BorrowOptions, Borrower, BorrowerParts};
 
-const RETRY: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
+/// Between two tries, in the end.
+pub(crate) const RETRY: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
+/// Before the first; each pause is twice as long as the one before. Who has started again is there soon,
+const FIRST: Duration = Duration::from_millis(20);
+/// so pauses stay short
+const SHORT: Duration = Duration::from_millis(200);
+/// for so long.
+const SOON: Duration = Duration::from_secs(10);
 const STACK_BYTES: usize = 256 << 10;
 
 /// A thread that tries; it ends when it has succeeded, or soon after this is dropped.
@@ -17,8 +24,13 @@ pub(crate) struct Comeback {
 }
 
 impl Comeback {
-    /// `first` runs in the thread before all else. `None` when there is no thread to be had.
-    pub(crate) fn start(address: &str, options: &BorrowOptions, first: Option<fn()>) -> Option<Self> {
+    /// `first` runs in the thread before all else; `slowly`: it has been tried in vain lately. `None` when there is no thread to be had.
+    pub(crate) fn start(
+        address: &str,
+        options: &BorrowOptions,
+        first: Option<fn()>,
+        slowly: bool,
+    ) -> Option<Self> {
         let (sender, found) = sync_channel(1);
         let (address, options) = (address.to_owned(), options.clone());
         let wanted = Arc::new(());
@@ -26,7 +38,7 @@ impl Comeback {
         let body = move || {
             netvm_sys::thread::set_name(c"netvm-comeback");
             netvm_sys::thread::block_signals();
-            attempt(&address, &options, &sender, &still_wanted);
+            attempt(&address, &options, &sender, &still_wanted, slowly);
         };
         netvm_sys::thread::start(STACK_BYTES, first, Box::new(body)).ok()?;
         Some(Self { found, _wanted: wanted })
@@ -38,9 +50,18 @@ impl Comeback {
     }
 }
 
-fn attempt(address: &str, options: &BorrowOptions, found: &SyncSender<BorrowerParts>, wanted: &Weak<()>) {
+fn attempt(
+    address: &str,
+    options: &BorrowOptions,
+    found: &SyncSender<BorrowerParts>,
+    wanted: &Weak<()>,
+    slowly: bool,
+) {
+    let (began, mut pause) = (Instant::now(), if slowly { RETRY } else { FIRST });
     while wanted.strong_count() > 0 {
-        std::thread::sleep(RETRY);
+        std::thread::sleep(pause);
+        let most = if slowly || began.elapsed() > SOON { RETRY } else { SHORT };
+        pause = (2 * pause).min(most);
         if let Ok(borrower) = Borrower::connect(address, options) {
             let _ = found.send(borrower.into_parts());
             return;

@@ -15,7 +15,7 @@ mod tickets;
 
 pub use crate::shm::LinkChoice;
 pub use borrower::{Borrower, BorrowerParts, status, status_with};
-pub(crate) use comeback::Comeback;
+pub(crate) use comeback::{Comeback, RETRY};
 pub(crate) use nearby::{Lease, Place};
 pub use netvm_core::endpoint::PostError;
 pub use options::{BorrowOptions, Completion, ForkTicket};

@@ -13,7 +13,7 @@ use super::seals::Seals;
 use super::side::Sides;
 use crate::detail::PagerDetail;
 use crate::error::{Error, Result, Scope};
-use crate::lender::{BorrowOptions, Borrower, Class, Completion, HEARD, PostError};
+use crate::lender::{BorrowOptions, Borrower, Class, Completion, HEARD, PostError, RETRY};
 use crate::runfile::RunFile;
 use crate::stats::PagerStats;
 use in_parts::InParts;
@@ -38,6 +38,10 @@ const COOL_INTERVAL: Duration = Duration::from_millis(500);
 /// They are in sets of bits.
 const LENDERS_MAX: usize = 64;
 /// How often late answers are looked for.
+/// Between tries of a process that starts while no lender of its run is there.
+const AWAY_INTERVAL: Duration = Duration::from_millis(100);
+/// Who was needed so long ago is needed anew.
+const NEEDED_STILL: Duration = Duration::from_millis(200);
 const LOOK_INTERVAL: Duration = Duration::from_millis(1);
 /// How long a read is waited for without any other reason to wake up.
 const READ_PATIENCE: Duration = Duration::from_millis(2);
@@ -90,6 +94,8 @@ pub(super) struct Backing {
     next_look: Instant,
     next_late: Instant,
     poor_since: Option<Instant>,
+    /// Since when pages must leave and no lender is there, and when they did last.
+    needed: Option<(Instant, Instant)>,
     ever_lost: u64,
     ever_left: u64,
     stats: PagerStats,
@@ -110,9 +116,23 @@ impl Backing {
         let redundancy = check(addresses, config.replicas, erasure)?;
         let replicas = redundancy.total();
         // A process of a run that has lost a lender, or left it, does without, too; and without one that is about to leave.
-        let (known, mut left) = (run.filter(|_| replicas > 1).map(RunFile::lost), run.map(RunFile::left));
-        let sides = Sides::connect(addresses, options, hook, replicas, timeout, known, left.as_mut())?;
-        let left = left.unwrap_or(0);
+        let began = Instant::now();
+        let (sides, left) = loop {
+            let (known, mut left) = (run.filter(|_| replicas > 1).map(RunFile::lost), run.map(RunFile::left));
+            let sides =
+                Sides::connect(addresses, options.clone(), hook, replicas, timeout, known, left.as_mut());
+            // Others of the run go on without: so it may be back soon.
+            let is_away = match &sides {
+                Ok(sides) => sides.borrowers().next().is_none(),
+                Err(error) => error.scope() == Scope::Link,
+            };
+            let waits = is_away && run.is_some_and(|run| run.lost() != 0) && began.elapsed() < timeout;
+            match sides {
+                Ok(sides) if !waits => break (sides, left.unwrap_or(0)),
+                Err(error) if !waits => return Err(error),
+                _ => std::thread::sleep(AWAY_INTERVAL),
+            }
+        };
         if let Some(same) = Borrower::two_at_one(sides.borrowers()).filter(|_| replicas > 1) {
             return Err(PagerError::SameLender(same.map(|borrower| borrower.lender().to_owned())).into());
         }
@@ -167,6 +187,7 @@ impl Backing {
             next_look: now,
             next_late: now,
             poor_since: None,
+            needed: None,
             ever_lost,
             ever_left: 0,
             stats,
@@ -196,6 +217,14 @@ impl Backing {
     /// Reads that have not been answered, nor asked of another lender.
     pub(super) fn reads(&self) -> usize {
         self.reads
+    }
+
+    /// Lenders hear at once that nobody borrows any more, whoever has copies of the descriptors: children of forks may.
+    pub(super) fn hang_up(&self) {
+        for borrower in self.sides.borrowers() {
+            // Links that are no sockets end with their owner.
+            let _ = rustix::net::shutdown(borrower.as_fd(), rustix::net::Shutdown::Both);
+        }
     }
 
     /// What to wait for.
@@ -228,12 +257,71 @@ impl Backing {
         }
     }
 
+    /// So few lenders are left that no page can leave. None has left before: it would be lost.
+    pub(super) fn is_stranded(&self) -> bool {
+        self.slots.alive() < self.slots.redundancy().need()
+    }
+
+    /// How long a lender that is lost is waited for where it is needed: for at least one more try to reach it.
+    fn comeback_patience(&self) -> Duration {
+        self.timeout.max(RETRY + RETRY / 4)
+    }
+
+    /// A page must leave, and too few lenders are there: called again and again, it looks for lost ones.
+    ///
+    /// # Errors
+    /// When they were needed for long enough.
+    pub(super) fn need_lenders(&mut self) -> Result<()> {
+        let now = Instant::now();
+        let began = match self.needed {
+            Some((began, last)) if now.saturating_duration_since(last) < NEEDED_STILL => began,
+            _ => now,
+        };
+        self.needed = Some((began, now));
+        if now.saturating_duration_since(began) > self.comeback_patience() {
+            return Err(self.too_few(None));
+        }
+        self.look()
+    }
+
+    /// Why no lender takes a page.
+    pub(super) fn too_few(&self, refused: Option<Error>) -> Error {
+        let losses = self.sides.losses();
+        match refused {
+            Some(refused) if losses.is_empty() => refused,
+            Some(refused) => PagerError::TooFewLenders { why: format!("{losses}; {refused}") }.into(),
+            None if losses.is_empty() => PagerError::NoLender.into(),
+            None if self.slots.alive() == 0 => PagerError::CopiesLost { pages: 0, why: losses }.into(),
+            None => PagerError::TooFewLenders { why: losses }.into(),
+        }
+    }
+
+    /// Borrows one. Where none is to be had, lost lenders are waited for: pages are on their way out.
     fn borrow_slab(&mut self) -> Result<()> {
+        let mut until = None;
+        loop {
+            let Some(refused) = self.try_to_borrow()? else { return Ok(()) };
+            // From now on: to find out that somebody was lost may have taken long.
+            let until = *until.get_or_insert_with(|| Instant::now() + self.comeback_patience());
+            let (alive, mut waits) = (self.slots.alive(), self.sides.any_lost());
+            while waits && self.slots.alive() <= alive {
+                waits = Instant::now() < until;
+                self.gather(None)?;
+                self.look()?;
+                std::thread::sleep(LOOK_INTERVAL);
+            }
+            if !waits {
+                return Err(self.too_few(refused));
+            }
+        }
+    }
+
+    /// `None` when there is another slab. Else who refused, if anybody did.
+    fn try_to_borrow(&mut self) -> Result<Option<Option<Error>>> {
         let (mut copies, mut refused) = (Copies::default(), None);
         // Nobody is left to ask who has not refused, perhaps long ago, or would rather see others lend.
         let mut press = false;
         let now = Instant::now();
-        self.wait_for_lenders_back()?;
         let first = self.slots.slabs();
         // A dearer lender is next: perhaps a cheaper one has something again.
         if now >= self.next_ask
@@ -279,7 +367,7 @@ impl Backing {
                 self.poor_since.get_or_insert_with(Instant::now);
             }
             return match self.slots.add(copies.as_slice()) {
-                Some(_) => Ok(()),
+                Some(_) => Ok(None),
                 None => Err(PagerError::SlotsExhausted.into()),
             };
         }
@@ -287,20 +375,9 @@ impl Backing {
         self.slots.ask_again();
         // Better a slab that a dead child has let go than none at all.
         if self.thaw_all()? {
-            return Ok(());
+            return Ok(None);
         }
-        Err(refused.unwrap_or_else(|| PagerError::CopiesLost { pages: 0, why: self.sides.losses() }.into()))
-    }
-
-    /// Where too many were lost while they had nothing: they may come back, for as long as they might have been silent.
-    fn wait_for_lenders_back(&mut self) -> Result<()> {
-        let began = Instant::now();
-        while self.slots.alive() < self.slots.redundancy().need() && began.elapsed() < self.timeout {
-            self.gather(None)?;
-            self.look()?;
-            std::thread::sleep(LOOK_INTERVAL);
-        }
-        Ok(())
+        Ok(Some(refused))
     }
 
     /// Asks a lender for a slab and waits, while others are heard: `None` when it is lost instead.

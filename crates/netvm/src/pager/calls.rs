@@ -327,6 +327,9 @@ fn is_refusal(error: &Error, call: Call) -> bool {
             | PagerError::InUse,
         ) => true,
         Error::Pager(PagerError::LocalExhausted { .. }) => matches!(call, Call::Pin { .. }),
+        Error::Pager(PagerError::CopiesLost { pages: 0, .. } | PagerError::TooFewLenders { .. }) => {
+            matches!(call, Call::Budget { .. } | Call::Keep { .. })
+        }
         Error::Pager(PagerError::NoLocalMemory(_)) => matches!(call, Call::MakeLocal { .. }),
         _ => matches!(call, Call::KeepRecord),
     }

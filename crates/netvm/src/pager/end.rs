@@ -47,6 +47,7 @@ impl Engine {
         self.placement.let_go(&desk.hold);
         // Nobody needs what is on its way, but lenders would say that they were left in the middle of it.
         let _ = self.finish_all();
+        self.backing.hang_up();
         self.has_ended = true;
     }
 

@@ -125,6 +125,11 @@ pub enum PagerError {
         /// What happened to the lenders, naming each.
         why: String,
     },
+    /// No page can leave: of the lenders that are there none has room, or they are too few.
+    TooFewLenders {
+        /// What happened to the others, naming each, and who has no room.
+        why: String,
+    },
     /// A lender's slabs are smaller than 64 pages.
     SlabTooSmall {
         /// Address of the lender.
@@ -303,6 +308,7 @@ impl fmt::Display for PagerError {
             ),
             Self::CopiesLost { pages: 0, why } => write!(f, "all lenders are lost: {why}"),
             Self::CopiesLost { pages, why } => write!(f, "no copy is left of {pages} pages: {why}"),
+            Self::TooFewLenders { why } => write!(f, "no lender is there for more pages: {why}"),
             Self::SlabTooSmall { lender, bytes } => {
                 write!(f, "lender {lender} lends slabs of only {bytes} bytes; start it with a larger --slab")
             }

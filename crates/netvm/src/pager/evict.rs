@@ -88,6 +88,10 @@ impl Engine {
         if !self.cached.is_empty() || self.writing_frames >= EVICT_PAGES {
             return Ok(());
         }
+        if self.backing.is_stranded() {
+            // The fault waits, and calls are carried out meanwhile: the program may give pages back.
+            return self.backing.need_lenders();
+        }
         let taken = self.evict(self.evict_pages(true))?;
         if taken == 0 && self.take_from_pool_now()? {
             return Ok(());
@@ -122,6 +126,9 @@ impl Engine {
                 self.shrink_pool(self.pool_frames_max(self.local_frames.saturating_sub(excess)))?;
             }
             if self.free.is_empty() {
+                if self.backing.is_stranded() {
+                    return Ok(());
+                }
                 let before = self.local_frames;
                 let taken = self.evict_unpacked()?;
                 self.finish_all()?;
@@ -152,6 +159,9 @@ impl Engine {
 
     /// Takes up to `want` pages out of the program's address space, oldest first; writes those that changed.
     fn evict(&mut self, want: usize) -> Result<usize> {
+        if self.backing.is_stranded() {
+            return Ok(0);
+        }
         let packing = self.packing && self.tier.choice.step() > 0;
         let since = self.tier.time_eviction();
         let mut victims = [0_u32; EVICT_PAGES_MAX];

@@ -244,6 +244,10 @@ impl Engine {
     }
 
     pub(super) fn page_out(&mut self, pages: Range<u32>) -> Result<()> {
+        // A hint: no lender is waited for.
+        if self.backing.is_stranded() {
+            return Ok(());
+        }
         let mut victims = [0; EVICT_PAGES];
         let (mut from, mut count) = (pages.start, 0);
         while let Some(page) = self.table.next_touched(from..pages.end) {
@@ -271,14 +275,22 @@ impl Engine {
         if bytes < min_bytes || bytes > max_bytes {
             return Err(PagerError::BudgetRange { bytes, min_bytes, max_bytes }.into());
         }
+        let before = self.budget.frames_max();
         self.budget.set_frames_max(frames);
-        self.shrink()
+        self.shrink()?;
+        self.is_shrunk().inspect_err(|_| self.budget.set_frames_max(before))
+    }
+
+    /// An error where pages had to leave, and have no lender to go to.
+    fn is_shrunk(&self) -> Result<()> {
+        let excess = self.budget.excess(self.local_frames as u64);
+        if excess > 0 && self.backing.is_stranded() { Err(self.backing.too_few(None)) } else { Ok(()) }
     }
 
     /// Of shards: gives up all but `frames` frames; it may have up to `frames_max` later.
     pub(super) fn keep(&mut self, frames: u64, frames_max: u64) -> Result<()> {
         self.budget.set_frames_max(frames);
-        let shrunk = self.shrink();
+        let shrunk = self.shrink().and_then(|()| self.is_shrunk());
         self.budget.set_frames_max(frames_max);
         shrunk
     }

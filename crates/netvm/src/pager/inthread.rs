@@ -46,14 +46,15 @@ const STEPS_MAX: u32 = 4;
 
 /// What threads that fault, threads that call and the pager's thread share.
 pub(super) struct InThread {
-    combine: Combine,
+    /// Boxed, as a handler's weak reference keeps what is in here itself.
+    combine: Box<Combine>,
     /// Whoever has the turn locks it, and finds nobody there.
     engine: Mutex<Box<Engine>>,
     /// What errands need of it,
     helper: Helper,
     hash: PageHash,
     /// and what has become of each, before its end is told.
-    outcomes: [[AtomicU64; 2]; ERRANDS],
+    outcomes: Box<[[AtomicU64; 2]; ERRANDS]>,
     /// Wakes a holder that sleeps until answers come, or errands end.
     posted: EventFd,
     /// Wakes the pager's thread, unless the next thread that leaves work behind sets it anew before.
@@ -77,10 +78,10 @@ impl InThread {
     pub(super) fn new(mut engine: Box<Engine>) -> Result<Self> {
         engine.paged.open_memory().map_err(|e| system("open /proc/self/mem", e))?;
         Ok(Self {
-            combine: Combine::new(),
+            combine: Box::new(Combine::new()),
             helper: engine.paged.helper(),
             hash: engine.backing.seals.page_hash().clone(),
-            outcomes: std::array::from_fn(|_| Default::default()),
+            outcomes: Box::new(std::array::from_fn(|_| Default::default())),
             engine: Mutex::new(engine),
             posted: EventFd::new().map_err(|e| system("eventfd", e))?,
             left_over: Timer::new().map_err(|e| system("timerfd_create", e))?,
@@ -205,20 +206,24 @@ impl InThread {
     /// With the turn: serves a fault of this thread, and what others post meanwhile. `known`: it has been taken up.
     fn lead(&self, fault: Fault, known: bool) {
         let mut engine = self.engine();
-        let errands = match engine.lead(self, fault, known) {
-            Ok(errands) => errands,
+        let led = match engine.lead(self, fault, known) {
+            Ok(led) => led,
             Err(error) => engine.end(&error),
         };
         self.leave(engine);
+        if led.starved {
+            // Whoever calls has the turn meanwhile; then the thread faults again.
+            std::thread::sleep(STARVED);
+        }
         // If that fails the thread faults again, and it is no errand then.
-        if let Some(fetch) = errands.0 {
+        if let Some(fetch) = led.fetch {
             let outcome = fetch.run(&self.hash, |address, contents, protect| {
                 self.helper.install(address, contents, protect).0
             });
             FAILED.set(outcome == Outcome::Failed);
             self.end_errand(fetch.number, outcome);
         }
-        if let Some(leave) = errands.1 {
+        if let Some(leave) = led.leave {
             self.end_errand(LEAVE, leave.run(&self.helper));
         }
     }
@@ -284,6 +289,15 @@ impl InThread {
     }
 }
 
+/// What is left for a thread to do that has had the turn.
+#[derive(Default)]
+struct Led {
+    fetch: Option<Fetch>,
+    leave: Option<Leave>,
+    /// No lender is there for what must leave before its page can come.
+    starved: bool,
+}
+
 /// What the pager's thread does after a look.
 struct Next {
     /// Threads have faulted since the last one.
@@ -316,6 +330,10 @@ impl Server for Faults {
         }
         all.serve(Fault { address, offset, write, thread: this_thread(), ..Fault::default() });
         true
+    }
+
+    fn has_ended(&self) -> bool {
+        self.shards.iter().all(|shard| shard.strong_count() == 0)
     }
 }
 
@@ -441,7 +459,7 @@ impl Engine {
     }
 
     /// Serves a fault until its page is there, or its thread can fetch it by itself.
-    fn lead(&mut self, all: &InThread, fault: Fault, known: bool) -> Result<(Option<Fetch>, Option<Leave>)> {
+    fn lead(&mut self, all: &InThread, fault: Fault, known: bool) -> Result<Led> {
         self.take_errands_back(all)?;
         if !known {
             self.tier.note_fault(&mut self.stats);
@@ -454,7 +472,7 @@ impl Engine {
                 self.errands.takes_leave = false;
                 went_on?;
                 self.backing.keep_looking()?;
-                return Ok((Some(fetch), self.errands.leave.take()));
+                return Ok(Led { fetch: Some(fetch), leave: self.errands.leave.take(), starved: false });
             }
         }
         // What has been asked for only now cannot have come.
@@ -464,7 +482,12 @@ impl Engine {
             all.combine.take_posts(|other| self.fault(posted(other)))?;
             let (moved, evicted) = self.go_on(look)?;
             if self.is_settled(fault.address) {
-                return Ok((None, None));
+                return Ok(Led::default());
+            }
+            if self.is_starved() && self.backing.is_stranded() {
+                // Others that wait for this page look again, too.
+                self.deferred.retain(|other| other.address != fault.address);
+                return Ok(Led { starved: true, ..Led::default() });
             }
             all.settle(self);
             if !evicted && !moved {

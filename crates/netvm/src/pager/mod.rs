@@ -66,7 +66,7 @@ use netvm_sys::fork::Process;
 use netvm_sys::shared::SharedSlice;
 use netvm_sys::thread::Gate;
 use netvm_sys::uffd::PAGE_BYTES;
-use shards::{Division, Shard, Stripes};
+use shards::{Division, Neighbours, Shard, Stripes};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -274,6 +274,7 @@ impl Pager {
             netvm_sys::cpu::may_use(cpu).map_err(|error| PagerError::Cpu { cpu, errno: (&error).into() })?;
         }
         let division = Division::new(&config)?;
+        let neighbours = division.as_ref().map(|_| Neighbours::new(config.shards)).transpose()?.map(Arc::new);
         let addresses = engine::reserve(&config)?;
         let hold = Arc::new(Hold::new());
         let (mut shards, mut engines) = (Vec::with_capacity(config.shards), Vec::new());
@@ -282,8 +283,7 @@ impl Pager {
                 Some(division) => Some(division.budget.join_shard(number)),
                 None => join_run(&config)?,
             };
-            let neighbours = division.as_ref().map(Division::neighbours);
-            let engine = Box::new(Engine::new(&config, &addresses, number, slot, neighbours)?);
+            let engine = Box::new(Engine::new(&config, &addresses, number, slot, neighbours.clone())?);
             let desk = Arc::new(Desk::new(&engine, &hold, config.cpu));
             let in_thread = match config.fault_path {
                 FaultPath::InThread => Some(Arc::new(InThread::new(engine)?)),
@@ -311,13 +311,22 @@ impl Pager {
             forking: Mutex::new(None),
             orphaned: AtomicBool::new(false),
         });
-        engines.into_iter().try_for_each(|engine| pager.spawn(engine))?;
+        let threads = engines.len();
+        let mut own_tables = 0;
+        for engine in engines {
+            own_tables += usize::from(pager.spawn(engine)?);
+        }
+        if threads > 0 && own_tables == threads {
+            // As with what each has alone.
+            let copies: Vec<_> = neighbours.iter().flat_map(|neighbours| neighbours.descriptors()).collect();
+            netvm_sys::thread::close_copies(&copies);
+        }
         pager.share()?;
         Ok(pager)
     }
 
-    /// Starts the thread that owns `engine` from then on.
-    fn spawn(&self, engine: Box<Engine>) -> Result<()> {
+    /// Starts the thread that owns `engine` from then on. Whether it has a descriptor table of its own.
+    fn spawn(&self, engine: Box<Engine>) -> Result<bool> {
         let descriptors = engine.descriptors();
         let desk = Arc::clone(&self.shards[engine.number].desk);
         let of_thread = Arc::clone(&desk);
@@ -327,7 +336,7 @@ impl Pager {
             // The thread has its own copies; ours would only be in the program's way.
             netvm_sys::thread::close_copies(&descriptors);
         }
-        Ok(())
+        Ok(own_table)
     }
 
     /// Lets threads serve their faults, and starts the thread that does the rest.

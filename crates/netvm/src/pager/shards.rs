@@ -89,7 +89,7 @@ struct Asked {
 }
 
 impl Neighbours {
-    fn new(shards: usize) -> Result<Self> {
+    pub(super) fn new(shards: usize) -> Result<Self> {
         let asked = |_| {
             let event = EventFd::new().map_err(|e| system("eventfd", e))?;
             Ok(Asked { is_asked: AtomicBool::new(false), event })
@@ -179,7 +179,6 @@ impl Shard {
 #[derive(Clone)]
 pub(super) struct Division {
     pub(super) budget: Arc<RunFile>,
-    neighbours: Arc<Neighbours>,
     /// Pins and other budgets come one after the other.
     turn: Arc<Mutex<()>>,
 }
@@ -192,13 +191,8 @@ impl Division {
         }
         Ok(Some(Self {
             budget: RunFile::of_shards(config.local_bytes, config.shards)?,
-            neighbours: Arc::new(Neighbours::new(config.shards)?),
             turn: Arc::default(),
         }))
-    }
-
-    pub(super) fn neighbours(&self) -> Arc<Neighbours> {
-        Arc::clone(&self.neighbours)
     }
 
     fn turn(&self) -> MutexGuard<'_, ()> {
@@ -298,6 +292,7 @@ impl Pager {
         }
         let frames = bytes / page_bytes;
         // From now on nobody gets more while more than that is in use.
+        let before = budget.budget_frames();
         budget.set_budget(frames);
         for _ in 0..SHED_ROUNDS {
             let used = budget.used();
@@ -309,7 +304,8 @@ impl Pager {
                 } else {
                     held
                 };
-                shard.call(Call::Keep { frames: keep.min(held), frames_max: frames }, self)?;
+                let keep = Call::Keep { frames: keep.min(held), frames_max: frames };
+                shard.call(keep, self).inspect_err(|_| budget.set_budget(before))?;
             }
             if used <= frames {
                 break;

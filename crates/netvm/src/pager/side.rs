@@ -20,6 +20,9 @@ const TRY_OTHER: u32 = 128;
 /// unless it costs so much more besides that it would hardly ever be.
 const TRY_EXTRA_NS_MAX: u64 = 10_000;
 
+/// A lender that was back for so long is looked for soon when it is lost again.
+const STAYED: Duration = Duration::from_secs(10);
+
 /// One lender.
 pub(super) struct Side {
     pub(super) address: String,
@@ -34,6 +37,8 @@ pub(super) struct Side {
     /// The same over a longer time: by it places are chosen.
     read_ns: u64,
     comeback: Option<Comeback>,
+    /// When it was back last.
+    back: Option<Instant>,
     ear: Ear,
     probed: Instant,
 }
@@ -142,6 +147,7 @@ impl Sides {
                 usual_ns: 0,
                 read_ns: 0,
                 comeback: None,
+                back: None,
                 ear: Ear::default(),
                 probed: now,
             });
@@ -299,7 +305,9 @@ impl Sides {
                 continue;
             }
             if side.comeback.is_none() {
-                side.comeback = Comeback::start(&side.address, &self.options, self.hook);
+                // Who comes and goes all the time is not to be repaired all the time.
+                let slowly = side.back.is_some_and(|back| back.elapsed() < STAYED);
+                side.comeback = Comeback::start(&side.address, &self.options, self.hook, slowly);
             }
             let found = side.comeback.as_mut().and_then(Comeback::take);
             let Some(mut borrower) = found else { continue };
@@ -321,7 +329,7 @@ impl Sides {
             }
             borrower.set_call_timeout(self.options.call_timeout);
             let side = &mut self.sides[lender];
-            (side.borrower, side.lost) = (Some(borrower), None);
+            (side.borrower, side.lost, side.back) = (Some(borrower), None, Some(Instant::now()));
             (side.usual_ns, side.read_ns) = (0, 0);
             return Some(lender as u32);
         }

@@ -453,7 +453,8 @@ impl Engine {
             return Ok(spare.is_some());
         }
         let each = self.tier.choice.costs.chunks.or(8.0) as usize + 1;
-        if frames > target || (frames == target && free < PACK_PAGES * each) {
+        let is_full = frames > target || (frames == target && free < PACK_PAGES * each);
+        if is_full && !self.backing.is_stranded() {
             let since = self.tier.is_waiting().then(Instant::now);
             let spilled = self.spill(EVICT_PAGES)?;
             let released = self.release_pool_frames(frames.saturating_sub(target).min(EVICT_PAGES));

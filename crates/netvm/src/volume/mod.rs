@@ -616,7 +616,7 @@ impl Volume {
         let reason = "it has been stopped, and what it held was moved".to_owned();
         side.lost = Some(Error::LenderLost { lender: side.address.clone(), reason });
         (side.writable, side.ear) = (false, Ear::default());
-        side.comeback = Comeback::start(&side.address, &self.options.borrow, None);
+        side.comeback = Comeback::start(&side.address, &self.options.borrow, None, true);
         self.events.push_back(Event::LenderLeft { lender: side.address.clone() });
         self.core.lender_lost(lender);
     }
@@ -705,7 +705,7 @@ impl Volume {
         let (degraded, lost) = self.core.degraded();
         let address = side.address.clone();
         if self.options.replicas > 1 {
-            side.comeback = Comeback::start(&address, &self.options.borrow, None);
+            side.comeback = Comeback::start(&address, &self.options.borrow, None, true);
             if degraded > 0 {
                 self.poor_since.get_or_insert_with(Instant::now);
             }
@@ -739,7 +739,7 @@ impl Volume {
         let address = side.address.clone();
         if let Err(reason) = fits {
             // Somebody may start it once more, as it was.
-            side.comeback = Comeback::start(&address, &self.options.borrow, None);
+            side.comeback = Comeback::start(&address, &self.options.borrow, None, true);
             if !std::mem::replace(&mut side.unfit, true) {
                 self.events.push_back(Event::LenderUnfit { lender: address, reason });
             }
