@@ -39,6 +39,8 @@ pub(super) struct Side {
     comeback: Option<Comeback>,
     /// When it was back last.
     back: Option<Instant>,
+    /// It was not lost, but left, as it asked for that.
+    pub(super) left: bool,
     ear: Ear,
     probed: Instant,
 }
@@ -148,6 +150,7 @@ impl Sides {
                 read_ns: 0,
                 comeback: None,
                 back: None,
+                left: false,
                 ear: Ear::default(),
                 probed: now,
             });
@@ -306,7 +309,7 @@ impl Sides {
             }
             if side.comeback.is_none() {
                 // Who comes and goes all the time is not to be repaired all the time.
-                let slowly = side.back.is_some_and(|back| back.elapsed() < STAYED);
+                let slowly = side.left || side.back.is_some_and(|back| back.elapsed() < STAYED);
                 side.comeback = Comeback::start(&side.address, &self.options, self.hook, slowly);
             }
             let found = side.comeback.as_mut().and_then(Comeback::take);
@@ -330,6 +333,7 @@ impl Sides {
             borrower.set_call_timeout(self.options.call_timeout);
             let side = &mut self.sides[lender];
             (side.borrower, side.lost, side.back) = (Some(borrower), None, Some(Instant::now()));
+            side.left = false;
             (side.usual_ns, side.read_ns) = (0, 0);
             return Some(lender as u32);
         }

@@ -186,6 +186,7 @@ impl Backing {
             let reason = "it has been stopped, and what it held was moved".to_owned();
             let error = Error::LenderLost { lender: self.sides[lender].address.clone(), reason };
             self.sides.lose(lender, error);
+            self.sides[lender].left = true;
             // It has nothing that could be.
             self.slots.lender_lost(lender);
             self.stats.lenders_left += 1;
