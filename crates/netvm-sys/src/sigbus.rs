@@ -165,6 +165,41 @@ mod tests {
         }
     }
 
+    struct Ends(Arc<AtomicU32>);
+
+    impl Server for Ends {
+        fn serve(&self, _: usize, _: bool) -> bool {
+            false
+        }
+
+        fn has_ended(&self) -> bool {
+            self.0.load(Ordering::Relaxed) > 0
+        }
+    }
+
+    #[test]
+    fn what_has_ended_is_left_out_and_nothing_else() {
+        let _alone = crate::bench_sigbus::alone();
+        // Nobody has anything at these addresses.
+        let range = |number: usize| (number << 12)..((number + 1) << 12);
+        let ended: Vec<_> = (1..9).map(|_| Arc::new(AtomicU32::new(0))).collect();
+        let end = |numbers: &[usize]| {
+            numbers.iter().for_each(|&number| ended[number - 1].store(1, Ordering::Relaxed));
+        };
+        let found = || (1..9).filter(|&number| find(range(number).start).is_some()).collect::<Vec<_>>();
+        for number in 1..8 {
+            serve(range(number), Box::new(Ends(Arc::clone(&ended[number - 1])))).unwrap();
+        }
+        assert_eq!(found(), [1, 2, 3, 4, 5, 6, 7]);
+        // The oldest, two neighbours, and the newest.
+        end(&[1, 3, 4, 7]);
+        serve(range(8), Box::new(Ends(Arc::clone(&ended[7])))).unwrap();
+        assert_eq!(found(), [2, 5, 6, 8]);
+        end(&[2, 5, 6, 8]);
+        leave_out_ended();
+        assert_eq!(found(), []);
+    }
+
     #[test]
     fn several_ranges_are_served_and_errno_is_kept() {
         let _alone = crate::bench_sigbus::alone();

@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::{Lent, Random, Serving, alone, lend};
-use netvm::far::{FarMemory, FarVec, FaultPath, PagerError};
+use common::{Random, Serving, alone, lend};
+use netvm::far::{FarBuilder, FarMemory, FarVec, FaultPath, PagerError, TierPolicy};
 use netvm::lender::LinkChoice;
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -126,13 +126,14 @@ fn who_is_waited_for_may_be_needed_no_longer_and_calls_are_answered() {
 }
 
 /// Passes bytes on between a pager and its lender. Armed, it ends a connection as soon as something comes from the pager.
-fn cut(lent: &Lent, armed: &Arc<AtomicBool>) -> String {
+fn cut(lender: &str, armed: &Arc<AtomicBool>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let (lender, armed) = (lent.address().to_owned(), Arc::clone(armed));
+    let (lender, armed) = (lender.to_owned(), Arc::clone(armed));
     std::thread::spawn(move || {
         for near in listener.incoming().map_while(Result::ok) {
-            let far = TcpStream::connect(&lender).unwrap();
+            // It may be away.
+            let Ok(far) = TcpStream::connect(&lender) else { continue };
             let ends = [(near.try_clone(), far.try_clone()), (far.try_clone(), near.try_clone())];
             for (at, (from, to)) in ends.into_iter().enumerate() {
                 let (mut from, mut to, armed) = (from.unwrap(), to.unwrap(), Arc::clone(&armed));
@@ -158,7 +159,7 @@ fn cut(lent: &Lent, armed: &Arc<AtomicBool>) -> String {
 fn a_loss_that_is_noticed_when_somebody_is_needed_is_no_end_either() {
     let Some(_alone) = alone() else { return };
     let (lent, armed) = (lend(SLABS << 20), Arc::new(AtomicBool::new(false)));
-    let far = FarMemory::builder().local(8 * MIB).lender(cut(&lent, &armed)).area(1 << 34);
+    let far = FarMemory::builder().local(8 * MIB).lender(cut(lent.address(), &armed)).area(1 << 34);
     // Less than it takes to look for a lender again and again.
     let far = far.lender_timeout(Duration::from_millis(500)).link(LinkChoice::Socket).start().unwrap();
     let near = words(&far, 3, 1);
@@ -186,4 +187,117 @@ fn where_one_is_full_a_lost_one_is_waited_for() {
     check(&all, 1);
     drop((all, far));
     drop(back.join().unwrap());
+}
+
+const PATHS: [FaultPath; 2] = [FaultPath::Thread, FaultPath::InThread];
+
+/// Far memory of 16 MiB whose only lender is lost before anything has left, and what is in it.
+fn stranded_with<T>(
+    path: FaultPath,
+    change: impl FnOnce(FarBuilder) -> FarBuilder,
+    fill: impl FnOnce(&FarMemory) -> T,
+) -> (FarMemory, T) {
+    let lender = Serving::new(SLABS);
+    let far = FarMemory::builder().local(16 * MIB).lender(&lender.address).area(1 << 34).fault_path(path);
+    let far = change(far.link(LinkChoice::Socket)).start().unwrap();
+    let near = fill(&far);
+    drop(lender);
+    until(&far, "lost", |lost| lost == [true]);
+    (far, near)
+}
+
+fn stranded(path: FaultPath, change: impl FnOnce(FarBuilder) -> FarBuilder) -> (FarMemory, FarVec<u64>) {
+    stranded_with(path, change, |far| words(far, 12, 1))
+}
+
+/// Words of which a page packs to a small part.
+fn packable(far: &FarMemory, mib: u64) -> FarVec<u64> {
+    let mut words = far.vec();
+    words.extend((0..mib << 17).map(|index| index % 1000));
+    words
+}
+
+#[test]
+fn what_is_zero_or_packs_needs_no_lender() {
+    let Some(_alone) = alone() else { return };
+    for path in PATHS {
+        let (far, near) = stranded(path, |far| far);
+        let zeros = far.zeroed::<u64>(32 << 17).unwrap();
+        assert_eq!(zeros.iter().sum::<u64>(), 0);
+        check(&near, 1);
+        drop((zeros, near, far));
+        let (far, near) = stranded_with(path, |far| far.tier(TierPolicy::Packed), |far| packable(far, 8));
+        let more = packable(&far, 14);
+        let is_right = |(index, &word): (usize, &u64)| word == index as u64 % 1000;
+        assert!(more.iter().enumerate().all(is_right) && near.iter().enumerate().all(is_right));
+        assert!(far.lenders()[0].lost.is_some() && far.stats().packed > 0, "{:?}", far.stats());
+    }
+}
+
+#[test]
+fn what_is_refused_changes_nothing() {
+    let Some(_alone) = alone() else { return };
+    for path in PATHS {
+        // Noticed only when pages have left for their lender.
+        let (lender, armed) = (Serving::new(SLABS), Arc::new(AtomicBool::new(false)));
+        let address = lender.address.clone();
+        let far = FarMemory::builder().local(16 * MIB).lender(cut(&address, &armed)).area(1 << 34);
+        let far = far.lender_timeout(Duration::from_millis(50)).fault_path(path).link(LinkChoice::Socket);
+        let far = far.start().unwrap();
+        let near = words(&far, 12, 1);
+        drop(lender);
+        armed.store(true, Ordering::Relaxed);
+        assert!(far.lenders()[0].lost.is_none());
+        let refused = far.set_local(4 * MIB);
+        assert!(matches!(refused, Err(netvm::Error::Pager(PagerError::CopiesLost { .. }))), "{refused:?}");
+        let lender = Serving::at(&address, SLABS);
+        // All of it is there, and the budget as well.
+        check(&near, 1);
+        until(&far, "back", |lost| lost == [false]);
+        let more = words(&far, 16, 2);
+        check(&near, 1);
+        check(&more, 2);
+        assert!(far.stats().local_frames > 3 << 10, "{:?}", far.stats());
+        drop((near, more, far));
+        drop(lender);
+        // Shards that gave nothing up, or did, have what they had.
+        let (far, near) = stranded(path, |far| far.shards(2).local(48 * MIB));
+        assert!(far.set_local(8 * MIB).is_err());
+        let more = words(&far, 20, 2);
+        check(&near, 1);
+        check(&more, 2);
+        // A pin that finds no room leaves nobody behind who waits for it.
+        let (far, near) = stranded(path, |far| far.lender_timeout(Duration::from_millis(50)));
+        let more = far.zeroed::<u64>(6 << 17).unwrap();
+        let pinned = words(&far, 3, 2);
+        let _ = far.pin(&more[..]).map(drop);
+        std::thread::sleep(Duration::from_millis(3500));
+        check(&near, 1);
+        check(&pinned, 2);
+    }
+}
+
+#[test]
+fn a_need_that_was_met_is_over() {
+    let Some(_alone) = alone() else { return };
+    for path in PATHS {
+        let (far, near) = stranded(path, |far| far.lender_timeout(Duration::from_millis(50)));
+        let (began, mut near, mut waits) = (Instant::now(), Some(near), 0);
+        // Longer than any single need is waited for.
+        for seed in 2.. {
+            near = std::thread::scope(|scope| {
+                let filling = scope.spawn(|| words(&far, 12, seed));
+                std::thread::sleep(Duration::from_millis(40));
+                waits += u32::from(!filling.is_finished());
+                drop(near.take());
+                let filled = filling.join().unwrap();
+                check(&filled, seed);
+                Some(filled)
+            });
+            if began.elapsed() > Duration::from_secs(4) {
+                break;
+            }
+        }
+        assert!(waits > 20, "{path:?}: {waits}");
+    }
 }

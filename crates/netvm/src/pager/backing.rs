@@ -284,6 +284,11 @@ impl Backing {
         self.look()
     }
 
+    /// A frame was found without them.
+    pub(super) fn need_is_met(&mut self) {
+        self.needed = None;
+    }
+
     /// Why no lender takes a page.
     pub(super) fn too_few(&self, refused: Option<Error>) -> Error {
         let losses = self.sides.losses();

@@ -328,7 +328,7 @@ fn is_refusal(error: &Error, call: Call) -> bool {
         ) => true,
         Error::Pager(PagerError::LocalExhausted { .. }) => matches!(call, Call::Pin { .. }),
         Error::Pager(PagerError::CopiesLost { pages: 0, .. } | PagerError::TooFewLenders { .. }) => {
-            matches!(call, Call::Budget { .. } | Call::Keep { .. })
+            matches!(call, Call::Budget { .. } | Call::Keep { .. } | Call::Pin { .. })
         }
         Error::Pager(PagerError::NoLocalMemory(_)) => matches!(call, Call::MakeLocal { .. }),
         _ => matches!(call, Call::KeepRecord),

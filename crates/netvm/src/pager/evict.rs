@@ -77,10 +77,22 @@ impl Engine {
         if available + slack > reserve && !spare_is_low {
             return Ok(false);
         }
+        if self.backing.is_stranded() {
+            let packs = self.packing && self.tier.choice.step() > 0;
+            let has_room = self.tier.pool.frames() < self.pool_frames_max(self.local_frames);
+            return if packs && has_room { self.evict_here(pages) } else { Ok(false) };
+        }
         let taken = self.evict(pages)?;
         self.has_strides &= is_behind;
         // What is scattered goes out in small steps, with a look at what has come after each.
         Ok(taken > 0 && (!scattered || available + SCATTERED_SLACK <= reserve))
+    }
+
+    /// Evicts what needs no lender of so many pages; the others are put back. Whether frames were won.
+    fn evict_here(&mut self, pages: usize) -> Result<bool> {
+        let before = self.available();
+        self.evict(pages)?;
+        Ok(self.available() > before)
     }
 
     /// There is no frame at all: evicts a batch, and waits for writes only if nothing clean came out.
@@ -89,8 +101,9 @@ impl Engine {
             return Ok(());
         }
         if self.backing.is_stranded() {
-            // The fault waits, and calls are carried out meanwhile: the program may give pages back.
-            return self.backing.need_lenders();
+            // What is zero, or packs, needs no lender. Else the fault waits, and calls are carried out meanwhile: the program may give pages back.
+            let gained = self.evict_here(EVICT_PAGES)? || self.take_from_pool_now()?;
+            return if gained { Ok(()) } else { self.backing.need_lenders() };
         }
         let taken = self.evict(self.evict_pages(true))?;
         if taken == 0 && self.take_from_pool_now()? {
@@ -121,14 +134,14 @@ impl Engine {
             if self.free.len() < excess {
                 self.give_up_cached(excess - self.free.len());
             }
+            if self.free.is_empty() && self.backing.is_stranded() {
+                return Ok(());
+            }
             if self.free.is_empty() {
                 // The pool keeps its part of what is left.
                 self.shrink_pool(self.pool_frames_max(self.local_frames.saturating_sub(excess)))?;
             }
             if self.free.is_empty() {
-                if self.backing.is_stranded() {
-                    return Ok(());
-                }
                 let before = self.local_frames;
                 let taken = self.evict_unpacked()?;
                 self.finish_all()?;
@@ -159,9 +172,6 @@ impl Engine {
 
     /// Takes up to `want` pages out of the program's address space, oldest first; writes those that changed.
     fn evict(&mut self, want: usize) -> Result<usize> {
-        if self.backing.is_stranded() {
-            return Ok(0);
-        }
         let packing = self.packing && self.tier.choice.step() > 0;
         let since = self.tier.time_eviction();
         let mut victims = [0_u32; EVICT_PAGES_MAX];
@@ -336,7 +346,18 @@ impl Engine {
                 {
                     run += 1;
                 }
-                let (first, slots) = self.backing.take_slots(run as u32)?;
+                // Without a lender a page is nowhere else.
+                let taken = match self.backing.is_stranded() {
+                    true => Ok(None),
+                    false => self.backing.take_slots(run as u32).map(Some),
+                };
+                let (first, slots) = match taken {
+                    Ok(Some(run)) => run,
+                    none => {
+                        self.install_again(&changed[index..])?;
+                        return none.map(drop);
+                    }
+                };
                 run = slots as usize;
                 for (offset, taken) in changed[index..index + run].iter().enumerate() {
                     let entry = self.table.get(taken.page);
@@ -356,6 +377,15 @@ impl Engine {
                 self.start(Transfer::write(page, frame, run as u32), slot)?;
             }
             index += run;
+        }
+        Ok(())
+    }
+
+    /// Pages that were taken out have nowhere to go.
+    fn install_again(&mut self, taken: &[Taken]) -> Result<()> {
+        for &Taken { page, frame } in taken {
+            self.writing_frames -= 1;
+            self.install(page, frame, 1)?;
         }
         Ok(())
     }

@@ -179,7 +179,11 @@ impl Engine {
             self.evict_now()?;
             self.give_up_cached(want as usize);
         }
-        Ok(self.free.take_run(want as usize).map(|(frame, frames)| (frame as u32, frames as u32)))
+        let run = self.free.take_run(want as usize);
+        if run.is_some() {
+            self.backing.need_is_met();
+        }
+        Ok(run.map(|(frame, frames)| (frame as u32, frames as u32)))
     }
 
     /// Turns up to `frames` of the longest cached pages into remote ones.

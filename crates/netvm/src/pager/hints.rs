@@ -170,6 +170,12 @@ impl Engine {
         self.shrink_pool(self.pool_frames_max(self.local_frames))?;
         let result = self.bring_all_in(pages.clone());
         if result.is_err() {
+            if self.paged.told() == Told::Faulter {
+                // Those that nobody waits for but the pin; who waits in a handler looks again.
+                let start = self.area().start;
+                self.deferred
+                    .retain(|fault| !pages.contains(&(((fault.address - start) / PAGE_BYTES) as u32)));
+            }
             self.unpin(pages);
         }
         result
@@ -185,12 +191,18 @@ impl Engine {
                     self.finish_all()?;
                     self.retry_deferred()?;
                 }
+                if !self.deferred.is_empty() && self.backing.is_stranded() {
+                    return Err(self.backing.too_few(None));
+                }
             }
         }
         let is_in = |state| state == PageState::Mapped || (state == PageState::Untouched && !fill);
         let (mut from, mut tries) = (pages.start, 0);
         while let Some(page) = (from..pages.end).find(|&page| !is_in(self.table.get(page).state())) {
             tries = if page > from { 0 } else { tries + 1 };
+            if tries > 0 && self.backing.is_stranded() {
+                return Err(self.backing.too_few(None));
+            }
             if tries > PIN_TRIES {
                 return Err(PagerError::LocalExhausted { pages: self.mapped.len() as u64 }.into());
             }
@@ -277,8 +289,8 @@ impl Engine {
         }
         let before = self.budget.frames_max();
         self.budget.set_frames_max(frames);
-        self.shrink()?;
-        self.is_shrunk().inspect_err(|_| self.budget.set_frames_max(before))
+        let shrunk = self.shrink().and_then(|()| self.is_shrunk());
+        shrunk.inspect_err(|_| self.budget.set_frames_max(before))
     }
 
     /// An error where pages had to leave, and have no lender to go to.
@@ -289,9 +301,10 @@ impl Engine {
 
     /// Of shards: gives up all but `frames` frames; it may have up to `frames_max` later.
     pub(super) fn keep(&mut self, frames: u64, frames_max: u64) -> Result<()> {
+        let before = self.budget.frames_max();
         self.budget.set_frames_max(frames);
         let shrunk = self.shrink().and_then(|()| self.is_shrunk());
-        self.budget.set_frames_max(frames_max);
+        self.budget.set_frames_max(if shrunk.is_ok() { frames_max } else { before });
         shrunk
     }
 }

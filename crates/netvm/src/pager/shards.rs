@@ -305,13 +305,21 @@ impl Pager {
                     held
                 };
                 let keep = Call::Keep { frames: keep.min(held), frames_max: frames };
-                shard.call(keep, self).inspect_err(|_| budget.set_budget(before))?;
+                shard.call(keep, self).inspect_err(|_| self.take_budget_back(division, before, number))?;
             }
             if used <= frames {
                 break;
             }
         }
         Ok(())
+    }
+
+    /// A shard could not give up what it should, which has changed nothing of it; those before it have no less than they had.
+    fn take_budget_back(&self, division: &Division, frames: u64, asked: usize) {
+        division.budget.set_budget(frames);
+        for shard in &self.shards[..asked] {
+            let _ = shard.call(Call::Keep { frames, frames_max: frames }, self);
+        }
     }
 
     /// Moves contents from page to page by hand where they come to other shards, whose slots are their own.

@@ -503,8 +503,9 @@ impl Engine {
                 if batch.frames == 0
                     && let Some((frame, frames)) = self.free.take_run((want - done).min(EVICT_PAGES))
                 {
-                    batch = Batch::new(frame, frames);
-                    (batch.slot, batch.slots) = self.backing.take_slots(frames as u32)?;
+                    let slots = self.backing.take_slots(frames as u32);
+                    let (slot, slots) = slots.inspect_err(|_| self.free.put(frame, frames))?;
+                    batch = Batch { slot, slots, ..Batch::new(frame, frames) };
                 }
                 let Some((frame, new)) = batch.next() else { break };
                 slot = new;
@@ -638,6 +639,9 @@ impl Engine {
         self.use_spare();
         if self.free.is_empty() {
             self.give_up_cached(EVICT_PAGES);
+        }
+        if self.free.is_empty() && self.backing.is_stranded() {
+            return Err(self.backing.too_few(None));
         }
         if self.free.is_empty() && self.evict_unpacked()? == 0 {
             return Err(PagerError::LocalExhausted { pages: self.mapped.len() as u64 }.into());

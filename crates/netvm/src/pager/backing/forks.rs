@@ -49,7 +49,7 @@ impl Backing {
         self.mending.leave();
         self.paused = false;
         (self.stats, *self.detail) = (PagerStats::default(), PagerDetail::default());
-        (self.ever_lost, self.ever_left) = (0, 0);
+        (self.ever_lost, self.ever_left, self.needed) = (0, 0, None);
         let missing: Vec<bool> = borrowers.iter().map(Option::is_none).collect();
         for (lender, borrower) in borrowers.into_iter().enumerate() {
             self.sides.adopt(lender as u32, borrower);
