@@ -39,8 +39,10 @@ struct Served {
     next: AtomicPtr<Served>,
 }
 
-/// All that are served, the newest first. They are leaked: a thread may be on its way along the list.
+/// All that are served, the newest first. They are never freed: a thread may be on its way along the list.
 static SERVED: AtomicPtr<Served> = AtomicPtr::new(ptr::null_mut());
+/// Those that have ended, and are in the list no more.
+static ENDED: Mutex<Vec<&Served>> = Mutex::new(Vec::new());
 static BEFORE: Before = Before::new();
 
 thread_local! {
@@ -75,6 +77,7 @@ fn leave_out_ended() {
         if served.server.has_ended() {
             // Whoever is there now goes on from it as before.
             link.store(served.next.load(Ordering::Acquire), Ordering::Release);
+            ENDED.lock().unwrap_or_else(PoisonError::into_inner).push(served);
         } else {
             link = &served.next;
         }

@@ -452,7 +452,10 @@ impl Engine {
     fn get_ready_to_fork(&mut self, stack_pointer: usize, also: &[usize]) -> Result<()> {
         // The child has no pool.
         self.packing = false;
-        self.copy_pool_to_lenders()?;
+        // Without lenders a child is told that it has none of what is packed.
+        if !self.backing.is_stranded() {
+            self.copy_pool_to_lenders()?;
+        }
         self.bring_in_for_fork(stack_pointer, also)?;
         self.finish_all()?;
         self.packing = true;

@@ -56,7 +56,10 @@ impl Pager {
         // These connections are made in this thread's descriptor table, which the child inherits. They may fail where the first did not: no
         // descriptor is left, or the process has another user or root since. That is no reason to end: many a child only starts a program.
         let tickets = std::mem::take(&mut *self.doorbell(0).tickets());
-        let borrowers = engine.backing.redeem(&tickets);
+        let borrowers = match engine.has_packed_alone() {
+            true => Err(engine.backing.too_few(None)),
+            false => engine.backing.redeem(&tickets),
+        };
         if borrowers.is_ok() {
             engine.backing.slots.freeze();
             engine.set_fork(true).map_err(|e| system("share far memory with a child", e))?;
@@ -142,6 +145,11 @@ impl Granted {
 }
 
 impl Engine {
+    /// Whether pages are packed here, and nowhere else.
+    fn has_packed_alone(&self) -> bool {
+        self.tier.pool.pieces().any(|(_, piece)| self.table.get(piece.page).slot() == 0)
+    }
+
     fn set_fork(&self, inherit: bool) -> std::io::Result<()> {
         let mut ranges = self.ranges.iter().map(|(&address, &bytes)| (address, bytes)).peekable();
         while let Some((address, mut bytes)) = ranges.next() {
