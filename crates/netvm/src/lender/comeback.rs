@@ -24,7 +24,7 @@ pub(crate) struct Comeback {
 }
 
 impl Comeback {
-    /// `first` runs in the thread before all else; `slowly`: it has been tried in vain lately. `None` when there is no thread to be had.
+    /// `first` runs in the thread before all else; `slowly`: there is no hurry, as it has left, or was back only a moment ago. `None` when there is no thread to be had.
     pub(crate) fn start(
         address: &str,
         options: &BorrowOptions,
