@@ -303,6 +303,55 @@ fn a_lender_that_was_lost_before_it_was_needed_is_named_then() {
     assert_eq!(done.status.code(), Some(125));
 }
 
+/// All of it fits, and forks; until its input ends.
+const FITS: &str = "\
+import os, random, select, sys
+print('filled', flush=True)
+held, draw = [], random.Random(1)
+make = lambda seed: bytearray(random.Random(seed).randbytes(1 << 20))
+while not select.select([sys.stdin], [], [], 0)[0]:
+    if len(held) < 16 and draw.random() < 0.6:
+        seed = draw.randrange(1 << 30)
+        held.append((make(seed), seed))
+    elif held:
+        block, seed = held.pop(draw.randrange(len(held)))
+        if block != make(seed):
+            sys.exit('WRONG DATA')
+    if draw.random() < 0.05:
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if all(block == make(seed) for block, seed in held[:2]) else 9)
+        if os.waitpid(child, 0)[1] != 0:
+            sys.exit('WRONG DATA in a child')
+print('good' if all(block == make(seed) for block, seed in held) else 'WRONG DATA')
+";
+
+#[test]
+fn a_lender_may_come_and_go_while_it_holds_nothing() {
+    if !can_run("a_lender_may_come_and_go_while_it_holds_nothing", &[PYTHON]) {
+        return;
+    }
+    let folder = Folder::new("flaps");
+    let mut lender = Lender::start(&folder, "256M");
+    let mut run = netvm();
+    run.args(["run", "--local", "64M", "--lender", &lender.address, "--", PYTHON, "-c", FITS]);
+    let run = run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut run = Guard(run);
+    run.0.stdout.as_mut().unwrap().read_exact(&mut [0; 7]).expect("the program did not start");
+    for pause_ms in [0, 300, 30] {
+        std::thread::sleep(Duration::from_millis(300));
+        lender.signal("KILL");
+        drop(lender);
+        std::thread::sleep(Duration::from_millis(pause_ms));
+        lender = Lender::start(&folder, "256M");
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    drop(run.0.stdin.take());
+    let done = ends_soon(run);
+    assert!(done.status.success() && done.out() == "good\n", "{} {}", done.out(), done.err);
+    assert!(done.err.contains("nothing of this program was there"), "{}", done.err);
+}
+
 #[test]
 fn a_lender_that_becomes_full_is_named() {
     if !can_run("a_lender_that_becomes_full_is_named", &[PYTHON]) {

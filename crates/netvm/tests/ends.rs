@@ -3,10 +3,12 @@
 mod common;
 
 use common::mapped::{mapped, start, word};
-use common::{Lent, Random, alone, delayed, lend};
+use common::words::{check, words};
+use common::{Lent, alone, delayed, lend};
 use netvm::far::{FarBuilder, FarHeap, FarMemory, FarVec, FaultPath};
 use netvm::lender::{LinkChoice, status};
 use netvm::memory::Memory;
+use netvm::node::{Node, Rights};
 use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -18,18 +20,6 @@ const WORDS: usize = 768 << 10;
 
 fn builder(lent: &Lent) -> FarBuilder {
     FarMemory::builder().local(4 * MIB).lender(lent.address()).area(1 << 36)
-}
-
-fn words(far: &FarMemory, seed: u64) -> FarVec<u64> {
-    let mut random = Random::new(seed);
-    let mut words = far.vec();
-    words.extend((0..WORDS).map(|_| random.next()));
-    words
-}
-
-fn check(words: &[u64], seed: u64) {
-    let mut random = Random::new(seed);
-    assert!(words.iter().all(|&word| word == random.next()));
 }
 
 fn pagers() -> usize {
@@ -58,6 +48,25 @@ fn settles(what: &str, is_so: impl Fn() -> bool) {
     }
 }
 
+/// A child of a fork that ends after `run`, with 0 if that succeeds.
+fn forked(run: impl FnOnce()) -> i32 {
+    // SAFETY: the child takes no locks that threads which it does not have may hold, and ends.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let succeeded = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_ok();
+        // SAFETY: ends the process.
+        unsafe { libc::_exit(i32::from(!succeeded)) };
+    }
+    child
+}
+
+fn status_of(child: i32) -> i32 {
+    let mut status = 0;
+    // SAFETY: waits for our child.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    status
+}
+
 #[test]
 fn all_that_a_far_memory_had_is_given_back_each_time() {
     let Some(_alone) = alone() else { return };
@@ -76,7 +85,7 @@ fn all_that_a_far_memory_had_is_given_back_each_time() {
         for round in 0..12 {
             let far =
                 change(builder(&lent)).start().unwrap_or_else(|error| panic!("{name}, {round}: {error}"));
-            let all = [words(&far, round), words(&far, round + 1)];
+            let all = [words(&far, WORDS, round), words(&far, WORDS, round + 1)];
             let small: Vec<FarVec<u8>> = (0..1000)
                 .map(|_| {
                     let mut bytes = far.vec();
@@ -114,7 +123,7 @@ fn what_is_still_used_keeps_it() {
     let lent = lend(64 << 20);
     // A block whose address somebody has for ever.
     let far = builder(&lent).start().unwrap();
-    let leaked = words(&far, 1).leak();
+    let leaked = words(&far, WORDS, 1).leak();
     drop(far);
     check(leaked, 1);
     assert_eq!(pagers(), 1);
@@ -163,7 +172,7 @@ fn it_ends_in_any_thread_and_while_its_lender_is_gone() {
         std::thread::scope(|scope| {
             for seed in 0..4 {
                 let far = far.clone();
-                scope.spawn(move || check(&words(&far, seed), seed));
+                scope.spawn(move || check(&words(&far, WORDS, seed), seed));
             }
             drop(far);
         });
@@ -173,7 +182,7 @@ fn it_ends_in_any_thread_and_while_its_lender_is_gone() {
     let delay_ms = Arc::new(AtomicU64::new(0));
     let far = FarMemory::builder().local(4 * MIB).lender(delayed(lent.address(), Arc::clone(&delay_ms)));
     let far = far.lender_timeout(Duration::from_millis(500)).start().unwrap();
-    let all = words(&far, 1);
+    let all = words(&far, WORDS, 1);
     delay_ms.store(60_000, Ordering::Relaxed);
     drop(all);
     let began = Instant::now();
@@ -192,7 +201,7 @@ fn what_the_program_has_open_stays_open() {
             builder(&lent).shards(shards).local(12 * MIB).fault_path(FaultPath::Thread).start().unwrap();
         // Numbers that the pager had at its start are the program's now.
         let files = files(64);
-        drop(words(&far, 1));
+        drop(words(&far, WORDS, 1));
         drop(far);
         for file in &files {
             let there = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
@@ -207,23 +216,14 @@ fn a_child_of_a_fork_keeps_no_lender_busy() {
     let lent = lend(64 << 20);
     for path in [FaultPath::Thread, FaultPath::InThread] {
         let far = builder(&lent).fault_path(path).link(LinkChoice::Socket).start().unwrap();
-        let all = words(&far, 1);
-        // SAFETY: the child only waits until it is killed.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            loop {
-                // SAFETY: as above.
-                unsafe { libc::pause() };
-            }
-        }
+        let all = words(&far, WORDS, 1);
+        let child = forked(|| std::thread::sleep(Duration::from_secs(60)));
         assert_eq!(borrowers(&lent), 1);
         drop((all, far));
         settles("the lender", || borrowers(&lent) == 0);
-        // SAFETY: our child.
-        unsafe {
-            libc::kill(child, libc::SIGKILL);
-            libc::waitpid(child, std::ptr::null_mut(), 0);
-        }
+        // SAFETY: our child, which has not been waited for.
+        unsafe { libc::kill(child, libc::SIGKILL) };
+        assert!(libc::WIFSIGNALED(status_of(child)));
     }
 }
 
@@ -234,18 +234,11 @@ fn children_of_forks_and_pagers_that_could_not_start_end_nothing() {
     let lent = lend(64 << 20);
     for path in [FaultPath::Thread, FaultPath::InThread] {
         let far = builder(&lent).fault_path(path).start().unwrap();
-        let all = words(&far, 1);
-        // SAFETY: the child takes no locks of other threads, and ends.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            drop((all, far));
-            // SAFETY: ends the process.
-            unsafe { libc::_exit(21) };
-        }
-        let mut status = 0;
-        // SAFETY: waits for our child.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert_eq!(libc::WEXITSTATUS(status), 21, "{status:#x}");
+        let all = words(&far, WORDS, 1);
+        let mut both = Some((all, far));
+        let child = forked(|| drop(both.take()));
+        assert_eq!(status_of(child), 0);
+        let Some((all, far)) = both else { unreachable!("only the child took it") };
         check(&all, 1);
         drop((all, far));
         settles("forks", || pagers() == before);
@@ -253,4 +246,65 @@ fn children_of_forks_and_pagers_that_could_not_start_end_nothing() {
     let refused = FarMemory::builder().local(4 * MIB).lender("127.0.0.1:1").start();
     assert!(refused.is_err());
     assert_eq!(pagers(), before);
+}
+
+/// Exports keep it, and the last one of them may be dropped by a node, or by its thread when a peer goes.
+#[test]
+fn a_node_may_have_it_last() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    for path in [FaultPath::Thread, FaultPath::InThread] {
+        let (node, other) = (Node::new().unwrap(), Node::new().unwrap());
+        let address = node.listen("127.0.0.1:0").unwrap();
+        for round in 0..4 {
+            let far = builder(&lent).fault_path(path).start().unwrap();
+            let memory = Memory::from(far.range(6 << 20).unwrap());
+            if path == FaultPath::InThread {
+                assert!(node.export("far", memory, Rights::ReadWrite).is_err(), "system calls would fail");
+                drop(far);
+                settles("nobody exports", || pagers() == 0 && borrowers(&lent) == 0);
+                continue;
+            }
+            let key = node.export("far", memory, Rights::ReadWrite).unwrap();
+            drop(far);
+            let peer = other.connect(&address).unwrap();
+            let region = peer.import("far", &key).unwrap();
+            let bytes = vec![round as u8 + 1; 6 << 20];
+            region.write(0, &bytes).unwrap();
+            let mut back = vec![0; 6 << 20];
+            region.read(0, &mut back).unwrap();
+            assert!(back == bytes);
+            assert_eq!(pagers(), 1);
+            // While the peer still has it, and after it has gone.
+            if round % 2 == 0 {
+                drop((region, peer));
+            }
+            assert!(node.unexport("far").unwrap());
+            settles("the export", || pagers() == 0 && borrowers(&lent) == 0);
+        }
+    }
+}
+
+/// All of the program's memory is locked, also what it maps later.
+#[test]
+fn it_ends_where_all_memory_is_locked() {
+    let Some(_alone) = alone() else { return };
+    let lent = lend(64 << 20);
+    let child = forked(|| {
+        // SAFETY: changes no contents.
+        if unsafe { libc::mlockall(libc::MCL_CURRENT | libc::MCL_FUTURE | libc::MCL_ONFAULT) } < 0 {
+            println!("skipped (mlockall is not permitted)");
+            return;
+        }
+        for path in [FaultPath::Thread, FaultPath::InThread] {
+            for round in 0..3 {
+                let far = builder(&lent).fault_path(path).start().unwrap();
+                let all = words(&far, WORDS, round);
+                check(&all, round);
+                drop((all, far));
+                settles("locked", || pagers() == 0);
+            }
+        }
+    });
+    assert_eq!(status_of(child), 0);
 }

@@ -2,6 +2,7 @@
 
 mod common;
 
+use common::words::{check, words};
 use common::{Lent, Random, Serving, alone, lend};
 use hashbrown::{DefaultHashBuilder, HashMap};
 use netvm::Error;
@@ -20,19 +21,6 @@ fn builder(lent: &Lent, local_bytes: u64) -> FarBuilder {
 
 fn far(lent: &Lent, local_bytes: u64) -> FarMemory {
     builder(lent, local_bytes).start().unwrap()
-}
-
-/// Words that nobody packs or guesses.
-fn words(far: &FarMemory, count: usize, seed: u64) -> FarVec<u64> {
-    let mut random = Random::new(seed);
-    let mut words = far.vec();
-    words.extend((0..count).map(|_| random.next()));
-    words
-}
-
-fn check(words: &[u64], seed: u64) {
-    let mut random = Random::new(seed);
-    assert!(words.iter().all(|&word| word == random.next()));
 }
 
 #[test]

@@ -2,8 +2,9 @@
 
 mod common;
 
+use common::words::{check, words};
 use common::{Random, Serving, alone, delayed};
-use netvm::far::{FarMemory, FarVec};
+use netvm::far::FarMemory;
 use netvm::lender::{LenderConfig, status};
 use netvm::pager::TierPolicy;
 use netvm::{Error, LenderLimit};
@@ -32,18 +33,6 @@ fn lend(mib: u64, folder: Option<&Path>) -> &'static Serving {
 fn borrow(lenders: &[&Serving]) -> FarMemory {
     let far = FarMemory::builder().lenders(lenders.iter().map(|lender| lender.address.as_str()));
     far.local(LOCAL).area(1 << 34).tier(TierPolicy::Lender).start().unwrap()
-}
-
-fn words(far: &FarMemory, count: usize, seed: u64) -> FarVec<u64> {
-    let mut random = Random::new(seed);
-    let mut words = far.vec();
-    words.extend((0..count).map(|_| random.next()));
-    words
-}
-
-fn check(words: &[u64], seed: u64) {
-    let mut random = Random::new(seed);
-    assert!(words.iter().all(|&word| word == random.next()));
 }
 
 fn used(lender: &Serving) -> u64 {

@@ -2,7 +2,8 @@
 
 mod common;
 
-use common::{Random, Serving, alone, lend};
+use common::words::{check, words};
+use common::{Serving, alone, lend};
 use netvm::far::{FarBuilder, FarMemory, FarVec, FaultPath, PagerError, TierPolicy};
 use netvm::lender::LinkChoice;
 use std::io::{Read, Write};
@@ -13,18 +14,8 @@ use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 const SLABS: u64 = 64;
-
-fn words(far: &FarMemory, mib: usize, seed: u64) -> FarVec<u64> {
-    let mut random = Random::new(seed);
-    let mut words = far.vec();
-    words.extend((0..mib << 17).map(|_| random.next()));
-    words
-}
-
-fn check(words: &[u64], seed: u64) {
-    let mut random = Random::new(seed);
-    assert!(words.iter().all(|&word| word == random.next()));
-}
+/// So many times two words are a MiB.
+const MIB_WORDS: u32 = 17;
 
 fn until(far: &FarMemory, what: &str, is_so: impl Fn(&[bool]) -> bool) {
     let began = Instant::now();
@@ -47,14 +38,14 @@ fn the_only_lender_may_go_while_it_has_nothing() {
         let far = FarMemory::builder().local(8 * MIB).lender(&address).area(1 << 34);
         let far = far.fault_path(path).link(link).start().unwrap();
         // All of it is local.
-        let near = words(&far, 3, 1);
+        let near = words(&far, 3 << MIB_WORDS, 1);
         drop(lender);
         until(&far, "lost", |lost| lost == [true]);
         check(&near, 1);
         // It is there again before it is needed.
         let lender = Serving::at(&address, SLABS);
         until(&far, "back", |lost| lost == [false]);
-        let more = words(&far, 16, 2);
+        let more = words(&far, 16 << MIB_WORDS, 2);
         check(&near, 1);
         check(&more, 2);
         assert!(far.stats().remote_reads > 1000, "{:?}", far.stats());
@@ -66,7 +57,7 @@ fn the_only_lender_may_go_while_it_has_nothing() {
             std::thread::sleep(Duration::from_secs(1));
             Serving::at(&address, SLABS)
         });
-        check(&words(&far, 16, 3), 3);
+        check(&words(&far, 16 << MIB_WORDS, 3), 3);
         let stats = far.stats();
         assert_eq!((stats.lenders_lost, stats.lenders_back), (2, 2), "{path:?}, {link:?}");
         drop(far);
@@ -83,13 +74,13 @@ fn so_may_all_of_several() {
         let lenders = addresses.clone().map(|address| Serving::at(&address, SLABS));
         let far = FarMemory::builder().local(8 * MIB).lenders(&addresses).area(1 << 34);
         let far = far.replicas(replicas).start().unwrap();
-        let near = words(&far, 3, 1);
+        let near = words(&far, 3 << MIB_WORDS, 1);
         drop(lenders);
         until(&far, "lost", |lost| lost == [true; 2]);
         check(&near, 1);
         let lenders = addresses.clone().map(|address| Serving::at(&address, SLABS));
         until(&far, "back", |lost| lost == [false; 2]);
-        check(&words(&far, 16, 2), 2);
+        check(&words(&far, 16 << MIB_WORDS, 2), 2);
         check(&near, 1);
         drop((far, near));
         drop(lenders);
@@ -103,7 +94,7 @@ fn who_is_waited_for_may_be_needed_no_longer_and_calls_are_answered() {
         let lender = Serving::new(SLABS);
         let far = FarMemory::builder().local(8 * MIB).lender(&lender.address).area(1 << 34);
         let far = far.fault_path(path).link(LinkChoice::Socket).start().unwrap();
-        let near = words(&far, 6, 1);
+        let near = words(&far, 6 << MIB_WORDS, 1);
         drop(lender);
         until(&far, "lost", |lost| lost == [true]);
         // Pages that have nowhere to go stay, whatever is said of them.
@@ -114,7 +105,7 @@ fn who_is_waited_for_may_be_needed_no_longer_and_calls_are_answered() {
         let began = Instant::now();
         std::thread::scope(|scope| {
             // More than is local, until the other thread gives its part back.
-            let filling = scope.spawn(|| words(&far, 6, 2));
+            let filling = scope.spawn(|| words(&far, 6 << MIB_WORDS, 2));
             std::thread::sleep(Duration::from_millis(300));
             assert!(far.stats().faults > 0 && far.lenders()[0].lost.is_some());
             assert!(!filling.is_finished());
@@ -162,9 +153,9 @@ fn a_loss_that_is_noticed_when_somebody_is_needed_is_no_end_either() {
     let far = FarMemory::builder().local(8 * MIB).lender(cut(lent.address(), &armed)).area(1 << 34);
     // Less than it takes to look for a lender again and again.
     let far = far.lender_timeout(Duration::from_millis(500)).link(LinkChoice::Socket).start().unwrap();
-    let near = words(&far, 3, 1);
+    let near = words(&far, 3 << MIB_WORDS, 1);
     armed.store(true, Ordering::Relaxed);
-    let more = words(&far, 16, 2);
+    let more = words(&far, 16 << MIB_WORDS, 2);
     check(&near, 1);
     check(&more, 2);
     assert!(far.stats().lenders_lost == 1 && !armed.load(Ordering::Relaxed), "{:?}", far.stats());
@@ -183,7 +174,7 @@ fn where_one_is_full_a_lost_one_is_waited_for() {
         std::thread::sleep(Duration::from_millis(500));
         Serving::at(&address, SLABS)
     });
-    let all = words(&far, 16, 1);
+    let all = words(&far, 16 << MIB_WORDS, 1);
     check(&all, 1);
     drop((all, far));
     drop(back.join().unwrap());
@@ -207,7 +198,7 @@ fn stranded_with<T>(
 }
 
 fn stranded(path: FaultPath, change: impl FnOnce(FarBuilder) -> FarBuilder) -> (FarMemory, FarVec<u64>) {
-    stranded_with(path, change, |far| words(far, 12, 1))
+    stranded_with(path, change, |far| words(far, 12 << MIB_WORDS, 1))
 }
 
 /// Words of which a page packs to a small part.
@@ -244,7 +235,7 @@ fn what_is_refused_changes_nothing() {
         let far = FarMemory::builder().local(16 * MIB).lender(cut(&address, &armed)).area(1 << 34);
         let far = far.lender_timeout(Duration::from_millis(50)).fault_path(path).link(LinkChoice::Socket);
         let far = far.start().unwrap();
-        let near = words(&far, 12, 1);
+        let near = words(&far, 12 << MIB_WORDS, 1);
         drop(lender);
         armed.store(true, Ordering::Relaxed);
         assert!(far.lenders()[0].lost.is_none());
@@ -254,7 +245,7 @@ fn what_is_refused_changes_nothing() {
         // All of it is there, and the budget as well.
         check(&near, 1);
         until(&far, "back", |lost| lost == [false]);
-        let more = words(&far, 16, 2);
+        let more = words(&far, 16 << MIB_WORDS, 2);
         check(&near, 1);
         check(&more, 2);
         assert!(far.stats().local_frames > 3 << 10, "{:?}", far.stats());
@@ -263,13 +254,13 @@ fn what_is_refused_changes_nothing() {
         // Shards that gave nothing up, or did, have what they had.
         let (far, near) = stranded(path, |far| far.shards(2).local(48 * MIB));
         assert!(far.set_local(8 * MIB).is_err());
-        let more = words(&far, 20, 2);
+        let more = words(&far, 20 << MIB_WORDS, 2);
         check(&near, 1);
         check(&more, 2);
         // A pin that finds no room leaves nobody behind who waits for it.
         let (far, near) = stranded(path, |far| far.lender_timeout(Duration::from_millis(50)));
         let more = far.zeroed::<u64>(6 << 17).unwrap();
-        let pinned = words(&far, 3, 2);
+        let pinned = words(&far, 3 << MIB_WORDS, 2);
         let _ = far.pin(&more[..]).map(drop);
         std::thread::sleep(Duration::from_millis(3500));
         check(&near, 1);
@@ -286,7 +277,7 @@ fn a_need_that_was_met_is_over() {
         // Longer than any single need is waited for.
         for seed in 2.. {
             near = std::thread::scope(|scope| {
-                let filling = scope.spawn(|| words(&far, 12, seed));
+                let filling = scope.spawn(|| words(&far, 12 << MIB_WORDS, seed));
                 std::thread::sleep(Duration::from_millis(40));
                 waits += u32::from(!filling.is_finished());
                 drop(near.take());

@@ -2,8 +2,9 @@
 
 mod common;
 
+use common::words::{check, words};
 use common::{Random, Serving, alone};
-use netvm::far::{FarMemory, FarVec};
+use netvm::far::FarMemory;
 use netvm::lender::{BorrowOptions, Borrower, LenderConfig, LenderStatus, LinkChoice, status};
 use netvm::pager::TierPolicy;
 use netvm::volume::{BLOCK_BYTES, Event, Volume, VolumeOptions};
@@ -34,18 +35,6 @@ fn borrow_with(lenders: &[&Serving], replicas: usize, link: LinkChoice, encrypt:
     let far = FarMemory::builder().lenders(lenders.iter().map(|lender| lender.address.as_str()));
     let far = far.encrypt_pages(encrypt);
     far.replicas(replicas).local(4 * MIB).area(1 << 34).tier(TierPolicy::Lender).link(link).start().unwrap()
-}
-
-fn words(far: &FarMemory, seed: u64) -> FarVec<u64> {
-    let mut random = Random::new(seed);
-    let mut words = far.vec();
-    words.extend((0..WORDS).map(|_| random.next()));
-    words
-}
-
-fn check(words: &[u64], seed: u64) {
-    let mut random = Random::new(seed);
-    assert!(words.iter().all(|&word| word == random.next()));
 }
 
 fn until(what: &str, mut so: impl FnMut() -> bool) {
@@ -100,7 +89,7 @@ fn a_lender_leaves_while_its_memory_is_used() {
     {
         let lenders: Vec<_> = (0..replicas + 1).map(|_| lend(config(128))).collect();
         let far = borrow_with(&lenders, replicas, link, encrypt);
-        let mut vec = words(&far, 1);
+        let mut vec = words(&far, WORDS, 1);
         assert!(status(&lenders[0].address).unwrap().used_bytes > 4 * MIB);
         let end = AtomicBool::new(false);
         std::thread::scope(|scope| {
@@ -133,7 +122,7 @@ fn a_lender_short_of_memory_gets_it_back() {
     let reserve_bytes = 100 * MIB;
     let lender = lend(LenderConfig { reserve_bytes, meminfo_file: meminfo.0.clone(), ..config(128) });
     let far = borrow(&[lender], 1, LinkChoice::Auto);
-    let vec = words(&far, 2);
+    let vec = words(&far, WORDS, 2);
     let state = || status(&lender.address).unwrap();
     let used = state().used_bytes;
     meminfo.set(90 * MIB);
@@ -149,7 +138,7 @@ fn a_lender_short_of_memory_gets_it_back() {
 
     let other = lend(config(128));
     let far = borrow(&[lender, other], 1, LinkChoice::Auto);
-    let both = words(&far, 3);
+    let both = words(&far, WORDS, 3);
     let (used, elsewhere) = (state().used_bytes, status(&other.address).unwrap().used_bytes);
     meminfo.set(96 * MIB);
     until("something has moved", || state().used_bytes + 3 * MIB < used);
@@ -166,7 +155,7 @@ fn pages_come_home_when_nobody_else_has_room_and_the_budget_does() {
     let lender = lend(config(128));
     let far = FarMemory::builder().lender(&lender.address).local(4 * MIB).local_max(64 * MIB).area(1 << 34);
     let far = far.tier(TierPolicy::Lender).start().unwrap();
-    let mut vec = words(&far, 6);
+    let mut vec = words(&far, WORDS, 6);
     let state = || status(&lender.address).unwrap();
     lender.stop.stop();
     until("nobody can take it", || state().borrowers[0].cannot);
@@ -193,7 +182,7 @@ fn pressure_of_a_control_group_asks_for_memory_too() {
         lend(config(128)),
     ];
     let far = borrow(&lenders, 1, LinkChoice::Auto);
-    let vec = words(&far, 4);
+    let vec = words(&far, WORDS, 4);
     let used = || status(&lenders[0].address).unwrap().used_bytes;
     let before = used();
     std::thread::sleep(Duration::from_millis(700));
@@ -252,7 +241,7 @@ fn who_does_not_answer_loses_the_lease_and_who_does_keeps_it() {
     let lender = lend(LenderConfig { lease_timeout: Some(Duration::from_secs(3)), ..config(128) });
     // A pager with nothing to do answers all the same.
     let far = borrow(&[lender], 1, LinkChoice::Auto);
-    let vec = words(&far, 5);
+    let vec = words(&far, WORDS, 5);
     let mut silent = lender.connect();
     silent.borrow_slab().unwrap();
     let borrowers = || status(&lender.address).unwrap().borrowers;

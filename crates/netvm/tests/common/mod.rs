@@ -5,6 +5,7 @@ pub mod mapped;
 pub mod pages;
 pub mod process;
 pub mod redundant;
+pub mod words;
 
 use netvm::lender::{BorrowOptions, Borrower, Lender, LenderConfig, LinkChoice, StopFlag};
 use std::io::{Read, Write};
