@@ -288,7 +288,9 @@ impl Choice {
         }
         self.evicted = self.evicted.wrapping_add(1);
         let every = if self.sampled < 64 { 8 } else { 64 };
-        let now = self.evicted.is_multiple_of(every);
+        // Far from paying, a sample takes more of a stream's time than it is worth.
+        let now = self.evicted.is_multiple_of(every)
+            && (self.sampled < 512 || self.evicted.is_multiple_of(256) || self.would_pay(ALL));
         self.sampled = self.sampled.saturating_add(now.into());
         now
     }
@@ -355,6 +357,10 @@ impl Choice {
             // This class, and all that are as dear.
             let is_dear = |other: &usize| self.costs.fetch(*other) >= self.costs.fetch(class);
             let classes = (0..CLASSES).filter(is_dear).fold(0, |all, other| all | 1 << other);
+            // While none is packed each that would be costs more then, and the mapped part only becomes smaller.
+            if self.step == 0 && !self.would_pay(classes) {
+                continue;
+            }
             for step in 1..=STEPS_MAX {
                 let expected = self.expected(step, classes);
                 if expected < best.0 {
@@ -363,6 +369,13 @@ impl Choice {
             }
         }
         best
+    }
+
+    /// Whether a page of any of these classes costs less in the pool than with its lender.
+    fn would_pay(&self, classes: u8) -> bool {
+        let costs = &self.costs;
+        let pays = |class: &usize| costs.by_pool() < costs.by_lender(costs.fetch(*class));
+        (0..CLASSES).filter(|class| classes >> class & 1 == 1).any(|class| pays(&class))
     }
 
     /// What the pages brought in lately would have cost with a pool of `step` steps for pages of these classes, in nanoseconds.
@@ -451,4 +464,41 @@ impl Choice {
 /// Where a class is counted.
 fn place(class: u8) -> usize {
     usize::from(class).min(CLASSES - 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_not_looked_at_would_not_have_been_chosen() {
+        let mut state = 1_u64;
+        let mut random = |most: f64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) as f64 / (1_u64 << 31) as f64 * most
+        };
+        let (mut left_out, mut chosen) = (0, 0);
+        for _ in 0..400 {
+            let mut choice = Choice::new(Policy::Auto);
+            let Costs { fault, pack, unpack, fetch, send, chunks, packable, changed, .. } = &mut choice.costs;
+            let times = [(fault, 9e3), (pack, 9e3), (unpack, 3e3), (send, 3e3)];
+            for (average, most) in times.into_iter().chain([(chunks, 12.0), (packable, 1.0), (changed, 1.0)])
+            {
+                average.note(random(most));
+            }
+            fetch.iter_mut().for_each(|average| average.note(random(2e4)));
+            choice.evictions = random(5e3) as f32;
+            choice.left.iter_mut().for_each(|left| *left = random(900.0) as f32);
+            choice.busy.iter_mut().for_each(|busy| *busy = BUSY_MIN + random(1.0 - BUSY_MIN));
+            choice.ages.as_flattened_mut().iter_mut().for_each(|age| *age = random(20.0) as f32);
+            let (least, step, _) = choice.best();
+            let every = (0..=ALL).flat_map(|classes| (0..=STEPS_MAX).map(move |step| (step, classes)));
+            for (step, classes) in every.filter(|(_, classes)| !choice.would_pay(*classes)) {
+                assert!(choice.expected(step, classes) >= least * (1.0 - 1e-12), "{step} for {classes:b}");
+                left_out += 1;
+            }
+            chosen += u32::from(step > 0);
+        }
+        assert!(left_out > 1000 && chosen > 100, "{left_out}, {chosen}");
+    }
 }
