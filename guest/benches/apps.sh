@@ -11,6 +11,9 @@
 . /test/functions
 measures
 with_host_files netvm libnetvm_preload.so
+for folder in /host/usr/lib/python3 /host/usr/lib/python3.*; do
+    in_memory "${folder#/host}"
+done
 dd if=/dev/zero of=/host/dev/shm/image bs=1M count=640 2>/dev/null
 on_host mkfs.ext4 -q /dev/shm/image
 mount -t configfs none /sys/kernel/config
