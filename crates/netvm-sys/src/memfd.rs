@@ -9,7 +9,6 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use crate::shared::SharedSlice;
-use crate::uffd::PAGE_BYTES;
 
 /// Most pieces of memory in one read or write.
 pub const PIECES_MAX: usize = 256;
@@ -172,22 +171,16 @@ impl Memfd {
         whole(unsafe { libc::preadv(fd, pieces.as_ptr().cast(), locals.len() as i32, at) }, bytes)
     }
 
-    /// Reads whole pages from `offset` on: the kernel copies, and maps nothing here. No point where a thread is cancelled.
+    /// Reads as many bytes as `to` has from `offset` on: the kernel copies, and maps nothing here.
     ///
     /// # Errors
     /// `UnexpectedEof` beyond the end; EIO, ENOMEM when there is no memory for a page that was written back.
-    pub fn read_pages<'a, const PAGES: usize>(
-        &self,
-        offset: u64,
-        room: &'a mut PageRoom<PAGES>,
-    ) -> io::Result<&'a [[u8; PAGE_BYTES]; PAGES]> {
-        let (fd, bytes) = (self.fd.as_raw_fd() as isize, PAGES * PAGE_BYTES);
-        // SAFETY: the kernel writes into `room`, at most its length.
-        let read =
-            unsafe { libc::syscall(libc::SYS_pread64, fd, room.0.as_mut_ptr(), bytes, offset as usize) };
-        whole(read as isize, bytes)?;
-        // SAFETY: the kernel has written all of them (`whole`), and any bytes are pages.
-        Ok(unsafe { room.0.assume_init_ref() })
+    pub fn read_exact_at(&self, offset: u64, to: &mut [u8]) -> io::Result<()> {
+        // SAFETY: the kernel writes into `to`, at most its length.
+        let read = unsafe {
+            libc::pread(self.fd.as_raw_fd(), to.as_mut_ptr().cast(), to.len(), offset as libc::off_t)
+        };
+        whole(read, to.len())
     }
 
     /// Writes all of `locals`, in order, to the bytes from `offset` on: the kernel copies, and maps nothing here.
@@ -256,30 +249,6 @@ pub fn room_bytes(path: &Path) -> io::Result<u64> {
     }
 }
 
-/// Where [`Memfd::read_pages`] reads to, on the stack: nothing at first, as to clear it takes a part of the time of a page fault.
-#[repr(C, align(64))]
-pub struct PageRoom<const PAGES: usize>(MaybeUninit<[[u8; PAGE_BYTES]; PAGES]>);
-
-impl<const PAGES: usize> PageRoom<PAGES> {
-    /// For as many pages.
-    #[inline]
-    pub const fn new() -> Self {
-        Self(MaybeUninit::uninit())
-    }
-}
-
-impl<const PAGES: usize> Default for PageRoom<PAGES> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-impl<const PAGES: usize> std::fmt::Debug for PageRoom<PAGES> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PageRoom").finish_non_exhaustive()
-    }
-}
-
 type Iovecs = [MaybeUninit<libc::iovec>; PIECES_MAX];
 
 fn pieces(locals: &[SharedSlice]) -> io::Result<(Iovecs, usize)> {
@@ -322,22 +291,6 @@ impl AsFd for Memfd {
 mod tests {
     use super::*;
     use std::io::Write;
-
-    #[test]
-    fn whole_pages_are_read_or_none() {
-        let file = Memfd::sealed(c"test", 3 * PAGE_BYTES as u64).unwrap();
-        let mut writer = File::from(file.as_fd().try_clone_to_owned().unwrap());
-        writer.write_all(&[7; PAGE_BYTES + 1]).unwrap();
-        let mut room = PageRoom::<2>::new();
-        let [first, second] = file.read_pages(0, &mut room).unwrap();
-        assert!(first.iter().all(|&byte| byte == 7) && second[0] == 7);
-        assert!(second[1..].iter().all(|&byte| byte == 0), "a hole");
-        assert!(file.read_pages(PAGE_BYTES as u64, &mut room).is_ok());
-        for offset in [2 * PAGE_BYTES as u64, 3 * PAGE_BYTES as u64, u64::MAX] {
-            let error = file.read_pages(offset, &mut room).unwrap_err();
-            assert_eq!(error.kind() == io::ErrorKind::UnexpectedEof, offset != u64::MAX, "{error}");
-        }
-    }
 
     #[test]
     fn bytes_are_gathered_and_scattered() {

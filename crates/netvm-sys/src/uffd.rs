@@ -5,7 +5,6 @@
 
 use std::fs::OpenOptions;
 use std::io;
-use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Bytes of the base page that all page operations here work on.
@@ -204,11 +203,10 @@ impl Userfault {
     /// Any error but EAGAIN and EINTR.
     pub fn read_faults(&self, out: &mut [Fault]) -> io::Result<usize> {
         const BATCH: usize = 32;
-        // Not cleared: mostly there is one, or none.
-        let mut messages = [const { MaybeUninit::<Message>::uninit() }; BATCH];
+        let mut messages = [Message { event: 0, reserved: [0; 7], flags: 0, address: 0, rest: 0 }; BATCH];
         let room = out.len().min(BATCH);
         let bytes = room * size_of::<Message>();
-        // SAFETY: `messages` holds at least `bytes` bytes (room <= BATCH).
+        // SAFETY: `messages` holds at least `bytes` bytes (room <= BATCH) and any bit pattern is a Message.
         let got = unsafe { libc::read(self.fd.as_raw_fd(), messages.as_mut_ptr().cast(), bytes) };
         if got < 0 {
             let error = io::Error::last_os_error();
@@ -219,8 +217,6 @@ impl Userfault {
         }
         let mut count = 0;
         for message in &messages[..got as usize / size_of::<Message>()] {
-            // SAFETY: the kernel has written so many whole messages, and any bit pattern is one.
-            let message = unsafe { message.assume_init_ref() };
             if message.event == EVENT_PAGEFAULT {
                 out[count] = Fault {
                     address: message.address as usize & !(PAGE_BYTES - 1),

@@ -9,7 +9,6 @@ use super::seals::PageHash;
 use crate::error::Result;
 use netvm_core::combine::ERRANDS;
 use netvm_core::residency::{Arrival, FRAME_MAX, PageState};
-use netvm_sys::memfd::PageRoom;
 use netvm_sys::paged::{Helper, TOGETHER_MAX, Told};
 use netvm_sys::uffd::PAGE_BYTES;
 use std::time::Instant;
@@ -152,19 +151,24 @@ impl Fetch {
         install: impl FnOnce(usize, &[u8], bool) -> usize,
     ) -> Outcome {
         // Where the next one will be, too: in the processor's cache.
-        let mut room = PageRoom::<PAGES>::new();
+        let mut contents = Aligned([[0; PAGE_BYTES]; PAGES]);
         let since = Instant::now();
-        let Some(contents) = self.source.read(&mut room) else { return Outcome::Failed };
-        let ns = since.elapsed().as_nanos() as u64;
-        if contents.iter().zip(&self.hashes).any(|(page, expected)| hash.of(page) != *expected) {
+        if !self.source.read(contents.0.as_flattened_mut()) {
             return Outcome::Failed;
         }
-        match install(self.address, contents.as_flattened(), self.protect) {
+        let ns = since.elapsed().as_nanos() as u64;
+        if contents.0.iter().zip(&self.hashes).any(|(page, expected)| hash.of(page) != *expected) {
+            return Outcome::Failed;
+        }
+        match install(self.address, contents.0.as_flattened(), self.protect) {
             0 => Outcome::Failed,
             pages => Outcome::Fetched { pages: pages as u64, ns },
         }
     }
 }
+
+#[repr(align(64))]
+struct Aligned<const PAGES: usize>([[u8; PAGE_BYTES]; PAGES]);
 
 impl Leave {
     pub(super) fn run(&self, helper: &Helper) -> Outcome {

@@ -3,7 +3,6 @@
 use super::Backing;
 use crate::lender::Lease;
 use netvm_core::residency::{SlabCopy, Slot};
-use netvm_sys::memfd::PageRoom;
 use netvm_sys::uffd::PAGE_BYTES;
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,13 +15,9 @@ pub(in crate::pager) struct Source {
 }
 
 impl Source {
-    /// Reads them; `None` when the lender has taken it back, or it cannot be read.
-    pub(in crate::pager) fn read<'a, const PAGES: usize>(
-        &self,
-        room: &'a mut PageRoom<PAGES>,
-    ) -> Option<&'a [[u8; PAGE_BYTES]; PAGES]> {
-        let pages = self.lease.file.read_pages(self.at, room).ok()?;
-        self.lease.is_lent().then_some(pages)
+    /// Reads them; false when the lender has taken it back, or it cannot be read.
+    pub(in crate::pager) fn read(&self, to: &mut [u8]) -> bool {
+        self.lease.file.read_exact_at(self.at, to).is_ok() && self.lease.is_lent()
     }
 }
 
