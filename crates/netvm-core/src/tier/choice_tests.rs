@@ -228,6 +228,21 @@ fn a_fast_lender_switches_it_off() {
     }
 }
 
+/// Hardly any page is tried while a lender is quick, and yet it is known in time what packing costs when it is not any more, or when pages begin to shrink as well.
+#[test]
+fn a_lender_that_becomes_slow_is_noticed() {
+    const ACCESSES: u64 = 60_000;
+    for packable in [WORLD.packable, 0] {
+        let quick = World { fetch: 500.0, fetch_rarely: 500.0, packable, ..WORLD };
+        let (mut pager, mut random) = (Pager::new(quick, 0), Random(0x1234_5678_9ABC_DEF1));
+        (0..3 * ACCESSES).for_each(|access| pager.touch(uniform(access, &mut random), false));
+        assert_eq!(pager.choice.step(), 0);
+        pager.world = World { chunks: 4, ..WORLD };
+        (0..ACCESSES).for_each(|access| pager.touch(uniform(access, &mut random), false));
+        assert!(pager.choice.step() >= 4, "{packable}: {}", pager.choice.step());
+    }
+}
+
 /// Seen where lender and pager share a CPU: with a pool a page took 34 us in place of 22, and looked worth avoiding for that.
 #[test]
 fn a_lender_that_is_slower_when_asked_rarely() {
