@@ -1,7 +1,7 @@
 //! Who holds which slab of a lender.
 //!
-//! A *lease* is what one borrower's connection holds. Forking a lease makes a second holder of every slab of the first; a slab is
-//! free again when nobody holds it.
+//! A *lease* is what one borrower's connection holds. Forking a lease makes a second holder of every slab of the first. A slab that
+//! nobody holds any more is free again when it has been cleared.
 
 pub mod direct;
 
@@ -44,6 +44,8 @@ pub struct Slabs {
     holders: Vec<u16>,
     /// Free slabs, the lowest last.
     free: Vec<u32>,
+    /// Slabs that nobody holds and that have not been cleared.
+    uncleared_count: usize,
     leases: Vec<Option<Lease>>,
 }
 
@@ -56,6 +58,7 @@ impl Slabs {
             slab_bytes,
             holders: alloc::vec![0; count as usize],
             free: (0..count).rev().collect(),
+            uncleared_count: 0,
             leases: Vec::new(),
         }
     }
@@ -72,7 +75,12 @@ impl Slabs {
 
     /// Bytes of slabs that somebody holds.
     pub fn used_bytes(&self) -> u64 {
-        (self.holders.len() - self.free.len()) as u64 * self.slab_bytes
+        (self.holders.len() - self.free.len() - self.uncleared_count) as u64 * self.slab_bytes
+    }
+
+    /// Bytes of slabs that nobody holds and that have not been cleared.
+    pub fn uncleared_bytes(&self) -> u64 {
+        self.uncleared_count as u64 * self.slab_bytes
     }
 
     /// Bytes that a lease holds, alone or with others.
@@ -126,6 +134,11 @@ impl Slabs {
         Ok(fork)
     }
 
+    /// Whether there is a slab to be borrowed now.
+    pub fn has_free(&self) -> bool {
+        !self.free.is_empty()
+    }
+
     /// Takes a free slab.
     ///
     /// # Errors
@@ -154,7 +167,7 @@ impl Slabs {
         if self.holds(lease, slab) { Ok(self.holders[slab as usize] == 1) } else { Err(SlabError::NotHeld) }
     }
 
-    /// Gives a slab back; true when nobody holds it any more: its memory must be cleared *before* it is lent again.
+    /// Gives a slab back; true when nobody holds it any more: it is lent again when it has been [`Slabs::cleared`].
     ///
     /// # Errors
     /// [`SlabError::NotHeld`].
@@ -173,13 +186,17 @@ impl Slabs {
         let holders = &mut self.holders[slab as usize];
         *holders -= 1;
         let unused = *holders == 0;
-        if unused {
-            self.free.push(slab);
-        }
+        self.uncleared_count += usize::from(unused);
         unused
     }
 
-    /// Ends a lease; returns the slabs that nobody holds any more.
+    /// A slab that nobody holds reads as zeros, and may be lent again. To be called once for each that was given back for good.
+    pub fn cleared(&mut self, slab: u32) {
+        self.uncleared_count -= 1;
+        self.free.push(slab);
+    }
+
+    /// Ends a lease; returns the slabs that nobody holds any more, to be [`Slabs::cleared`].
     pub fn close(&mut self, lease: LeaseId) -> Vec<u32> {
         let Some(Lease { held, .. }) = self.leases.get_mut(lease.0 as usize).and_then(Option::take) else {
             return Vec::new();
@@ -216,6 +233,10 @@ mod tests {
         assert_eq!(slabs.give_back(parent, 0), Ok(false));
         assert_eq!(slabs.sole_holder(child, 0), Ok(true));
         assert_eq!(slabs.give_back(child, 0), Ok(true));
+        assert_eq!((slabs.used_bytes(), slabs.uncleared_bytes()), (200, 100));
+        assert!(!slabs.has_free() && slabs.borrow(parent) == Err(SlabError::Full), "it is not cleared");
+        slabs.cleared(0);
+        assert!(slabs.has_free() && slabs.uncleared_bytes() == 0);
         assert_eq!(slabs.close(child), [2]);
         assert_eq!(slabs.close(child), Vec::<u32>::new());
         assert_eq!(together(&slabs, &[parent, child]), 100);

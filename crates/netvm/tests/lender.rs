@@ -9,7 +9,9 @@ use std::time::{Duration, Instant};
 
 use netvm::Error;
 use netvm::lender::LinkChoice::{self, Shm, Socket};
-use netvm::lender::{BorrowOptions, Borrower, Completion, Lender, LenderConfig, PostError, StopFlag, status};
+use netvm::lender::{
+    BorrowOptions, Borrower, Completion, Lender, LenderConfig, LenderStatus, PostError, StopFlag, status,
+};
 use netvm_core::limits::{HEADER_BYTES, HELLO_BYTES, OPS_MAX, VERSION};
 use netvm_core::wire::{Header, Hello, Kind, Role};
 use netvm_sys::mapping::Mapping;
@@ -235,10 +237,76 @@ fn a_fork_shares_slabs_by(link: LinkChoice) {
     }
     drop((adopted, claimed));
     let deadline = Instant::now() + Duration::from_secs(2);
-    while status(&lent.address).unwrap().used_bytes > 0 {
-        assert!(Instant::now() < deadline);
+    let held = |status: LenderStatus| (status.used_bytes, status.resident_bytes);
+    while held(status(&lent.address).unwrap()) != (0, 0) {
+        assert!(Instant::now() < deadline, "a dead borrower's memory is given back");
     }
-    assert_eq!(status(&lent.address).unwrap().resident_bytes, 0, "a dead borrower's memory is given back");
+}
+
+/// Writes all of a slab of 1 MiB.
+fn fill_slab(borrower: &mut Borrower, slab: u32, piece: SharedSlice) {
+    for offset in (0..1 << 20).step_by(piece.len()) {
+        borrower.post_write(0, slab, offset, piece).unwrap();
+        ok(&settle(borrower));
+    }
+}
+
+#[test]
+fn slabs_are_zero_however_soon_they_are_lent_again() {
+    let (lent, piece) = (Serving::new(8), memory(256 << 10));
+    for round in 0..40 {
+        let mut borrower = lent.connect_by(if round % 2 == 0 { Socket } else { Shm });
+        // Those that the one before had, which are not cleared yet.
+        let deadline = Instant::now() + Duration::from_secs(2);
+        let mut slabs = Vec::new();
+        while slabs.len() < 8 {
+            slabs.extend(borrower.borrow_slab());
+            assert!(Instant::now() < deadline);
+        }
+        for &slab in &slabs {
+            for offset in (0..1 << 20).step_by(piece.len()) {
+                piece.fill(0xEE);
+                borrower.post_read(0, slab, offset, piece).unwrap();
+                ok(&settle(&mut borrower));
+                assert!(piece.to_vec().iter().all(|&byte| byte == 0), "round {round}");
+            }
+            piece.fill(0xCC);
+            fill_slab(&mut borrower, slab, piece);
+        }
+        // One goes back, and another comes, perhaps the same.
+        borrower.return_slab(slabs[3]).unwrap();
+        let slab = borrower.borrow_slab().unwrap();
+        borrower.post_read(0, slab, 1 << 19, piece).unwrap();
+        ok(&settle(&mut borrower));
+        assert!(piece.to_vec().iter().all(|&byte| byte == 0), "round {round}");
+    }
+}
+
+#[test]
+fn nobody_waits_while_what_another_had_is_cleared() {
+    let (lent, piece) = (Serving::new(192), memory(256 << 10));
+    let (mut greedy, mut other) = (lent.connect_by(Socket), lent.connect_by(Socket));
+    piece.fill(7);
+    let slab = other.borrow_slab().unwrap();
+    fill_slab(&mut other, slab, piece);
+    while let Ok(slab) = greedy.borrow_slab() {
+        fill_slab(&mut greedy, slab, piece);
+    }
+    drop(greedy);
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let mut answered_in_between = 0;
+    loop {
+        let LenderStatus { used_bytes, resident_bytes, .. } = status(&lent.address).unwrap();
+        other.post_read(0, slab, 0, piece).unwrap();
+        ok(&settle(&mut other));
+        assert_eq!(piece.to_vec()[..2], [7; 2]);
+        if resident_bytes <= 1 << 20 {
+            break;
+        }
+        answered_in_between += u32::from(used_bytes == 1 << 20);
+        assert!(Instant::now() < deadline, "{resident_bytes}");
+    }
+    assert!(answered_in_between > 3, "{answered_in_between}");
 }
 
 #[test]

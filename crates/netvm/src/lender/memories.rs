@@ -1,7 +1,7 @@
 //! The lent memory: one range of addresses, of a common file and of the files of leases on this host (docs/design/nearby.md).
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -35,6 +35,9 @@ pub(super) struct Memories {
     files: BTreeMap<LeaseId, Arc<Memfd>>,
     /// Slabs that are not in the common file.
     owners: BTreeMap<u32, Arc<Memfd>>,
+    /// Slabs that nobody holds any more, to be cleared in this order, and how many bytes of the first one have been.
+    uncleared: VecDeque<u32>,
+    cleared_bytes: u64,
 }
 
 impl Memories {
@@ -80,6 +83,8 @@ impl Memories {
             hugepages,
             files: BTreeMap::new(),
             owners: BTreeMap::new(),
+            uncleared: VecDeque::new(),
+            cleared_bytes: 0,
         })
     }
 
@@ -101,11 +106,12 @@ impl Memories {
         self.packing.as_ref()
     }
 
+    /// Pages that are lent, or were and still take room.
     fn lent_pages(&self) -> u64 {
-        self.slabs.used_bytes() / PAGE_BYTES
+        (self.slabs.used_bytes() + self.slabs.uncleared_bytes()) / PAGE_BYTES
     }
 
-    /// Bytes to ask back, since what is lent does not shrink enough.
+    /// Bytes that are to be had, since what is lent does not shrink enough.
     pub(super) fn missing_bytes(&self) -> u64 {
         self.packing.as_ref().map_or(0, |packing| packing.borrow_mut().missing_bytes(self.lent_pages()))
     }
@@ -156,16 +162,23 @@ impl Memories {
 
     /// Takes a free slab, which reads as zeros. The borrower has asked everybody else if it is `pressed`.
     pub(super) fn borrow(&mut self, lease: LeaseId, pressed: bool) -> Result<u32, SlabError> {
+        if !self.slabs.has_free() {
+            self.clear_next();
+        }
         let borrowed = self.slabs.borrow(lease);
         if !pressed || borrowed.is_err() {
             self.limit = LenderLimit::Size;
         }
         let slab = borrowed?;
         if let Some(packing) = &self.packing {
-            if let Err(limit) = packing.borrow_mut().admit(self.lent_pages(), pressed) {
+            let mut admitted = packing.borrow_mut().admit(self.lent_pages(), pressed);
+            while admitted.is_err() && self.clear_next() {
+                let Some(packing) = &self.packing else { break };
+                admitted = packing.borrow_mut().admit(self.lent_pages(), pressed);
+            }
+            if let Err(limit) = admitted {
                 self.limit = limit;
-                self.slabs.give_back(lease, slab)?;
-                return Err(SlabError::Full);
+                return self.refuse(lease, slab);
             }
             return Ok(slab);
         }
@@ -175,16 +188,21 @@ impl Memories {
             if self.common.provide(start, bytes).is_err() {
                 self.limit = LenderLimit::Disk;
                 let _ = self.common.punch_hole(start, bytes);
-                self.slabs.give_back(lease, slab)?;
-                return Err(SlabError::Full);
+                return self.refuse(lease, slab);
             }
         }
         let file = self.files.get(&lease).cloned();
         if self.place(slab, file) {
             return Ok(slab);
         }
-        // As it was: nobody has seen it.
-        self.slabs.give_back(lease, slab)?;
+        self.refuse(lease, slab)
+    }
+
+    /// A slab that had just been taken stays free: nobody has seen it.
+    fn refuse(&mut self, lease: LeaseId, slab: u32) -> Result<u32, SlabError> {
+        if self.slabs.give_back(lease, slab)? {
+            self.slabs.cleared(slab);
+        }
         Err(SlabError::Full)
     }
 
@@ -217,16 +235,44 @@ impl Memories {
             let _ = mark::clear(&file, self.slabs.size_bytes());
         }
         let unused = self.slabs.close(lease);
-        self.clear(&unused);
+        self.uncleared.extend(unused);
     }
 
-    /// Makes slabs that nobody holds any more read as zeros again and gives their memory back.
-    pub(super) fn clear(&mut self, slabs: &[u32]) {
-        for &slab in slabs {
-            self.empty(slab, 0, self.slabs.slab_bytes(), false);
-            // Who had the file may write there still. If this fails it is done before the slab is lent again.
-            self.place(slab, None);
+    /// Gives a slab back. It is lent again when it has been cleared.
+    pub(super) fn give_back(&mut self, lease: LeaseId, slab: u32) {
+        if self.slabs.give_back(lease, slab) == Ok(true) {
+            self.uncleared.push_back(slab);
         }
+    }
+
+    /// Whether there is something to clear.
+    pub(super) fn has_uncleared(&self) -> bool {
+        !self.uncleared.is_empty()
+    }
+
+    /// Makes the next `bytes` bytes at most that nobody holds any more read as zeros, and gives their memory back. What gave memory for a while
+    /// takes a while to be cleared, in which others would wait, if all was done at once.
+    pub(super) fn clear_some(&mut self, bytes: u64) {
+        let Some(&slab) = self.uncleared.front() else { return };
+        let (from, slab_bytes) = (self.cleared_bytes, self.slabs.slab_bytes());
+        let bytes = bytes.min(slab_bytes - from);
+        self.empty(slab, from, bytes, false);
+        self.cleared_bytes = from + bytes;
+        if self.cleared_bytes < slab_bytes {
+            return;
+        }
+        self.cleared_bytes = 0;
+        self.uncleared.pop_front();
+        // Who had the file may write there still. If this fails it is done before the slab is lent again.
+        self.place(slab, None);
+        self.slabs.cleared(slab);
+    }
+
+    /// Clears all of the next slab; false when there is none.
+    fn clear_next(&mut self) -> bool {
+        let has_any = self.has_uncleared();
+        self.clear_some(self.slabs.slab_bytes());
+        has_any
     }
 
     /// Makes a part of a slab that is lent, or all of it, read as zeros and gives its memory back.
@@ -294,8 +340,8 @@ mod tests {
         assert_eq!(memories.resident_bytes(), 4096);
         write(&memories, mine);
         // Given back, it is another's, and the file that the first one still has is not where it is.
-        assert_eq!(memories.slabs.give_back(near, mine), Ok(true));
-        memories.clear(&[mine]);
+        memories.give_back(near, mine);
+        memories.clear_next();
         assert!(file.is_hole(u64::from(mine) * 8192));
         assert_eq!(memories.borrow(fork, false), Ok(mine));
         write(&memories, mine);
@@ -303,6 +349,7 @@ mod tests {
         memories.close(near);
         memories.close(far);
         memories.close(fork);
+        while memories.clear_next() {}
         assert_eq!((memories.resident_bytes(), memories.owners.len(), memories.files.len()), (0, 0, 0));
     }
 
@@ -320,6 +367,7 @@ mod tests {
         let bytes = |at| memories.slab(slab, at, 1).unwrap().to_vec();
         assert_eq!((bytes(0), bytes(4096), memories.resident_bytes()), (vec![0], vec![7], resident));
         memories.close(lease);
+        memories.clear_next();
         assert_eq!(memories.resident_bytes(), 0);
         let lease = memories.slabs.open().unwrap();
         assert_eq!(memories.borrow(lease, false), Ok(slab));
@@ -341,6 +389,8 @@ mod tests {
         assert_eq!(memories.slab(slab, 4095, 1).unwrap().to_vec(), [3]);
         assert_eq!(memories.resident_bytes(), 4096);
         memories.close(child);
+        assert_eq!((memories.resident_bytes(), memories.slabs.used_bytes()), (4096, 0), "to be cleared");
+        assert!(memories.clear_next() && !memories.clear_next());
         assert_eq!((memories.resident_bytes(), memories.owners.len()), (0, 0));
     }
 }

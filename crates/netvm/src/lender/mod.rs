@@ -1,6 +1,7 @@
 //! Lending memory: a lender serves slabs, borrowers read and write them one-sidedly.
 
 mod borrower;
+mod clearing;
 mod comeback;
 mod memories;
 mod nearby;
@@ -11,6 +12,7 @@ mod pressure;
 mod protocol;
 mod recall;
 mod server;
+mod stop;
 mod tickets;
 
 pub use crate::shm::LinkChoice;
@@ -24,7 +26,8 @@ pub use pressure::tells_pressure;
 pub use protocol::{BorrowerStatus, Class, LenderStatus, Recall};
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) use server::fuzzing::{fuzz, fuzz_status};
-pub use server::{Compress, Lender, LenderConfig, StopFlag};
+pub use server::{Compress, Lender, LenderConfig};
+pub use stop::StopFlag;
 
 /// What the kernel module calls a lender for: ATTACH and BORROW.
 #[cfg(test)]

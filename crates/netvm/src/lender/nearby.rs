@@ -1,6 +1,7 @@
 //! A lender on this host: its memory is read and written without it. docs/design/nearby.md has the whole.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use netvm_core::limits::PAYLOAD_BYTES_MAX;
 use netvm_core::slab::direct::{Direct, UNIT_BYTES, Unit, Way};
@@ -133,7 +134,28 @@ pub(super) fn provision(Unit { slab, index }: Unit, slab_bytes: u64) -> Vec<u8> 
     body.0
 }
 
+/// Between two looks whether others still read there.
+const LOOK: Duration = Duration::from_millis(1);
+const STACK_BYTES: usize = 64 << 10;
+
 impl Borrower {
+    /// Ends the connection to a lender that is lost. If it was on this host and has died, what it had lent is freed when nobody has the file any more,
+    /// by whoever had it last, for whom the kernel needs 0.2 s for a GiB: a thread of its own, in which `first` runs before all else.
+    pub(crate) fn let_go(mut self, first: Option<fn()>) {
+        let Some(Nearby { lease, .. }) = self.nearby.take() else { return };
+        drop(self);
+        let body = move || {
+            netvm_sys::thread::set_name(c"netvm-let-go");
+            netvm_sys::thread::block_signals();
+            // A thread that serves its own faults may be there just now.
+            while Arc::strong_count(&lease) > 1 {
+                std::thread::sleep(LOOK);
+            }
+        };
+        // Without one it is freed here.
+        let _ = netvm_sys::thread::start(STACK_BYTES, first, Box::new(body));
+    }
+
     /// Finds out whether the lender is on this host, and shares its memory if both want that.
     ///
     /// # Errors

@@ -26,6 +26,9 @@ impl Lender {
         };
         let (used_bytes, packed) = (self.memories.slabs.used_bytes(), self.memories.missing_bytes());
         let missing = limits.missing(reading, used_bytes).max(packed);
+        self.is_short = missing > 0;
+        // What has come back is there soon.
+        let missing = missing.saturating_sub(self.memories.slabs.uncleared_bytes());
         let held: Vec<(u64, u64)> = (0..self.peers.len())
             .filter_map(|index| Some((index as u64, self.held(index)?)))
             .filter(|&(_, bytes)| bytes > 0)
@@ -34,7 +37,7 @@ impl Lender {
         let now_ms = now.saturating_duration_since(self.started).as_millis() as u64;
         let asks = self.recalls.look(now_ms, missing, &held);
         if missing > 0 && !was_missing {
-            let why = if packed == missing {
+            let why = if is_packed && packed >= missing {
                 "what is lent does not shrink enough"
             } else {
                 "this machine is short of memory"

@@ -3,7 +3,6 @@
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use netvm_core::endpoint::{Event, Exports, Request};
@@ -13,13 +12,15 @@ use netvm_core::recall::Recalls;
 use netvm_core::slab::direct::UNIT_BYTES;
 use netvm_core::slab::{LeaseId, SlabError, Slabs, is_slab};
 use netvm_core::wire::{BodyReader, BodyWriter, Refusal, Role, Status};
-use netvm_sys::epoll::{Epoll, EventFd, Interest, Ready};
+use netvm_sys::epoll::{Epoll, Interest, Ready};
 use netvm_sys::net::{Address, Listener};
 use netvm_sys::shared::SharedSlice;
 
+use super::clearing::Pace;
 use super::memories::Memories;
 use super::protocol::{self, BorrowAnswer, BorrowerStatus, LenderStatus};
 use super::recall::counted;
+use super::stop::StopFlag;
 use super::tickets::Tickets;
 use crate::error::{Error, LenderLimit, Result};
 use crate::link::Link;
@@ -126,37 +127,6 @@ impl Default for LenderConfig {
     }
 }
 
-/// Stops a lender: once, and it takes no new borrowers, asks those it has to move what they have to others, and ends when the last has
-/// gone; twice, and it ends at once.
-#[derive(Clone, Debug)]
-pub struct StopFlag(Arc<EventFd>);
-
-impl StopFlag {
-    /// A flag that is not raised.
-    ///
-    /// # Errors
-    /// [`Error::System`] when no descriptor is left.
-    pub fn new() -> Result<Self> {
-        let event = EventFd::new().map_err(|error| Error::system("make an event descriptor", &error))?;
-        Ok(Self(Arc::new(event)))
-    }
-
-    /// Raises the flag. Safe in a signal handler.
-    pub fn stop(&self) {
-        self.0.signal();
-    }
-
-    /// How often it has been raised since this was last asked.
-    pub(crate) fn take(&self) -> u64 {
-        self.0.take()
-    }
-
-    /// Readable when raised and not yet seen.
-    pub fn as_fd(&self) -> BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}
-
 /// Somebody who has connected.
 pub(super) enum Peer {
     /// Has not said hello yet.
@@ -216,6 +186,9 @@ pub struct Lender {
     parent_gone: bool,
     /// Listeners that could not accept.
     paused: Vec<usize>,
+    pub(super) pace: Pace,
+    /// This machine is short of memory.
+    pub(super) is_short: bool,
 }
 
 impl std::fmt::Debug for Lender {
@@ -287,6 +260,8 @@ impl Lender {
             told_stuck: false,
             parent_gone: false,
             paused: Vec::new(),
+            pace: Pace::new(now),
+            is_short: false,
         })
     }
 
@@ -335,9 +310,10 @@ impl Lender {
                 ));
                 return Ok(());
             }
-            let waited = spin.wait_for(&self.epoll, &mut ready, TICK);
+            let patience = self.clear_ahead(!ready.is_empty());
+            let waited = spin.wait_for(&self.epoll, &mut ready, patience);
             waited.map_err(|error| Error::system("wait for borrowers", &error))?;
-            for Ready { id, interest } in ready.drain(..) {
+            for &Ready { id, interest } in &ready {
                 match id {
                     STOP_ID => {
                         if stop.take() > 1 || self.draining {
@@ -716,10 +692,8 @@ impl Lender {
             served.returns.waiting.retain(|&waiting| waiting != slab);
             // The rest of a write that came too late.
             served.session.endpoint.revoke(slab, |_, bytes| vec![0; bytes as usize]);
-            if let Some(lease) = served.lease
-                && self.memories.slabs.give_back(lease, slab) == Ok(true)
-            {
-                self.memories.clear(&[slab]);
+            if let Some(lease) = served.lease {
+                self.memories.give_back(lease, slab);
             }
         }
     }

@@ -303,7 +303,9 @@ impl Sides {
                 continue;
             }
             // All that was under way has been reported.
-            side.borrower.take_if(|borrower| borrower.pending() == 0);
+            if let Some(borrower) = side.borrower.take_if(|borrower| borrower.pending() == 0) {
+                borrower.let_go(self.hook);
+            }
             if side.borrower.is_some() || side.distrusted {
                 continue;
             }

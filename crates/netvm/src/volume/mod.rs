@@ -716,9 +716,10 @@ impl Volume {
     /// Takes a lost lender back when it can be reached again: as one that has nothing.
     fn look_for_comeback(&mut self, lender: usize) {
         let side = &mut self.sides[lender];
-        if side.lost.is_some() && side.borrower.as_ref().is_some_and(|borrower| borrower.pending() == 0) {
-            // All that was under way has been reported.
-            side.borrower = None;
+        // All that was under way has been reported.
+        let is_over = |borrower: &mut Borrower| side.lost.is_some() && borrower.pending() == 0;
+        if let Some(borrower) = side.borrower.take_if(is_over) {
+            borrower.let_go(None);
         }
         if side.borrower.is_some() {
             return;
