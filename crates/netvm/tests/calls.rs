@@ -4,6 +4,7 @@ mod common;
 
 use common::mapped::{churn, mapped, set_word, start, word};
 use common::{Random, alone, lend};
+use netvm::lender::LinkChoice;
 use netvm::pager::{Access, FaultPath, FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig};
 use netvm::runfile::{RunFile, RunParams};
 use std::process::{Child, Command};
@@ -67,6 +68,58 @@ fn what_a_fork_needs_of_a_far_stack_is_here_however_small_the_share() {
         other.wait().unwrap();
     }
     std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn faults_are_served_while_much_has_to_leave_or_to_come() {
+    let Some(_alone) = alone() else { return };
+    const PAGES: usize = 192 << 20 >> 12;
+    for (link, shards) in [(LinkChoice::Shm, 1), (LinkChoice::Socket, 1), (LinkChoice::Shm, 2)] {
+        let lent = lend(512 << 20);
+        let pager = start(&lent, 128 << 20, |config| {
+            (config.link, config.shards, config.fault_path) = (link, shards, FaultPath::Thread);
+        });
+        let memory = mapped(&pager, 0, PAGES * PAGE);
+        (0..PAGES).for_each(|page| set_word(memory, page * 512, page as u64 + 1));
+        let goes_on = AtomicBool::new(true);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                let mut random = Random::new(7);
+                while goes_on.load(Ordering::Relaxed) {
+                    let page = random.next() as usize % PAGES;
+                    assert_eq!(word(memory, page * 512), page as u64 + 1);
+                }
+            });
+            // Whatever fails, the thread must end.
+            let _end = Ends(&goes_on);
+            let faults_of = |what: &dyn Fn()| {
+                let before = pager.stats().faults;
+                what();
+                pager.stats().faults - before
+            };
+            let shrunk = faults_of(&|| pager.set_local_bytes(16 << 20).unwrap());
+            let local_bytes = pager.stats().local_frames << 12;
+            assert!(local_bytes <= 16 << 20, "{link:?}, {shards}: {local_bytes}");
+            pager.set_local_bytes(128 << 20).unwrap();
+            let (start, bytes) = (pager.area().start, 64 << 20);
+            let pinned = faults_of(&|| pager.pin(start, bytes).unwrap());
+            assert!(is_here(start, bytes / PAGE).iter().all(|&here| here));
+            // What is too small for them is refused before anything leaves.
+            assert!(pager.set_local_bytes(64 << 20).is_err());
+            assert!(pager.stats().local_frames << 12 >= bytes as u64);
+            pager.unpin(start, bytes).unwrap();
+            assert!(pager.unpin(start, bytes).is_err());
+            assert!(shrunk > 100 && pinned > 100, "{link:?}, {shards}: {shrunk} and {pinned} faults");
+        });
+    }
+}
+
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
 }
 
 #[test]

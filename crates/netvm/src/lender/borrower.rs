@@ -168,6 +168,10 @@ impl Borrower {
         self.waiting_since
     }
 
+    pub(crate) fn received_bytes(&self) -> u64 {
+        self.session.received_bytes()
+    }
+
     /// Of all that was sent.
     fn acknowledged_bytes(&self) -> u64 {
         let unacknowledged_bytes = self.session.link(0).stream().unacknowledged_bytes().unwrap_or(0);

@@ -57,8 +57,13 @@ pub(super) enum Call {
         bytes: usize,
         access: Access,
     },
-    /// Bring pages in, and leave them there.
+    /// Leave pages here, from now on or when they have come.
     Pin {
+        address: usize,
+        bytes: usize,
+    },
+    /// Bring pages in that are pinned.
+    BringIn {
         address: usize,
         bytes: usize,
     },
@@ -66,9 +71,10 @@ pub(super) enum Call {
         address: usize,
         bytes: usize,
     },
-    /// Another budget.
+    /// Another budget; the one that it is a step to is checked.
     Budget {
         bytes: u64,
+        at_last: u64,
     },
     /// Of several shards: give up all but so many frames; as many as that later.
     Keep {
@@ -285,8 +291,9 @@ impl Engine {
                 Ok(())
             }
             Call::Pin { address, bytes } => self.pin(self.pages(address, bytes)?),
+            Call::BringIn { address, bytes } => self.bring_pinned_in(self.pages(address, bytes)?),
             Call::Unpin { address, bytes } => self.unpin_known(self.pages(address, bytes)?),
-            Call::Budget { bytes } => self.set_budget(bytes),
+            Call::Budget { bytes, at_last } => self.set_budget(bytes, at_last),
             Call::Keep { frames, frames_max } => self.keep(frames, frames_max),
             Call::Publish => {
                 self.publish(desk);
@@ -326,9 +333,9 @@ fn is_refusal(error: &Error, call: Call) -> bool {
             | PagerError::BudgetRange { .. }
             | PagerError::InUse,
         ) => true,
-        Error::Pager(PagerError::LocalExhausted { .. }) => matches!(call, Call::Pin { .. }),
+        Error::Pager(PagerError::LocalExhausted { .. }) => matches!(call, Call::BringIn { .. }),
         Error::Pager(PagerError::CopiesLost { pages: 0, .. } | PagerError::TooFewLenders { .. }) => {
-            matches!(call, Call::Budget { .. } | Call::Keep { .. } | Call::Pin { .. })
+            matches!(call, Call::Budget { .. } | Call::Keep { .. } | Call::Pin { .. } | Call::BringIn { .. })
         }
         Error::Pager(PagerError::NoLocalMemory(_)) => matches!(call, Call::MakeLocal { .. }),
         _ => matches!(call, Call::KeepRecord),

@@ -132,6 +132,8 @@ pub(super) struct Engine {
     pub(super) advice: Marks,
     /// Nothing has happened since it was last looked what is to be collected.
     is_idle: bool,
+    /// So many frames are still to be given back, from then on.
+    pub(super) shrinks_on: Option<(Instant, usize)>,
     /// When [`Engine::tick`] was last.
     ticked: Instant,
     /// Where to look next for pages that are to come home.
@@ -266,6 +268,7 @@ impl Engine {
             has_local: false,
             has_ended: false,
             is_idle: false,
+            shrinks_on: None,
             ticked: Instant::now(),
             area,
             spin: match config.fault_path {
@@ -429,7 +432,7 @@ impl Engine {
                 self.publish(desk);
             }
             block |= self.in_flight() > 0 && !evicted && count == 0;
-            block &= !self.backing.has_ended();
+            block &= !self.backing.has_ended() && self.shrinks_on.is_none();
             if count > 0 {
                 self.look.came(Awaited::Fault, Instant::now);
             }
@@ -445,6 +448,7 @@ impl Engine {
             if others_need && self.ticked.elapsed() >= TICK {
                 self.tick()?;
             }
+            self.shrink_on()?;
         }
     }
 
@@ -568,7 +572,7 @@ impl Engine {
         self.budget.look_again();
         // Also of one that idles: others give its share.
         self.budget.pay(self.local_frames as u64);
-        self.shrink()?;
+        self.shrink_shortly()?;
         if self.backing.thaw_due(Instant::now()) {
             self.backing.thaw_all()?;
         }

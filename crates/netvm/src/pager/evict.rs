@@ -9,6 +9,7 @@ use crate::error::Result;
 use netvm_core::residency::{Arrival, Entry, PageState};
 use netvm_core::tier::Policy;
 use netvm_sys::paged::ExtractError;
+use std::time::{Duration, Instant};
 
 /// One part in this many of the local memory is kept free or cached.
 const RESERVE_PART: usize = 16;
@@ -23,6 +24,10 @@ const SCATTERED_SLACK: usize = EVICT_PAGES / 2;
 const RUN_PAGES_MIN: usize = 16;
 /// Pages that one step may spare.
 const SPARED_MAX: usize = 8 * EVICT_PAGES;
+/// For how long frames are given back at a time, but for one step at least, where others wait for them,
+const SHRINK_TIME: Duration = Duration::from_micros(200);
+/// and for how many of them at a time packed pages make room.
+const SHRINK_FRAMES: usize = 4 * EVICT_PAGES;
 /// Pages in a row that the kernel may refuse to let go before the budget counts as exhausted.
 const BUSY_MAX: usize = 100_000;
 
@@ -126,40 +131,74 @@ impl Engine {
         }
     }
 
-    /// Gives frames beyond the budget back to the machine.
+    /// Gives frames beyond the budget back to the machine, all of them.
     pub(super) fn shrink(&mut self) -> Result<()> {
-        let mut excess = self.budget.excess(self.local_frames as u64) as usize;
+        let excess = self.budget.excess(self.local_frames as u64) as usize;
+        self.give_back(excess, None)?;
+        self.shrinks_on = None;
+        Ok(())
+    }
+
+    /// The same for a moment: faults are served before it goes on, for as long as that took.
+    pub(super) fn shrink_shortly(&mut self) -> Result<()> {
+        self.shrink_some(self.budget.excess(self.local_frames as u64) as usize)
+    }
+
+    /// Goes on with what [`Engine::shrink_shortly`] has left, when it is time.
+    pub(super) fn shrink_on(&mut self) -> Result<()> {
+        match self.shrinks_on {
+            // What has become more meanwhile is looked at again with the next tick.
+            Some((due, left)) if Instant::now() >= due => {
+                self.shrink_some(left.min(self.budget.excess(self.local_frames as u64) as usize))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn shrink_some(&mut self, excess: usize) -> Result<()> {
+        let began = Instant::now();
+        let left = self.give_back(excess, Some(began + SHRINK_TIME))?;
+        self.shrinks_on = (left > 0).then(|| (Instant::now() + began.elapsed(), left));
+        Ok(())
+    }
+
+    /// Gives `excess` frames back, if it can. Returns for how many of them there was no time `until` then.
+    fn give_back(&mut self, mut excess: usize, until: Option<Instant>) -> Result<usize> {
         excess -= self.release_spare(excess);
         while excess > 0 {
             if self.free.len() < excess {
                 self.give_up_cached(excess - self.free.len());
             }
             if self.free.is_empty() && self.backing.is_stranded() {
-                return Ok(());
+                return Ok(0);
             }
             if self.free.is_empty() {
                 // The pool keeps its part of what is left.
-                self.shrink_pool(self.pool_frames_max(self.local_frames.saturating_sub(excess)))?;
+                let some = excess.min(SHRINK_FRAMES);
+                self.shrink_pool(self.pool_frames_max(self.local_frames.saturating_sub(some)))?;
             }
             if self.free.is_empty() {
+                if until.is_some_and(|until| Instant::now() >= until) {
+                    return Ok(excess);
+                }
                 let before = self.local_frames;
                 let taken = self.evict_unpacked()?;
                 self.finish_all()?;
                 // What the program had dropped is gone, too; and behind what the kernel holds there may be others.
                 excess = excess.saturating_sub(before.saturating_sub(self.local_frames));
                 if taken == 0 && (self.mapped.is_empty() || self.busy_streak > self.mapped.len()) {
-                    return Ok(());
+                    return Ok(0);
                 }
                 continue;
             }
-            let Some((frame, frames)) = self.free.take_run(excess) else { return Ok(()) };
+            let Some((frame, frames)) = self.free.take_run(excess) else { return Ok(0) };
             self.paged.drop_frames(frame, frames).map_err(|e| system("give memory back", e))?;
             self.empty.put(frame, frames);
             self.local_frames -= frames;
             self.budget.release_excess(frames as u64, self.local_frames as u64);
             excess -= frames;
         }
-        Ok(())
+        Ok(0)
     }
 
     /// As [`Engine::evict`], with nothing packed.

@@ -8,6 +8,7 @@ use netvm_core::residency::{Arrival, PageState};
 use netvm_sys::paged::Told;
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::ops::Range;
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use super::calls::Call;
@@ -39,9 +40,27 @@ impl Pager {
     /// # Errors
     /// [`PagerError::BudgetRange`], and nothing is changed.
     pub fn set_local_bytes(&self, bytes: u64) -> Result<()> {
+        let mut local_bytes = self.local_bytes.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = *local_bytes;
+        // Less of it in steps, as pages have to leave: faults are served in between.
+        let less = usize::try_from(before.saturating_sub(bytes)).unwrap_or(usize::MAX);
+        let steps = ShortCalls::over(0..less).map(|piece| before - piece.end as u64);
+        let only = (less == 0).then_some(bytes);
+        for step in steps.chain(only) {
+            if let Err(error) = self.set_budgets(step, bytes) {
+                let _ = self.set_budgets(before, before);
+                return Err(error);
+            }
+        }
+        *local_bytes = bytes;
+        Ok(())
+    }
+
+    /// A budget on the way to `at_last`, which is refused at the first step if it has to be.
+    fn set_budgets(&self, bytes: u64, at_last: u64) -> Result<()> {
         match &self.division {
-            Some(division) => self.set_budget_of_shards(division, bytes),
-            None => self.on_shards(Call::Budget { bytes }),
+            Some(division) => self.set_budget_of_shards(division, bytes, at_last),
+            None => self.on_shards(Call::Budget { bytes, at_last }),
         }
     }
 
@@ -53,7 +72,17 @@ impl Pager {
     pub fn pin(&self, address: usize, bytes: usize) -> Result<()> {
         let _turn = self.budget_turn();
         let pin = |address, bytes| Call::Pin { address, bytes };
-        self.on_all_pieces(address, bytes, pin, |address, bytes| Call::Unpin { address, bytes })
+        let unpin = |address, bytes| Call::Unpin { address, bytes };
+        self.on_all_pieces(address, bytes, pin, unpin)?;
+        // In the area, so this is no overflow. Faults of others are served in between.
+        for piece in ShortCalls::over(address..address + bytes) {
+            let bring_in = |address, bytes| Call::BringIn { address, bytes };
+            if let Err(error) = self.on_pieces(piece.start, piece.len(), bring_in) {
+                let _ = self.on_pieces(address, bytes, unpin);
+                return Err(error);
+            }
+        }
+        Ok(())
     }
 
     /// The end of one [`Pager::pin`] of this range.
@@ -167,16 +196,20 @@ impl Engine {
         // Other shards give what it needs.
         self.budget.set_pinned(pinned);
         // What is packed makes room for pages as they are.
-        self.shrink_pool(self.pool_frames_max(self.local_frames))?;
+        self.shrink_pool(self.pool_frames_max(self.local_frames))
+    }
+
+    /// A part of what has been pinned comes in, to stay.
+    pub(super) fn bring_pinned_in(&mut self, pages: Range<u32>) -> Result<()> {
+        let (address, end) = (self.address_of(pages.start), self.address_of(pages.end));
+        if !self.is_all_mapped(address, end) {
+            return Err(PagerError::OutsideFarMemory { address, bytes: end - address }.into());
+        }
         let result = self.bring_all_in(pages.clone());
-        if result.is_err() {
-            if self.paged.told() == Told::Faulter {
-                // Those that nobody waits for but the pin; who waits in a handler looks again.
-                let start = self.area().start;
-                self.deferred
-                    .retain(|fault| !pages.contains(&(((fault.address - start) / PAGE_BYTES) as u32)));
-            }
-            self.unpin(pages);
+        if result.is_err() && self.paged.told() == Told::Faulter {
+            // Those that nobody waits for but the pin; who waits in a handler looks again.
+            let start = self.area().start;
+            self.deferred.retain(|fault| !pages.contains(&(((fault.address - start) / PAGE_BYTES) as u32)));
         }
         result
     }
@@ -278,15 +311,16 @@ impl Engine {
         self.take_out(&victims[..count]).map(drop)
     }
 
-    pub(super) fn set_budget(&mut self, bytes: u64) -> Result<()> {
+    pub(super) fn set_budget(&mut self, bytes: u64, at_last: u64) -> Result<()> {
         let frames = bytes / PAGE_BYTES as u64;
         let pinned = self.pins.count();
         let min_bytes = local_bytes_min(self.unit as usize * PAGE_BYTES)
             .max(pinned.div_ceil(PINNED_QUARTERS) * 4 * PAGE_BYTES as u64);
         let max_bytes = (self.paged.frames() * PAGE_BYTES) as u64;
-        if bytes < min_bytes || bytes > max_bytes {
-            return Err(PagerError::BudgetRange { bytes, min_bytes, max_bytes }.into());
+        if at_last < min_bytes || at_last > max_bytes {
+            return Err(PagerError::BudgetRange { bytes: at_last, min_bytes, max_bytes }.into());
         }
+        self.can_keep(at_last / PAGE_BYTES as u64)?;
         let before = self.budget.frames_max();
         self.budget.set_frames_max(frames);
         let shrunk = self.shrink().and_then(|()| self.is_shrunk());
@@ -299,8 +333,23 @@ impl Engine {
         if excess > 0 && self.backing.is_stranded() { Err(self.backing.too_few(None)) } else { Ok(()) }
     }
 
+    /// An error where pages have to leave for that, and lenders are lost, of which nobody may have known before. Asked first: between two steps pages
+    /// leave ahead of faults, and then it would be too late.
+    fn can_keep(&mut self, frames: u64) -> Result<()> {
+        let left = self.local_frames.saturating_sub(self.free.len() + self.cached.len() + self.spare);
+        if left as u64 <= frames {
+            return Ok(());
+        }
+        if self.backing.is_stranded() {
+            return Err(self.backing.too_few(None));
+        }
+        let (slot, _) = self.backing.take_slots(1)?;
+        self.backing.release_slot(slot)
+    }
+
     /// Of shards: gives up all but `frames` frames; it may have up to `frames_max` later.
     pub(super) fn keep(&mut self, frames: u64, frames_max: u64) -> Result<()> {
+        self.can_keep(frames)?;
         let before = self.budget.frames_max();
         self.budget.set_frames_max(frames);
         let shrunk = self.shrink().and_then(|()| self.is_shrunk());

@@ -578,7 +578,8 @@ impl Engine {
             self.tick()?;
             self.publish(desk);
         }
-        Ok(steps == STEPS_MAX || self.backing.has_ended())
+        self.shrink_on()?;
+        Ok(steps == STEPS_MAX || self.backing.has_ended() || self.shrinks_on.is_some())
     }
 }
 

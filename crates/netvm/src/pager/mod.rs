@@ -197,6 +197,8 @@ pub struct Pager {
     stripes: Stripes,
     /// With several shards.
     division: Option<Division>,
+    /// What it may have now; whoever changes it holds it.
+    local_bytes: Mutex<u64>,
     config: PagerConfig,
     /// Far memory is not inherited, but by programs that are run with it.
     process: Option<Process>,
@@ -301,6 +303,7 @@ impl Pager {
             memory: addresses.memory(),
             shards,
             division,
+            local_bytes: Mutex::new(local_bytes),
             process: match &config.run {
                 Some(_) => None,
                 None => Some(this_process()?),

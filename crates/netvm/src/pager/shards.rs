@@ -280,15 +280,15 @@ impl Pager {
     }
 
     /// Another budget for all shards together. Each keeps its part of what they hold, and a floor.
-    pub(super) fn set_budget_of_shards(&self, division: &Division, bytes: u64) -> Result<()> {
+    pub(super) fn set_budget_of_shards(&self, division: &Division, bytes: u64, at_last: u64) -> Result<()> {
         let _turn = division.turn();
         let budget = &division.budget;
         let page_bytes = PAGE_BYTES as u64;
         let pins_bytes = budget.pinned().div_ceil(3) * 4 * page_bytes;
         let min_bytes = (self.shards.len() as u64 * local_bytes_min(self.config.page_bytes)).max(pins_bytes);
         let max_bytes = self.config.local_bytes.max(self.config.local_bytes_max);
-        if bytes < min_bytes || bytes > max_bytes {
-            return Err(PagerError::BudgetRange { bytes, min_bytes, max_bytes }.into());
+        if at_last < min_bytes || at_last > max_bytes {
+            return Err(PagerError::BudgetRange { bytes: at_last, min_bytes, max_bytes }.into());
         }
         let frames = bytes / page_bytes;
         // From now on nobody gets more while more than that is in use.
@@ -360,7 +360,7 @@ impl Engine {
     /// Others that wait for frames get some.
     pub(super) fn give_if_asked(&mut self) -> Result<()> {
         match &self.neighbours {
-            Some(neighbours) if neighbours.take_asked(self.number) => self.shrink(),
+            Some(neighbours) if neighbours.take_asked(self.number) => self.shrink_shortly(),
             _ => Ok(()),
         }
     }

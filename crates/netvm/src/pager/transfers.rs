@@ -154,9 +154,14 @@ impl Engine {
         finished
     }
 
+    fn transfers_are_under_way(&self) -> bool {
+        self.backing.pending() > 0 || self.in_flight() > 0
+    }
+
     fn finish_what_is_under_way(&mut self) -> Result<()> {
-        while self.backing.pending() > 0 || self.in_flight() > 0 {
-            if !self.progress()? {
+        while self.transfers_are_under_way() {
+            // What has ended may have been no transfer, and the last: then nothing would come.
+            if !self.progress()? && self.transfers_are_under_way() {
                 self.poll_fds.clear();
                 self.backing.poll_fds(&mut self.poll_fds);
                 let patience = self.backing.patience();

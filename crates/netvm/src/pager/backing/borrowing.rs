@@ -156,14 +156,15 @@ impl Backing {
         }
     }
 
-    /// Sends and receives what can be, but for one lender; what has ended is kept for the next [`Backing::poll`]. Whether something has.
+    /// Sends and receives what can be, but for one lender; what has ended is kept for the next [`Backing::poll`]. Whether something has, or was received:
+    /// what it makes room for may be what somebody waits for.
     pub(super) fn gather(&mut self, but: Option<u32>) -> Result<bool> {
         let mut any = false;
         for lender in (0..self.sides.len()).filter(|&lender| Some(lender) != but) {
             let Some(borrower) = &mut self.sides[lender].borrower else { continue };
-            let mut done = std::mem::take(&mut self.scratch);
+            let (mut done, received_bytes) = (std::mem::take(&mut self.scratch), borrower.received_bytes());
             let result = borrower.poll(&mut done);
-            any |= !done.is_empty();
+            any |= !done.is_empty() || borrower.received_bytes() != received_bytes;
             self.inbox.extend(done.drain(..).map(|completion| (lender, completion)));
             self.scratch = done;
             if let Err(error) = result {
