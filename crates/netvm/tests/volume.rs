@@ -397,7 +397,11 @@ fn discarded_memory_goes_back_to_the_machine() {
     volume.flush(2);
     wait(&mut volume, 2).unwrap();
     assert_eq!(volume.presence().bytes(), SLAB);
-    assert!(resident() <= 2 * SLAB, "{}", resident());
+    // What has come back is cleared soon.
+    let deadline = Instant::now() + Duration::from_secs(5);
+    while resident() > 2 * SLAB {
+        assert!(Instant::now() < deadline, "{}", resident());
+    }
     volume.read(4, 0, memory.shared()).unwrap();
     wait(&mut volume, 4).unwrap();
     let half = SLAB as usize / 2;
