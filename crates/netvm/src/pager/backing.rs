@@ -29,6 +29,8 @@ pub(super) use source::Source;
 
 /// Frozen slabs are asked about one at a time, and not more often than this allows.
 const THAW_INTERVAL: Duration = Duration::from_millis(200);
+/// For how long at a time, while they turn out to be nobody else's.
+const THAW_TIME: Duration = Duration::from_millis(1);
 /// How often lenders that were full are asked again while pages lack copies.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
 /// How often it is looked which slabs suit which lenders, where they cost differently, as long as looking takes one part of the time in so many at most,
@@ -662,9 +664,10 @@ impl Backing {
         now >= self.next_thaw && self.slots.is_frozen()
     }
 
-    /// Asks about every frozen slab; true when one can be written again.
-    pub(super) fn thaw_all(&mut self) -> Result<bool> {
-        self.next_thaw = Instant::now() + THAW_INTERVAL;
+    /// Asks about frozen slabs, one after the other, which nobody should wait for for long; true when one can be written again.
+    pub(super) fn thaw_some(&mut self) -> Result<bool> {
+        let began = Instant::now();
+        self.next_thaw = began + THAW_INTERVAL;
         let frozen: Vec<_> = self.slots.frozen().collect();
         let mut thawed = false;
         for (slab, copies) in frozen {
@@ -679,6 +682,11 @@ impl Backing {
             }
             self.slots.thaw(slab);
             thawed = true;
+            if began.elapsed() >= THAW_TIME {
+                // The others with the next tick.
+                self.next_thaw = began;
+                break;
+            }
         }
         Ok(thawed)
     }

@@ -574,7 +574,7 @@ impl Engine {
         self.budget.pay(self.local_frames as u64);
         self.shrink_shortly()?;
         if self.backing.thaw_due(Instant::now()) {
-            self.backing.thaw_all()?;
+            self.backing.thaw_some()?;
         }
         if self.backing.slots.is_stuck() {
             self.bring_home()?;

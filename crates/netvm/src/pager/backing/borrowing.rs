@@ -133,7 +133,7 @@ impl Backing {
         copies.as_slice().iter().for_each(|&copy| self.slots.not_wanted(copy));
         self.slots.ask_again();
         // Better a slab that a dead child has let go than none at all.
-        if self.thaw_all()? {
+        if self.thaw_some()? {
             return Ok(None);
         }
         Ok(Some(refused))
