@@ -3,8 +3,8 @@
 mod common;
 
 use common::mapped::{churn, mapped, set_word, start, word};
-use common::{Random, alone, lend};
-use netvm::lender::LinkChoice;
+use common::{Random, alone, lend, lend_in_slabs};
+use netvm::lender::{LinkChoice, status};
 use netvm::pager::{Access, FaultPath, FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig};
 use netvm::runfile::{RunFile, RunParams};
 use std::process::{Child, Command};
@@ -112,6 +112,24 @@ fn faults_are_served_while_much_has_to_leave_or_to_come() {
             assert!(shrunk > 100 && pinned > 100, "{link:?}, {shards}: {shrunk} and {pinned} faults");
         });
     }
+}
+
+/// Pages that leave have their places there.
+#[test]
+fn local_memory_shrinks_though_lenders_are_full() {
+    let Some(_alone) = alone() else { return };
+    const MIB: usize = 1 << 20;
+    let lent = lend_in_slabs(16 << 20, 1 << 20);
+    let pager = start(&lent, 8 << 20, |_| {});
+    let memory = mapped(&pager, 0, 16 * MIB);
+    let pages = 16 * MIB / PAGE;
+    (0..pages).for_each(|page| set_word(memory, page * 512, page as u64 + 1));
+    pager.page_out(pager.area().start, 16 * MIB);
+    (0..pages).for_each(|page| assert_eq!(word(memory, page * 512), page as u64 + 1));
+    assert_eq!(status(lent.address()).unwrap().used_bytes, 16 * MIB as u64, "it is full");
+    pager.set_local_bytes(4 << 20).unwrap();
+    assert!(pager.stats().local_frames << 12 <= 4 << 20);
+    (0..pages).for_each(|page| assert_eq!(word(memory, page * 512), page as u64 + 1));
 }
 
 struct Ends<'a>(&'a AtomicBool);

@@ -185,7 +185,12 @@ impl Memories {
         if self.on_disk {
             // Now, while it can be refused: a write that finds no room would be lost.
             let (start, bytes) = (u64::from(slab) * self.slabs.slab_bytes(), self.slabs.slab_bytes());
-            if self.common.provide(start, bytes).is_err() {
+            let mut provided = self.common.provide(start, bytes);
+            // What has come back takes its room until it is cleared.
+            while provided.is_err() && self.clear_next() {
+                provided = self.common.provide(start, bytes);
+            }
+            if provided.is_err() {
                 self.limit = LenderLimit::Disk;
                 let _ = self.common.punch_hole(start, bytes);
                 return self.refuse(lease, slab);

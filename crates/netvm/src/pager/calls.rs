@@ -71,6 +71,11 @@ pub(super) enum Call {
         address: usize,
         bytes: usize,
     },
+    /// The end of a pin whose pages could not all come, whatever has been unmapped of it meanwhile.
+    UndoPin {
+        address: usize,
+        bytes: usize,
+    },
     /// Another budget; the one that it is a step to is checked.
     Budget {
         bytes: u64,
@@ -293,6 +298,10 @@ impl Engine {
             Call::Pin { address, bytes } => self.pin(self.pages(address, bytes)?),
             Call::BringIn { address, bytes } => self.bring_pinned_in(self.pages(address, bytes)?),
             Call::Unpin { address, bytes } => self.unpin_known(self.pages(address, bytes)?),
+            Call::UndoPin { address, bytes } => {
+                self.unpin(self.pages(address, bytes)?);
+                Ok(())
+            }
             Call::Budget { bytes, at_last } => self.set_budget(bytes, at_last),
             Call::Keep { frames, frames_max } => self.keep(frames, frames_max),
             Call::Publish => {

@@ -415,6 +415,7 @@ impl Engine {
             let evicted = self.evict_ahead()? | self.tend_pool()?;
             self.make_spare()?;
             self.backing.push()?;
+            self.shrink_on()?;
             let mut block = !evicted && count < FAULTS_MAX && (self.deferred.is_empty() || self.is_starved());
             if !self.spin.is_zero() {
                 let now = Instant::now();
@@ -448,7 +449,6 @@ impl Engine {
             if others_need && self.ticked.elapsed() >= TICK {
                 self.tick()?;
             }
-            self.shrink_on()?;
         }
     }
 

@@ -3,12 +3,12 @@
 use super::engine::{EVICT_PAGES, Engine, STARVED};
 use super::error::PagerError;
 use super::{Pager, local_bytes_min};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use netvm_core::residency::{Arrival, PageState};
 use netvm_sys::paged::Told;
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::ops::Range;
-use std::sync::PoisonError;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::calls::Call;
@@ -40,8 +40,8 @@ impl Pager {
     /// # Errors
     /// [`PagerError::BudgetRange`], and nothing is changed.
     pub fn set_local_bytes(&self, bytes: u64) -> Result<()> {
-        let mut local_bytes = self.local_bytes.lock().unwrap_or_else(PoisonError::into_inner);
-        let before = *local_bytes;
+        // No lock: a child may be forked meanwhile, or a signal's handler call this. Of two at once the last step counts.
+        let before = self.local_bytes.load(Ordering::SeqCst);
         // Less of it in steps, as pages have to leave: faults are served in between.
         let less = usize::try_from(before.saturating_sub(bytes)).unwrap_or(usize::MAX);
         let steps = ShortCalls::over(0..less).map(|piece| before - piece.end as u64);
@@ -52,7 +52,7 @@ impl Pager {
                 return Err(error);
             }
         }
-        *local_bytes = bytes;
+        self.local_bytes.store(bytes, Ordering::SeqCst);
         Ok(())
     }
 
@@ -78,7 +78,7 @@ impl Pager {
         for piece in ShortCalls::over(address..address + bytes) {
             let bring_in = |address, bytes| Call::BringIn { address, bytes };
             if let Err(error) = self.on_pieces(piece.start, piece.len(), bring_in) {
-                let _ = self.on_pieces(address, bytes, unpin);
+                self.on_each_piece(address, bytes, |address, bytes| Call::UndoPin { address, bytes });
                 return Err(error);
             }
         }
@@ -343,8 +343,16 @@ impl Engine {
         if self.backing.is_stranded() {
             return Err(self.backing.too_few(None));
         }
-        let (slot, _) = self.backing.take_slots(1)?;
-        self.backing.release_slot(slot)
+        match self.backing.take_slots(1) {
+            Ok((slot, _)) => self.backing.release_slot(slot),
+            // Pages that leave may need none: who needs one is told.
+            Err(Error::LenderFull { .. } | Error::Pager(PagerError::TooFewLenders { .. }))
+                if !self.backing.is_stranded() =>
+            {
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Of shards: gives up all but `frames` frames; it may have up to `frames_max` later.

@@ -69,7 +69,7 @@ use netvm_sys::uffd::PAGE_BYTES;
 use shards::{Division, Neighbours, Shard, Stripes};
 use std::ops::Range;
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
@@ -197,8 +197,8 @@ pub struct Pager {
     stripes: Stripes,
     /// With several shards.
     division: Option<Division>,
-    /// What it may have now; whoever changes it holds it.
-    local_bytes: Mutex<u64>,
+    /// What it may have now.
+    local_bytes: AtomicU64,
     config: PagerConfig,
     /// Far memory is not inherited, but by programs that are run with it.
     process: Option<Process>,
@@ -303,7 +303,7 @@ impl Pager {
             memory: addresses.memory(),
             shards,
             division,
-            local_bytes: Mutex::new(local_bytes),
+            local_bytes: AtomicU64::new(local_bytes),
             process: match &config.run {
                 Some(_) => None,
                 None => Some(this_process()?),

@@ -249,6 +249,13 @@ impl Pager {
         Ok(())
     }
 
+    /// On all pieces, whatever becomes of any of them.
+    pub(super) fn on_each_piece(&self, address: usize, bytes: usize, call: impl Fn(usize, usize) -> Call) {
+        for (shard, at, length) in self.stripes.pieces(address, bytes) {
+            let _ = self.shards[shard].call(call(at, length), self);
+        }
+    }
+
     /// Whoever has only one shard checks ranges itself.
     fn check(&self, address: usize, bytes: usize) -> Result<()> {
         let is_in =
