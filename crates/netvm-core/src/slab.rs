@@ -5,6 +5,7 @@
 
 pub mod direct;
 
+use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
 use crate::limits::{LEASES_MAX, SLAB_BYTES_MAX, SLAB_BYTES_MIN};
@@ -44,8 +45,8 @@ pub struct Slabs {
     holders: Vec<u16>,
     /// Free slabs, the lowest last.
     free: Vec<u32>,
-    /// Slabs that nobody holds and that have not been cleared.
-    uncleared_count: usize,
+    /// Slabs that nobody holds and that have not been cleared, in the order in which they came back.
+    uncleared: VecDeque<u32>,
     leases: Vec<Option<Lease>>,
 }
 
@@ -58,7 +59,7 @@ impl Slabs {
             slab_bytes,
             holders: alloc::vec![0; count as usize],
             free: (0..count).rev().collect(),
-            uncleared_count: 0,
+            uncleared: VecDeque::new(),
             leases: Vec::new(),
         }
     }
@@ -75,12 +76,17 @@ impl Slabs {
 
     /// Bytes of slabs that somebody holds.
     pub fn used_bytes(&self) -> u64 {
-        (self.holders.len() - self.free.len() - self.uncleared_count) as u64 * self.slab_bytes
+        (self.holders.len() - self.free.len() - self.uncleared.len()) as u64 * self.slab_bytes
     }
 
     /// Bytes of slabs that nobody holds and that have not been cleared.
     pub fn uncleared_bytes(&self) -> u64 {
-        self.uncleared_count as u64 * self.slab_bytes
+        self.uncleared.len() as u64 * self.slab_bytes
+    }
+
+    /// The slab that is to be cleared next, for [`Slabs::cleared`].
+    pub fn uncleared(&self) -> Option<u32> {
+        self.uncleared.front().copied()
     }
 
     /// Bytes that a lease holds, alone or with others.
@@ -186,22 +192,23 @@ impl Slabs {
         let holders = &mut self.holders[slab as usize];
         *holders -= 1;
         let unused = *holders == 0;
-        self.uncleared_count += usize::from(unused);
+        self.uncleared.extend(unused.then_some(slab));
         unused
     }
 
-    /// A slab that nobody holds reads as zeros, and may be lent again. To be called once for each that was given back for good.
-    pub fn cleared(&mut self, slab: u32) {
-        self.uncleared_count -= 1;
-        self.free.push(slab);
+    /// The slab that was to be cleared next reads as zeros, and may be lent again.
+    pub fn cleared(&mut self) {
+        self.free.extend(self.uncleared.pop_front());
     }
 
-    /// Ends a lease; returns the slabs that nobody holds any more, to be [`Slabs::cleared`].
-    pub fn close(&mut self, lease: LeaseId) -> Vec<u32> {
+    /// Ends a lease.
+    pub fn close(&mut self, lease: LeaseId) {
         let Some(Lease { held, .. }) = self.leases.get_mut(lease.0 as usize).and_then(Option::take) else {
-            return Vec::new();
+            return;
         };
-        slabs_of(&held).filter(|&slab| self.drop_holder(slab)).collect()
+        for slab in slabs_of(&held) {
+            self.drop_holder(slab);
+        }
     }
 }
 
@@ -235,13 +242,22 @@ mod tests {
         assert_eq!(slabs.give_back(child, 0), Ok(true));
         assert_eq!((slabs.used_bytes(), slabs.uncleared_bytes()), (200, 100));
         assert!(!slabs.has_free() && slabs.borrow(parent) == Err(SlabError::Full), "it is not cleared");
-        slabs.cleared(0);
+        assert_eq!(slabs.uncleared(), Some(0));
+        slabs.cleared();
         assert!(slabs.has_free() && slabs.uncleared_bytes() == 0);
-        assert_eq!(slabs.close(child), [2]);
-        assert_eq!(slabs.close(child), Vec::<u32>::new());
+        // Those that nobody holds any more.
+        let close = |slabs: &mut Slabs, lease| {
+            slabs.close(lease);
+            let next = |slabs: &mut Slabs| slabs.uncleared().inspect(|_| slabs.cleared());
+            core::iter::from_fn(|| next(slabs)).collect::<Vec<u32>>()
+        };
+        assert_eq!(close(&mut slabs, child), [2]);
+        assert_eq!(close(&mut slabs, child), Vec::<u32>::new());
         assert_eq!(together(&slabs, &[parent, child]), 100);
         assert_eq!(slabs.sole_holder(parent, 1), Ok(true));
-        assert_eq!(slabs.close(parent), [1]);
-        assert_eq!(slabs.used_bytes(), 0);
+        assert_eq!(close(&mut slabs, parent), [1]);
+        assert_eq!((slabs.used_bytes(), slabs.uncleared_bytes(), slabs.free.len()), (0, 0, 3));
+        slabs.cleared();
+        assert_eq!(slabs.free.len(), 3, "there was none");
     }
 }

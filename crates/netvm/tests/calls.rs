@@ -3,7 +3,8 @@
 mod common;
 
 use common::mapped::{churn, mapped, set_word, start, word};
-use common::{Random, alone, lend, lend_in_slabs};
+use common::{Random, Serving, alone, lend, lend_in_slabs};
+use netvm::far::FarMemory;
 use netvm::lender::{LinkChoice, status};
 use netvm::pager::{Access, FaultPath, FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig};
 use netvm::runfile::{RunFile, RunParams};
@@ -73,10 +74,10 @@ fn what_a_fork_needs_of_a_far_stack_is_here_however_small_the_share() {
 #[test]
 fn faults_are_served_while_much_has_to_leave_or_to_come() {
     let Some(_alone) = alone() else { return };
-    const PAGES: usize = 192 << 20 >> 12;
+    const PAGES: usize = 384 << 20 >> 12;
     for (link, shards) in [(LinkChoice::Shm, 1), (LinkChoice::Socket, 1), (LinkChoice::Shm, 2)] {
-        let lent = lend(512 << 20);
-        let pager = start(&lent, 128 << 20, |config| {
+        let lent = lend(768 << 20);
+        let pager = start(&lent, 256 << 20, |config| {
             (config.link, config.shards, config.fault_path) = (link, shards, FaultPath::Thread);
         });
         let memory = mapped(&pager, 0, PAGES * PAGE);
@@ -100,7 +101,7 @@ fn faults_are_served_while_much_has_to_leave_or_to_come() {
             let shrunk = faults_of(&|| pager.set_local_bytes(16 << 20).unwrap());
             let local_bytes = pager.stats().local_frames << 12;
             assert!(local_bytes <= 16 << 20, "{link:?}, {shards}: {local_bytes}");
-            pager.set_local_bytes(128 << 20).unwrap();
+            pager.set_local_bytes(256 << 20).unwrap();
             let (start, bytes) = (pager.area().start, 64 << 20);
             let pinned = faults_of(&|| pager.pin(start, bytes).unwrap());
             assert!(is_here(start, bytes / PAGE).iter().all(|&here| here));
@@ -111,6 +112,103 @@ fn faults_are_served_while_much_has_to_leave_or_to_come() {
             assert!(pager.unpin(start, bytes).is_err());
             assert!(shrunk > 100 && pinned > 100, "{link:?}, {shards}: {shrunk} and {pinned} faults");
         });
+    }
+}
+
+/// Half of the budget is not in use: giving it up is quick, the rest is not.
+#[test]
+fn faults_are_served_though_much_of_the_budget_was_free() {
+    let Some(_alone) = alone() else { return };
+    const PAGES: usize = 160 << 20 >> 12;
+    let lent = lend(512 << 20);
+    let pager = start(&lent, 512 << 20, |config| config.link = LinkChoice::Socket);
+    let memory = mapped(&pager, 0, PAGES * PAGE);
+    (0..PAGES).for_each(|page| set_word(memory, page * 512, page as u64 + 1));
+    let goes_on = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = Random::new(7);
+            while goes_on.load(Ordering::Relaxed) {
+                let page = random.next() as usize % PAGES;
+                assert_eq!(word(memory, page * 512), page as u64 + 1);
+            }
+        });
+        let _end = Ends(&goes_on);
+        let before = pager.stats().faults;
+        pager.set_local_bytes(16 << 20).unwrap();
+        let faults = pager.stats().faults - before;
+        assert!(pager.stats().local_frames << 12 <= 16 << 20);
+        assert!(faults > 100, "{faults}");
+    });
+}
+
+/// Budgets and pins change, one of two lenders dies and comes back, and processes are forked, all at once.
+#[test]
+fn budgets_and_pins_change_while_lenders_die_and_processes_are_forked() {
+    let Some(_alone) = alone() else { return };
+    const PAGES: usize = 32 << 20 >> 12;
+    for link in [LinkChoice::Shm, LinkChoice::Socket] {
+        let (stays, mut goes) = (lend(64 << 20), Serving::new(64));
+        let address = goes.address.clone();
+        let far = FarMemory::builder().local(24 << 20).replicas(2).link(link).area(1 << 34);
+        let far = far.lenders([stays.address(), &address]).start().unwrap();
+        let mut words = far.vec::<u64>();
+        words.extend((0..PAGES as u64 * 512).map(|index| if index % 512 == 0 { index + 1 } else { 0 }));
+        let (goes_on, mut lost) = (AtomicBool::new(true), 0);
+        let _goes = std::thread::scope(|scope| {
+            let (words, far, goes_on) = (&words, &far, &goes_on);
+            scope.spawn(move || {
+                let mut random = Random::new(7);
+                while goes_on.load(Ordering::Relaxed) {
+                    let index = random.next() as usize % PAGES * 512;
+                    assert_eq!(words[index], index as u64 + 1);
+                }
+            });
+            scope.spawn(move || {
+                for round in 0.. {
+                    if !goes_on.load(Ordering::Relaxed) {
+                        return;
+                    }
+                    let start = (round % 8) << 18;
+                    let pin = far.pin(&words[start..start + (1 << 18)]).unwrap();
+                    assert_eq!(words[start], start as u64 + 1);
+                    drop(pin);
+                }
+            });
+            scope.spawn(move || {
+                while goes_on.load(Ordering::Relaxed) {
+                    // SAFETY: the child does nothing but end.
+                    let child = unsafe { libc::fork() };
+                    if child == 0 {
+                        // SAFETY: ends this process.
+                        unsafe { libc::_exit(0) };
+                    }
+                    assert!(child > 0);
+                    let mut status = 0;
+                    // SAFETY: waits for our child.
+                    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+            });
+            let _end = Ends(goes_on);
+            for round in 0..60 {
+                far.set_local(if round % 2 == 0 { 8 << 20 } else { 24 << 20 }).unwrap();
+                assert!(round % 2 == 1 || far.stats().local_frames << 12 <= 8 << 20);
+                if round % 20 == 10 {
+                    drop(goes);
+                    lost += 1;
+                    until("it is missed", || far.stats().lenders_lost == lost);
+                    goes = Serving::at(&address, 64);
+                    until("it is back", || far.lenders().iter().all(|lender| lender.lost.is_none()));
+                }
+            }
+            goes
+        });
+        assert!(words.iter().enumerate().all(|(index, &word)| match index % 512 {
+            0 => word == index as u64 + 1,
+            _ => word == 0,
+        }));
+        assert_eq!((lost, far.stats().lenders_lost), (3, 3));
     }
 }
 
@@ -130,6 +228,14 @@ fn local_memory_shrinks_though_lenders_are_full() {
     pager.set_local_bytes(4 << 20).unwrap();
     assert!(pager.stats().local_frames << 12 <= 4 << 20);
     (0..pages).for_each(|page| assert_eq!(word(memory, page * 512), page as u64 + 1));
+}
+
+fn until(what: &str, so: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    while !so() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 struct Ends<'a>(&'a AtomicBool);

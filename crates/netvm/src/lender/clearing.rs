@@ -45,7 +45,7 @@ impl Lender {
     /// Clears a piece, if there is something to clear and it is time, and tells for how long to wait at most for what comes next; `came`: somebody
     /// has just been served.
     pub(super) fn clear_ahead(&mut self, came: bool) -> Duration {
-        if !self.memories.has_uncleared() {
+        if self.memories.slabs.uncleared().is_none() {
             return TICK;
         }
         let began = Instant::now();

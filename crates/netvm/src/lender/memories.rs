@@ -1,7 +1,7 @@
 //! The lent memory: one range of addresses, of a common file and of the files of leases on this host (docs/design/nearby.md).
 
 use std::cell::RefCell;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -35,8 +35,7 @@ pub(super) struct Memories {
     files: BTreeMap<LeaseId, Arc<Memfd>>,
     /// Slabs that are not in the common file.
     owners: BTreeMap<u32, Arc<Memfd>>,
-    /// Slabs that nobody holds any more, to be cleared in this order, and how many bytes of the first one have been.
-    uncleared: VecDeque<u32>,
+    /// So many bytes of the slab that is to be cleared next have been.
     cleared_bytes: u64,
 }
 
@@ -83,7 +82,6 @@ impl Memories {
             hugepages,
             files: BTreeMap::new(),
             owners: BTreeMap::new(),
-            uncleared: VecDeque::new(),
             cleared_bytes: 0,
         })
     }
@@ -178,7 +176,8 @@ impl Memories {
             }
             if let Err(limit) = admitted {
                 self.limit = limit;
-                return self.refuse(lease, slab);
+                self.slabs.give_back(lease, slab)?;
+                return Err(SlabError::Full);
             }
             return Ok(slab);
         }
@@ -192,22 +191,15 @@ impl Memories {
             }
             if provided.is_err() {
                 self.limit = LenderLimit::Disk;
-                let _ = self.common.punch_hole(start, bytes);
-                return self.refuse(lease, slab);
+                self.slabs.give_back(lease, slab)?;
+                return Err(SlabError::Full);
             }
         }
         let file = self.files.get(&lease).cloned();
         if self.place(slab, file) {
             return Ok(slab);
         }
-        self.refuse(lease, slab)
-    }
-
-    /// A slab that had just been taken stays free: nobody has seen it.
-    fn refuse(&mut self, lease: LeaseId, slab: u32) -> Result<u32, SlabError> {
-        if self.slabs.give_back(lease, slab)? {
-            self.slabs.cleared(slab);
-        }
+        self.slabs.give_back(lease, slab)?;
         Err(SlabError::Full)
     }
 
@@ -239,26 +231,13 @@ impl Memories {
             // First: who reads it by itself looks at the mark afterwards.
             let _ = mark::clear(&file, self.slabs.size_bytes());
         }
-        let unused = self.slabs.close(lease);
-        self.uncleared.extend(unused);
-    }
-
-    /// Gives a slab back. It is lent again when it has been cleared.
-    pub(super) fn give_back(&mut self, lease: LeaseId, slab: u32) {
-        if self.slabs.give_back(lease, slab) == Ok(true) {
-            self.uncleared.push_back(slab);
-        }
-    }
-
-    /// Whether there is something to clear.
-    pub(super) fn has_uncleared(&self) -> bool {
-        !self.uncleared.is_empty()
+        self.slabs.close(lease);
     }
 
     /// Makes the next `bytes` bytes at most that nobody holds any more read as zeros, and gives their memory back. What gave memory for a while
     /// takes a while to be cleared, in which others would wait, if all was done at once.
     pub(super) fn clear_some(&mut self, bytes: u64) {
-        let Some(&slab) = self.uncleared.front() else { return };
+        let Some(slab) = self.slabs.uncleared() else { return };
         let (from, slab_bytes) = (self.cleared_bytes, self.slabs.slab_bytes());
         let bytes = bytes.min(slab_bytes - from);
         self.empty(slab, from, bytes, false);
@@ -267,15 +246,14 @@ impl Memories {
             return;
         }
         self.cleared_bytes = 0;
-        self.uncleared.pop_front();
         // Who had the file may write there still. If this fails it is done before the slab is lent again.
         self.place(slab, None);
-        self.slabs.cleared(slab);
+        self.slabs.cleared();
     }
 
     /// Clears all of the next slab; false when there is none.
     fn clear_next(&mut self) -> bool {
-        let has_any = self.has_uncleared();
+        let has_any = self.slabs.uncleared().is_some();
         self.clear_some(self.slabs.slab_bytes());
         has_any
     }
@@ -345,7 +323,7 @@ mod tests {
         assert_eq!(memories.resident_bytes(), 4096);
         write(&memories, mine);
         // Given back, it is another's, and the file that the first one still has is not where it is.
-        memories.give_back(near, mine);
+        assert_eq!(memories.slabs.give_back(near, mine), Ok(true));
         memories.clear_next();
         assert!(file.is_hole(u64::from(mine) * 8192));
         assert_eq!(memories.borrow(fork, false), Ok(mine));

@@ -134,8 +134,9 @@ pub(super) fn provision(Unit { slab, index }: Unit, slab_bytes: u64) -> Vec<u8> 
     body.0
 }
 
-/// Between two looks whether others still read there.
+/// Between two looks whether others still read there, and how many. Who reads for longer than that frees it.
 const LOOK: Duration = Duration::from_millis(1);
+const LOOKS_MAX: u32 = 10_000;
 const STACK_BYTES: usize = 64 << 10;
 
 impl Borrower {
@@ -148,7 +149,10 @@ impl Borrower {
             netvm_sys::thread::set_name(c"netvm-let-go");
             netvm_sys::thread::block_signals();
             // A thread that serves its own faults may be there just now.
-            while Arc::strong_count(&lease) > 1 {
+            for _ in 0..LOOKS_MAX {
+                if Arc::strong_count(&lease) == 1 {
+                    break;
+                }
                 std::thread::sleep(LOOK);
             }
         };

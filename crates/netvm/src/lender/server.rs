@@ -693,7 +693,7 @@ impl Lender {
             // The rest of a write that came too late.
             served.session.endpoint.revoke(slab, |_, bytes| vec![0; bytes as usize]);
             if let Some(lease) = served.lease {
-                self.memories.give_back(lease, slab);
+                let _ = self.memories.slabs.give_back(lease, slab);
             }
         }
     }

@@ -76,12 +76,11 @@ pub(super) enum Call {
         address: usize,
         bytes: usize,
     },
-    /// Another budget; the one that it is a step to is checked.
+    /// Another budget; as [`Call::Keep`] to be repeated.
     Budget {
         bytes: u64,
-        at_last: u64,
     },
-    /// Of several shards: give up all but so many frames; as many as that later.
+    /// Of several shards: give up all but so many frames; as many as that later. To be repeated while frames are left ([`Doorbell::left`]).
     Keep {
         frames: u64,
         frames_max: u64,
@@ -119,6 +118,7 @@ pub(super) struct Doorbell {
     exchange: Mutex<Exchange>,
     stats: Mutex<PagerStats>,
     lenders: Mutex<Vec<LenderState>>,
+    left: Mutex<usize>,
     parked: Mutex<Option<Box<Engine>>>,
     tickets: Mutex<Vec<Option<ForkTicket>>>,
     needed: Mutex<Vec<usize>>,
@@ -137,6 +137,7 @@ impl Doorbell {
             exchange: Mutex::default(),
             stats: Mutex::default(),
             lenders: Mutex::default(),
+            left: Mutex::default(),
             parked: Mutex::default(),
             tickets: Mutex::default(),
             needed: Mutex::default(),
@@ -207,6 +208,11 @@ impl Doorbell {
 
     pub(super) fn lenders(&self) -> MutexGuard<'_, Vec<LenderState>> {
         lock(&self.lenders)
+    }
+
+    /// Frames that are still to be given back.
+    pub(super) fn left(&self) -> MutexGuard<'_, usize> {
+        lock(&self.left)
     }
 
     /// The engine while the pager's thread stands still.
@@ -302,8 +308,16 @@ impl Engine {
                 self.unpin(self.pages(address, bytes)?);
                 Ok(())
             }
-            Call::Budget { bytes, at_last } => self.set_budget(bytes, at_last),
-            Call::Keep { frames, frames_max } => self.keep(frames, frames_max),
+            Call::Budget { bytes } => {
+                self.set_budget(bytes)?;
+                self.tell_left(desk);
+                Ok(())
+            }
+            Call::Keep { frames, frames_max } => {
+                self.keep(frames, frames_max)?;
+                self.tell_left(desk);
+                Ok(())
+            }
             Call::Publish => {
                 self.publish(desk);
                 Ok(())
@@ -320,6 +334,11 @@ impl Engine {
             }
             Call::Protect { .. } | Call::Park { .. } => Ok(()),
         }
+    }
+
+    /// Leaves at the doorbell how many frames there was no time to give back.
+    fn tell_left(&self, desk: &Desk) {
+        *desk.doorbell.left() = self.shrinks_on.map_or(0, |(_, left)| left);
     }
 
     /// What was in a range is gone.

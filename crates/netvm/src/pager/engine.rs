@@ -572,7 +572,7 @@ impl Engine {
         self.budget.look_again();
         // Also of one that idles: others give its share.
         self.budget.pay(self.local_frames as u64);
-        self.shrink_shortly()?;
+        self.shrink()?;
         if self.backing.thaw_due(Instant::now()) {
             self.backing.thaw_some()?;
         }

@@ -24,9 +24,9 @@ const SCATTERED_SLACK: usize = EVICT_PAGES / 2;
 const RUN_PAGES_MIN: usize = 16;
 /// Pages that one step may spare.
 const SPARED_MAX: usize = 8 * EVICT_PAGES;
-/// For how long frames are given back at a time, but for one step at least, where others wait for them,
+/// For how long frames are given back at a time, but for one step at least,
 const SHRINK_TIME: Duration = Duration::from_micros(200);
-/// and for how many of them at a time packed pages make room.
+/// and how many in a step.
 const SHRINK_FRAMES: usize = 4 * EVICT_PAGES;
 /// Pages in a row that the kernel may refuse to let go before the budget counts as exhausted.
 const BUSY_MAX: usize = 100_000;
@@ -131,56 +131,44 @@ impl Engine {
         }
     }
 
-    /// Gives frames beyond the budget back to the machine, all of them.
+    /// Gives frames beyond the budget back to the machine, for a moment: faults are served before it goes on, for as long as that took.
     pub(super) fn shrink(&mut self) -> Result<()> {
-        let excess = self.budget.excess(self.local_frames as u64) as usize;
-        self.give_back(excess, None)?;
-        self.shrinks_on = None;
-        Ok(())
+        self.give_back(self.budget.excess(self.local_frames as u64) as usize)
     }
 
-    /// The same for a moment: faults are served before it goes on, for as long as that took.
-    pub(super) fn shrink_shortly(&mut self) -> Result<()> {
-        self.shrink_some(self.budget.excess(self.local_frames as u64) as usize)
-    }
-
-    /// Goes on with what [`Engine::shrink_shortly`] has left, when it is time.
+    /// Goes on with what [`Engine::shrink`] has left, when it is time.
     pub(super) fn shrink_on(&mut self) -> Result<()> {
         match self.shrinks_on {
             // What has become more meanwhile is looked at again with the next tick.
             Some((due, left)) if Instant::now() >= due => {
-                self.shrink_some(left.min(self.budget.excess(self.local_frames as u64) as usize))
+                self.give_back(left.min(self.budget.excess(self.local_frames as u64) as usize))
             }
             _ => Ok(()),
         }
     }
 
-    fn shrink_some(&mut self, excess: usize) -> Result<()> {
+    /// Gives `excess` frames back, as far as it can and there is time.
+    fn give_back(&mut self, excess: usize) -> Result<()> {
         let began = Instant::now();
-        let left = self.give_back(excess, Some(began + SHRINK_TIME))?;
+        let left = self.give_some_back(excess, began + SHRINK_TIME)?;
         self.shrinks_on = (left > 0).then(|| (Instant::now() + began.elapsed(), left));
         Ok(())
     }
 
-    /// Gives `excess` frames back, if it can. Returns for how many of them there was no time `until` then.
-    fn give_back(&mut self, mut excess: usize, until: Option<Instant>) -> Result<usize> {
+    /// At least one step. Returns for how many frames there was no time `until` then.
+    fn give_some_back(&mut self, mut excess: usize, until: Instant) -> Result<usize> {
         excess -= self.release_spare(excess);
         while excess > 0 {
-            if self.free.len() < excess {
-                self.give_up_cached(excess - self.free.len());
-            }
+            let some = excess.min(SHRINK_FRAMES);
+            self.give_up_cached(some.saturating_sub(self.free.len()));
             if self.free.is_empty() && self.backing.is_stranded() {
                 return Ok(0);
             }
             if self.free.is_empty() {
                 // The pool keeps its part of what is left.
-                let some = excess.min(SHRINK_FRAMES);
                 self.shrink_pool(self.pool_frames_max(self.local_frames.saturating_sub(some)))?;
             }
             if self.free.is_empty() {
-                if until.is_some_and(|until| Instant::now() >= until) {
-                    return Ok(excess);
-                }
                 let before = self.local_frames;
                 let taken = self.evict_unpacked()?;
                 self.finish_all()?;
@@ -189,14 +177,17 @@ impl Engine {
                 if taken == 0 && (self.mapped.is_empty() || self.busy_streak > self.mapped.len()) {
                     return Ok(0);
                 }
-                continue;
+            } else {
+                let Some((frame, frames)) = self.free.take_run(some) else { return Ok(0) };
+                self.paged.drop_frames(frame, frames).map_err(|e| system("give memory back", e))?;
+                self.empty.put(frame, frames);
+                self.local_frames -= frames;
+                self.budget.release_excess(frames as u64, self.local_frames as u64);
+                excess -= frames;
             }
-            let Some((frame, frames)) = self.free.take_run(excess) else { return Ok(0) };
-            self.paged.drop_frames(frame, frames).map_err(|e| system("give memory back", e))?;
-            self.empty.put(frame, frames);
-            self.local_frames -= frames;
-            self.budget.release_excess(frames as u64, self.local_frames as u64);
-            excess -= frames;
+            if Instant::now() >= until {
+                return Ok(excess);
+            }
         }
         Ok(0)
     }

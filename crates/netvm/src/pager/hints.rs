@@ -30,6 +30,8 @@ pub enum Access {
 const PINNED_QUARTERS: u64 = 3;
 /// Pages that are brought in between two looks at what has come.
 const PIN_STEP: u32 = 256;
+/// What a call brings in: as much as there are frames for, mostly.
+const PIN_BYTES: usize = 256 << 10;
 /// Looks in a row after which nothing came.
 const PIN_TRIES: u32 = 1000;
 
@@ -40,28 +42,15 @@ impl Pager {
     /// # Errors
     /// [`PagerError::BudgetRange`], and nothing is changed.
     pub fn set_local_bytes(&self, bytes: u64) -> Result<()> {
-        // No lock: a child may be forked meanwhile, or a signal's handler call this. Of two at once the last step counts.
+        // No lock: a child may be forked meanwhile, or a signal's handler call this. Of two at once the last call counts.
         let before = self.local_bytes.load(Ordering::SeqCst);
-        // Less of it in steps, as pages have to leave: faults are served in between.
-        let less = usize::try_from(before.saturating_sub(bytes)).unwrap_or(usize::MAX);
-        let steps = ShortCalls::over(0..less).map(|piece| before - piece.end as u64);
-        let only = (less == 0).then_some(bytes);
-        for step in steps.chain(only) {
-            if let Err(error) = self.set_budgets(step, bytes) {
-                let _ = self.set_budgets(before, before);
-                return Err(error);
-            }
-        }
+        let set = |bytes| match &self.division {
+            Some(division) => self.set_budget_of_shards(division, bytes),
+            None => self.shards[0].shrink(Call::Budget { bytes }, self),
+        };
+        set(bytes).inspect_err(|_| drop(set(before)))?;
         self.local_bytes.store(bytes, Ordering::SeqCst);
         Ok(())
-    }
-
-    /// A budget on the way to `at_last`, which is refused at the first step if it has to be.
-    fn set_budgets(&self, bytes: u64, at_last: u64) -> Result<()> {
-        match &self.division {
-            Some(division) => self.set_budget_of_shards(division, bytes, at_last),
-            None => self.on_shards(Call::Budget { bytes, at_last }),
-        }
     }
 
     /// Brings a range in and keeps it in local memory until [`Pager::unpin`], which is called once for each call of this.
@@ -72,15 +61,13 @@ impl Pager {
     pub fn pin(&self, address: usize, bytes: usize) -> Result<()> {
         let _turn = self.budget_turn();
         let pin = |address, bytes| Call::Pin { address, bytes };
-        let unpin = |address, bytes| Call::Unpin { address, bytes };
-        self.on_all_pieces(address, bytes, pin, unpin)?;
-        // In the area, so this is no overflow. Faults of others are served in between.
-        for piece in ShortCalls::over(address..address + bytes) {
-            let bring_in = |address, bytes| Call::BringIn { address, bytes };
-            if let Err(error) = self.on_pieces(piece.start, piece.len(), bring_in) {
-                self.on_each_piece(address, bytes, |address, bytes| Call::UndoPin { address, bytes });
-                return Err(error);
-            }
+        let bring_in = |address, bytes| Call::BringIn { address, bytes };
+        let undo = |address, bytes| Call::UndoPin { address, bytes };
+        self.on_all_pieces(address, bytes, pin, undo)?;
+        // Faults of others are served in between.
+        for at in (0..bytes).step_by(PIN_BYTES) {
+            self.on_pieces(address + at, PIN_BYTES.min(bytes - at), bring_in)
+                .inspect_err(|_| self.on_each_piece(address, bytes, undo))?;
         }
         Ok(())
     }
@@ -311,16 +298,16 @@ impl Engine {
         self.take_out(&victims[..count]).map(drop)
     }
 
-    pub(super) fn set_budget(&mut self, bytes: u64, at_last: u64) -> Result<()> {
+    pub(super) fn set_budget(&mut self, bytes: u64) -> Result<()> {
         let frames = bytes / PAGE_BYTES as u64;
         let pinned = self.pins.count();
         let min_bytes = local_bytes_min(self.unit as usize * PAGE_BYTES)
             .max(pinned.div_ceil(PINNED_QUARTERS) * 4 * PAGE_BYTES as u64);
         let max_bytes = (self.paged.frames() * PAGE_BYTES) as u64;
-        if at_last < min_bytes || at_last > max_bytes {
-            return Err(PagerError::BudgetRange { bytes: at_last, min_bytes, max_bytes }.into());
+        if bytes < min_bytes || bytes > max_bytes {
+            return Err(PagerError::BudgetRange { bytes, min_bytes, max_bytes }.into());
         }
-        self.can_keep(at_last / PAGE_BYTES as u64)?;
+        self.can_keep(frames)?;
         let before = self.budget.frames_max();
         self.budget.set_frames_max(frames);
         let shrunk = self.shrink().and_then(|()| self.is_shrunk());
@@ -333,7 +320,7 @@ impl Engine {
         if excess > 0 && self.backing.is_stranded() { Err(self.backing.too_few(None)) } else { Ok(()) }
     }
 
-    /// An error where pages have to leave for that, and lenders are lost, of which nobody may have known before. Asked first: between two steps pages
+    /// An error where pages have to leave for that, and lenders are lost, of which nobody may have known before. Asked first: between two calls pages
     /// leave ahead of faults, and then it would be too late.
     fn can_keep(&mut self, frames: u64) -> Result<()> {
         let left = self.local_frames.saturating_sub(self.free.len() + self.cached.len() + self.spare);
@@ -355,7 +342,7 @@ impl Engine {
         }
     }
 
-    /// Of shards: gives up all but `frames` frames; it may have up to `frames_max` later.
+    /// Of shards: gives up all but `frames` frames, for a moment; it may have up to `frames_max` later.
     pub(super) fn keep(&mut self, frames: u64, frames_max: u64) -> Result<()> {
         self.can_keep(frames)?;
         let before = self.budget.frames_max();

@@ -17,6 +17,7 @@ use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 /// Most of them.
 pub const SHARDS_MAX: usize = 64;
@@ -28,6 +29,8 @@ const STRIPE_PAGES: u32 = (STRIPE_BYTES / PAGE_BYTES) as u32;
 
 /// Rounds in which shards give up what a smaller budget has no room for; each but the last few ends it but for rounding.
 const SHED_ROUNDS: usize = 100;
+/// Between two calls that ask whether frames are still to be given back.
+const SHRINK_PAUSE_MAX: Duration = Duration::from_millis(1);
 
 /// Streams that are about to go on in another stripe: a place for each stripe, modulo this.
 const PASSING: usize = 64;
@@ -155,6 +158,19 @@ impl Shard {
         }
     }
 
+    /// A call after which frames are given back: again and again until it has no more to give, with faults in between.
+    pub(super) fn shrink(&self, call: Call, pager: &Pager) -> Result<()> {
+        loop {
+            let began = Instant::now();
+            self.call(call, pager)?;
+            if *self.desk.doorbell.left() == 0 {
+                return Ok(());
+            }
+            // Who asks again at once is served before all others. Meanwhile it goes on by itself.
+            std::thread::sleep(began.elapsed().min(SHRINK_PAUSE_MAX));
+        }
+    }
+
     pub(super) fn lenders(&self, pager: &Pager) -> Vec<LenderState> {
         self.latest(Call::Lenders, pager, |doorbell| doorbell.lenders().clone())
     }
@@ -240,9 +256,7 @@ impl Pager {
         self.check(address, bytes)?;
         for (shard, at, length) in self.stripes.pieces(address, bytes) {
             if let Err(error) = self.shards[shard].call(call(at, length), self) {
-                for (shard, at, length) in self.stripes.pieces(address, at - address) {
-                    let _ = self.shards[shard].call(undo(at, length), self);
-                }
+                self.on_each_piece(address, at - address, undo);
                 return Err(error);
             }
         }
@@ -287,15 +301,15 @@ impl Pager {
     }
 
     /// Another budget for all shards together. Each keeps its part of what they hold, and a floor.
-    pub(super) fn set_budget_of_shards(&self, division: &Division, bytes: u64, at_last: u64) -> Result<()> {
+    pub(super) fn set_budget_of_shards(&self, division: &Division, bytes: u64) -> Result<()> {
         let _turn = division.turn();
         let budget = &division.budget;
         let page_bytes = PAGE_BYTES as u64;
         let pins_bytes = budget.pinned().div_ceil(3) * 4 * page_bytes;
         let min_bytes = (self.shards.len() as u64 * local_bytes_min(self.config.page_bytes)).max(pins_bytes);
         let max_bytes = self.config.local_bytes.max(self.config.local_bytes_max);
-        if at_last < min_bytes || at_last > max_bytes {
-            return Err(PagerError::BudgetRange { bytes: at_last, min_bytes, max_bytes }.into());
+        if bytes < min_bytes || bytes > max_bytes {
+            return Err(PagerError::BudgetRange { bytes, min_bytes, max_bytes }.into());
         }
         let frames = bytes / page_bytes;
         // From now on nobody gets more while more than that is in use.
@@ -312,7 +326,7 @@ impl Pager {
                     held
                 };
                 let keep = Call::Keep { frames: keep.min(held), frames_max: frames };
-                shard.call(keep, self).inspect_err(|_| self.take_budget_back(division, before, number))?;
+                shard.shrink(keep, self).inspect_err(|_| self.take_budget_back(division, before, number))?;
             }
             if used <= frames {
                 break;
@@ -321,10 +335,10 @@ impl Pager {
         Ok(())
     }
 
-    /// A shard could not give up what it should, which has changed nothing of it; those before it have no less than they had.
+    /// A shard could not give up what it should: that one and those before it may have what they had.
     fn take_budget_back(&self, division: &Division, frames: u64, asked: usize) {
         division.budget.set_budget(frames);
-        for shard in &self.shards[..asked] {
+        for shard in &self.shards[..=asked] {
             let _ = shard.call(Call::Keep { frames, frames_max: frames }, self);
         }
     }
@@ -367,7 +381,7 @@ impl Engine {
     /// Others that wait for frames get some.
     pub(super) fn give_if_asked(&mut self) -> Result<()> {
         match &self.neighbours {
-            Some(neighbours) if neighbours.take_asked(self.number) => self.shrink_shortly(),
+            Some(neighbours) if neighbours.take_asked(self.number) => self.shrink(),
             _ => Ok(()),
         }
     }
