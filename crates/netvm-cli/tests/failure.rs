@@ -352,6 +352,49 @@ fn a_lender_may_come_and_go_while_it_holds_nothing() {
     assert!(done.err.contains("nothing of this program was there"), "{}", done.err);
 }
 
+/// Three times its local memory, which packs to a third of it; it forks when its input ends.
+const PACKS: &str = "\
+import mmap, os, random, sys
+size = 24 << 20
+held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+page = lambda number: random.Random(number).randbytes(512) * 8
+for number in range(size >> 12):
+    held[number << 12:(number + 1) << 12] = page(number)
+print('filled', flush=True)
+sys.stdin.read()
+child = os.fork()
+for number in range(child > 0, size >> 12, 2):
+    held[number << 12:(number + 1) << 12] = page(number + 1)
+good = all(held[number << 12:(number + 1) << 12] == page(number + (number % 2 == (child > 0)))
+           for number in range(size >> 12))
+if child == 0:
+    os._exit(0 if good else 9)
+print('good' if os.waitpid(child, 0)[1] == 0 and good else 'WRONG DATA')
+";
+
+/// Everything is packed, so parent and child both have all of it.
+#[test]
+fn a_process_forks_though_its_only_lender_is_lost() {
+    if !can_run("a_process_forks_though_its_only_lender_is_lost", &[PYTHON]) {
+        return;
+    }
+    let folder = Folder::new("packs");
+    let lender = Lender::start(&folder, "64M");
+    let mut run = netvm();
+    run.args(["run", "--local", "8M", "--tier", "compressed", "--lender", &lender.address]);
+    run.args(["--", PYTHON, "-c", PACKS]);
+    let run = run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut run = Guard(run);
+    run.0.stdout.as_mut().unwrap().read_exact(&mut [0; 7]).expect("the program did not start");
+    assert_eq!(lender.used_bytes(), 0, "not all of it is packed");
+    lender.signal("KILL");
+    drop(lender);
+    std::thread::sleep(Duration::from_millis(100));
+    drop(run.0.stdin.take());
+    let done = ends_soon(run);
+    assert!(done.status.success() && done.out() == "good\n", "{} {}", done.out(), done.err);
+}
+
 #[test]
 fn a_lender_that_becomes_full_is_named() {
     if !can_run("a_lender_that_becomes_full_is_named", &[PYTHON]) {

@@ -3,6 +3,7 @@
 use netvm::lender::{Lender, LenderConfig, StopFlag};
 use netvm::pager::TierPolicy;
 use netvm::runfile::{RunFile, RunParams};
+use netvm::stats::PagerStats;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -156,6 +157,18 @@ fn run_with_lender(
     tier: TierPolicy,
     listen: Option<&str>,
 ) -> Option<Output> {
+    run_and_count(budget_bytes, name, small_local_bytes, far_threshold_bytes, tier, listen)
+        .map(|(output, _)| output)
+}
+
+fn run_and_count(
+    budget_bytes: u64,
+    name: &str,
+    small_local_bytes: u64,
+    far_threshold_bytes: u64,
+    tier: TierPolicy,
+    listen: Option<&str>,
+) -> Option<(Output, PagerStats)> {
     if let Err(error) = netvm_sys::uffd::probe() {
         println!("skipped ({name} with the pager): userfaultfd: {error}");
         return None;
@@ -201,7 +214,7 @@ fn run_with_lender(
     let out = stats.remote_writes + stats.packed + stats.filled;
     assert!(out > 0 && stats.remote_reads + stats.unpacked > 0, "no page travelled: {stats:?}");
     assert!(stats.local_frames_peak <= budget_bytes / 4096, "over the budget: {stats:?}");
-    Some(output)
+    Some((output, stats))
 }
 
 #[test]
@@ -225,6 +238,21 @@ fn a_program_with_too_many_mappings_loses_nothing() {
 fn forks_with_the_pager() {
     run_with_pager("forks", 0, 4096);
     run_with_tier("forks", 0, 4096, TierPolicy::Packed);
+}
+
+#[test]
+fn forks_while_most_pages_are_packed() {
+    for tier in [TierPolicy::Packed, TierPolicy::Auto] {
+        run_with_tier("packed", 0, 4096, tier);
+    }
+}
+
+/// Nothing has to leave for them.
+#[test]
+fn what_is_packed_stays_so_when_children_only_end() {
+    let counted = run_and_count(8 << 20, "packed_ends", 0, 4096, TierPolicy::Packed, None);
+    let Some((_, stats)) = counted else { return };
+    assert!(stats.packed > 4000 && stats.remote_writes < 64, "{stats:?}");
 }
 
 #[test]

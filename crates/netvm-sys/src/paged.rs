@@ -194,19 +194,23 @@ impl PagedArea {
         let mut paged =
             Self { uffd, told, area, pool, doorbell, design, may_protect, together, memory, pagemap };
         paged.mark_reserved(paged.area.start, paged.area.bytes)?;
-        paged.set_up_pool()?;
+        paged.set_up_pool(false)?;
         paged.may_protect =
-            design == FrameDesign::Move && tells_writes && Together::new(paged.pool.start).is_some();
+            design == FrameDesign::Move && tells_writes && Together::new(paged.doorbell.start).is_some();
         Ok(paged)
     }
 
-    fn set_up_pool(&mut self) -> io::Result<()> {
+    /// `has_pool`: what is in the pool stays.
+    fn set_up_pool(&mut self, has_pool: bool) -> io::Result<()> {
         let writable = libc::PROT_READ | libc::PROT_WRITE;
-        for (range, register) in [(&self.pool, self.design == FrameDesign::Move), (&self.doorbell, true)] {
+        let pool = (&self.pool, has_pool, self.design == FrameDesign::Move);
+        for (range, is_there, register) in [pool, (&self.doorbell, false, true)] {
             // SAFETY: both ranges are reservations that this struct owns; nothing in them is referenced.
             unsafe {
-                map(range.start, range.bytes, writable, libc::MAP_FIXED)?;
-                raw::madvise(range.start, range.bytes, libc::MADV_NOHUGEPAGE).or_else(no_thp)?;
+                if !is_there {
+                    map(range.start, range.bytes, writable, libc::MAP_FIXED)?;
+                    raw::madvise(range.start, range.bytes, libc::MADV_NOHUGEPAGE).or_else(no_thp)?;
+                }
                 raw::madvise(range.start, range.bytes, libc::MADV_DONTFORK)?;
                 if register {
                     self.uffd.register(range.start, range.bytes, false)?;
@@ -233,7 +237,7 @@ impl PagedArea {
     /// told to who has them. Else pages stay installed that only a copy could take from the program.
     pub fn open_memory(&mut self) -> io::Result<()> {
         if self.may_protect {
-            self.together = Together::new(self.pool.start).map(Arc::new);
+            self.together = Together::new(self.doorbell.start).map(Arc::new);
         }
         self.pagemap = Pagemap::open().ok();
         match File::open("/proc/self/mem") {
@@ -253,11 +257,13 @@ impl PagedArea {
     }
 
     /// After fork(2), in a child that cannot have its parent's far memory: no address of those inherited `ranges` means anything, or becomes
-    /// anything else.
+    /// anything else. Nor has it the frames, if it inherited them.
     ///
     /// # Errors
     /// EINVAL outside the area, ENOMEM.
     pub fn give_up_after_fork(&self, ranges: impl Iterator<Item = (usize, usize)>) -> io::Result<()> {
+        // SAFETY: the pool is ours, and this process uses no frame any more.
+        unsafe { map(self.pool.start, self.pool.bytes, libc::PROT_NONE, libc::MAP_FIXED) }?;
         for (address, bytes) in ranges {
             self.area.check(address, bytes)?;
             // SAFETY: in our area (checked); whoever touches what was there must not find the child's copies of some of its pages.
@@ -266,8 +272,9 @@ impl PagedArea {
         Ok(())
     }
 
-    /// After fork(2), in the child: a new userfaultfd (of [`PagedArea::userfault`]) for the inherited `ranges` of the far area and a new, empty
-    /// pool. No page is protected there.
+    /// After fork(2), in the child: a new userfaultfd (of [`PagedArea::userfault`]) for the inherited `ranges` of the far area. No page is
+    /// protected there. The pool is new and empty, or, if `has_frames`, what the parent had when it called [`PagedArea::share_frames`]: who has
+    /// no use for a full frame drops it.
     ///
     /// # Errors
     /// ENOMEM.
@@ -275,13 +282,14 @@ impl PagedArea {
         &mut self,
         new: Userfault,
         ranges: impl Iterator<Item = (usize, usize)>,
+        has_frames: bool,
     ) -> io::Result<()> {
         // The inherited numbers name the parent's files only in the parent's descriptor table, never here.
         std::mem::forget(std::mem::replace(&mut self.uffd, Arc::new(new)));
         std::mem::forget(self.memory.take());
         std::mem::forget(self.pagemap.take());
         std::mem::forget(self.together.take());
-        self.set_up_pool()?;
+        self.set_up_pool(has_frames)?;
         for (address, bytes) in ranges {
             self.area.check(address, bytes)?;
             // SAFETY: the range is inside our area (checked), and this pager serves its faults.
@@ -459,6 +467,7 @@ impl PagedArea {
         let mut done = 0;
         let mut copied = 0;
         let mut together = bytes;
+        let mut is_own = false;
         while done < bytes {
             let left = together.min(bytes - done);
             let transfer = match self.design {
@@ -471,6 +480,11 @@ impl PagedArea {
             if let Err(error) = result {
                 match error.raw_os_error() {
                     Some(libc::EAGAIN) => {}
+                    // A fork shares them, or did.
+                    Some(libc::EBUSY) if !is_own => {
+                        self.own_frames(frame + done / PAGE_BYTES, (bytes - done) / PAGE_BYTES);
+                        is_own = true;
+                    }
                     Some(libc::EEXIST) => {
                         let moved =
                             self.moved_all_the_same(address + done, from + done, left - step, error)?;

@@ -74,6 +74,26 @@ impl PagedArea {
         Ok(())
     }
 
+    /// Whether a fork inherits the frames, as they are: copy on write, as everything.
+    ///
+    /// # Errors
+    /// ENOMEM.
+    pub fn share_frames(&self, inherit: bool) -> io::Result<()> {
+        let advice = if inherit { libc::MADV_DOFORK } else { libc::MADV_DONTFORK };
+        // SAFETY: the pool is ours; the advice changes what a child inherits, not contents.
+        unsafe { raw::madvise(self.pool.start, self.pool.bytes, advice) }
+    }
+
+    /// Full frames that a fork shares become this process's alone, with the same contents: only then they can be moved.
+    pub(super) fn own_frames(&mut self, frame: usize, frames: usize) {
+        let address = self.frame_address(frame, frames);
+        for page in (address..address + frames * PAGE_BYTES).step_by(PAGE_BYTES) {
+            let first = page as *mut u8;
+            // SAFETY: in range (checked), mapped writable, and `&mut self` excludes other borrows. The write changes nothing but whose it is.
+            unsafe { first.write_volatile(first.read_volatile()) };
+        }
+    }
+
     /// Takes the memory from full frames.
     ///
     /// # Errors

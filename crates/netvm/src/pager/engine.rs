@@ -452,18 +452,10 @@ impl Engine {
         }
     }
 
-    /// Everything that a child must find at lenders goes there, and what the fork needs of a far stack comes in.
+    /// What the fork needs of a far stack comes in, and what a child must find at lenders is there.
     fn get_ready_to_fork(&mut self, stack_pointer: usize, also: &[usize]) -> Result<()> {
-        // The child has no pool.
-        self.packing = false;
-        // Without lenders a child is told that it has none of what is packed.
-        if !self.backing.is_stranded() {
-            self.copy_pool_to_lenders()?;
-        }
         self.bring_in_for_fork(stack_pointer, also)?;
-        self.finish_all()?;
-        self.packing = true;
-        Ok(())
+        self.finish_all()
     }
 
     fn answer(&self) -> Result<()> {

@@ -165,8 +165,8 @@ impl Engine {
                 return Ok(0);
             }
             if self.free.is_empty() {
-                // The pool keeps its part of what is left.
-                self.shrink_pool(self.pool_frames_max(self.local_frames.saturating_sub(some)))?;
+                // The pool keeps its part of what is left; it may have had far more since frames were given back that were free.
+                self.shrink_pool_by(some, self.pool_frames_max(self.local_frames.saturating_sub(some)))?;
             }
             if self.free.is_empty() {
                 let before = self.local_frames;

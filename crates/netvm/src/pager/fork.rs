@@ -1,7 +1,7 @@
 //! fork(2): parent and child each keep their own view of far memory.
 //!
 //! Before the fork all I/O is finished and the pager's thread stands still; then every remote page is safe in a slot. The
-//! child inherits the page table and, copy on write, the installed pages. All slabs are frozen: both processes may read the slots
+//! child inherits the page table and, copy on write, installed and packed pages. All slabs are frozen: both processes may read the slots
 //! they had, neither writes them. The child takes over connections whose leases hold the same slabs, so a slab lives as
 //! long as one of the two needs it.
 
@@ -12,7 +12,7 @@ use super::{Pager, PagerConfig, join_run};
 use crate::error::Result;
 use crate::lender::Borrower;
 use crate::runfile::Slot;
-use netvm_core::residency::{FrameSet, PageState};
+use netvm_core::residency::PageState;
 use netvm_sys::paged::PagedArea;
 use netvm_sys::uffd::Userfault;
 use std::sync::Arc;
@@ -56,10 +56,7 @@ impl Pager {
         // These connections are made in this thread's descriptor table, which the child inherits. They may fail where the first did not: no
         // descriptor is left, or the process has another user or root since. That is no reason to end: many a child only starts a program.
         let tickets = std::mem::take(&mut *self.doorbell(0).tickets());
-        let borrowers = match engine.has_packed_alone() {
-            true => Err(engine.backing.too_few(None)),
-            false => engine.backing.redeem(&tickets),
-        };
+        let borrowers = engine.backing.redeem(&tickets);
         if borrowers.is_ok() {
             engine.backing.slots.freeze();
             engine.set_fork(true).map_err(|e| system("share far memory with a child", e))?;
@@ -145,12 +142,15 @@ impl Granted {
 }
 
 impl Engine {
-    /// Whether pages are packed here, and nowhere else.
-    fn has_packed_alone(&self) -> bool {
-        self.tier.pool.pieces().any(|(_, piece)| self.table.get(piece.page).slot() == 0)
+    /// Whether a child gets the frames, as packed pages are nowhere else. Then it has those that are free, and cached pages, too, for a moment.
+    fn shares_frames(&self) -> bool {
+        self.tier.frames() > 0
     }
 
     fn set_fork(&self, inherit: bool) -> std::io::Result<()> {
+        if self.shares_frames() {
+            self.paged.share_frames(inherit)?;
+        }
         let mut ranges = self.ranges.iter().map(|(&address, &bytes)| (address, bytes)).peekable();
         while let Some((address, mut bytes)) = ranges.next() {
             while let Some((_, more)) = ranges.next_if(|&(next, _)| next == address + bytes) {
@@ -167,13 +167,13 @@ impl Engine {
         Granted { uffd, slot }: Granted,
     ) -> Result<()> {
         self.backing.adopt(borrowers)?;
+        let has_frames = self.shares_frames();
         let ranges: Vec<_> = self.ranges.iter().map(|(&address, &bytes)| (address, bytes)).collect();
         self.paged
-            .adopt_after_fork(uffd, ranges.into_iter())
+            .adopt_after_fork(uffd, ranges.into_iter(), has_frames)
             .and_then(|()| self.set_fork(false))
             .map_err(|source| PagerError::Userfaultfd((&source).into()))?;
-        // The pool stayed with the parent: cached pages are on their lender, nothing was on its way.
-        // Those threads stayed with the parent, too.
+        // Those threads stayed with the parent.
         self.deferred.clear();
         // A child's pages are not protected.
         let table = &mut self.table;
@@ -184,21 +184,20 @@ impl Engine {
             }
             true
         });
-        self.local_frames -= self.free.len() + self.cached.len() + self.tier.frames() + self.spare;
-        self.spare = 0;
-        let stamp = self.tier.stamp();
-        let packed = self.tier.pool.pieces().map(|(_, piece)| piece.page);
-        for page in std::iter::from_fn(|| self.cached.pop()).map(|(_, page)| page).chain(packed) {
-            self.table.set(
-                page,
-                self.table.get(page).with_state(PageState::Remote).with_frame(stamp).with_wanted(false),
-            );
+        self.local_frames -= std::mem::take(&mut self.spare);
+        // Nothing was on its way, so cached pages are on their lender.
+        self.give_up_cached(self.cached.len());
+        let frames = self.free.len();
+        while let Some((frame, frames)) = self.free.take_run(frames) {
+            if has_frames {
+                self.paged.drop_frames(frame, frames).map_err(|e| system("give memory back", e))?;
+            }
+            self.empty.put(frame, frames);
+            self.local_frames -= frames;
         }
-        let frames = self.paged.frames();
-        self.tier.forget_pool(frames);
-        self.free = FrameSet::new(frames);
-        self.empty = FrameSet::new(frames);
-        self.empty.put(0, frames);
+        debug_assert_eq!(self.empty.len() + self.tier.frames(), self.paged.frames());
+        // No fault is under way.
+        self.tier.forget_waiting();
         self.stats = crate::stats::PagerStats::default();
         self.learn.forked();
         self.budget.replace_after_fork(slot);

@@ -182,8 +182,7 @@ impl Engine {
         }
         // Other shards give what it needs.
         self.budget.set_pinned(pinned);
-        // What is packed makes room for pages as they are.
-        self.shrink_pool(self.pool_frames_max(self.local_frames))
+        Ok(())
     }
 
     /// A part of what has been pinned comes in, to stay.
@@ -192,6 +191,8 @@ impl Engine {
         if !self.is_all_mapped(address, end) {
             return Err(PagerError::OutsideFarMemory { address, bytes: end - address }.into());
         }
+        // What is packed makes room for pages as they are.
+        self.shrink_pool_by(pages.len(), self.pool_frames_max(self.local_frames))?;
         let result = self.bring_all_in(pages.clone());
         if result.is_err() && self.paged.told() == Told::Faulter {
             // Those that nobody waits for but the pin; who waits in a handler looks again.

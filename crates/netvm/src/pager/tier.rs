@@ -285,14 +285,6 @@ impl Tier {
         whole
     }
 
-    /// After fork(2), in the child: the pool stayed with the parent.
-    pub(super) fn forget_pool(&mut self, frames: usize) {
-        let policy = self.choice.policy();
-        self.pool = PackedPool::new(if policy == Policy::Lender { 0 } else { frames });
-        self.spare = None;
-        self.waiting = None;
-    }
-
     /// Frames that packed pages have, and the spare one.
     pub(super) fn frames(&self) -> usize {
         self.pool.frames() + usize::from(self.spare.is_some())
@@ -542,8 +534,9 @@ impl Engine {
         self.tier.choice.frames(local).min((local - local / 4).saturating_sub(self.pins.count() as usize))
     }
 
-    /// Makes the pool smaller until it has at most `frames` frames, as far as possible at once. What it gives is free.
-    pub(super) fn shrink_pool(&mut self, frames: usize) -> Result<()> {
+    /// Makes the pool smaller until it has at most `frames` frames, or `most` fewer than now, as far as possible at once. What it gives is free.
+    pub(super) fn shrink_pool_by(&mut self, most: usize, frames: usize) -> Result<()> {
+        let frames = frames.max(self.tier.pool.frames().saturating_sub(most));
         while self.tier.pool.frames() > frames {
             if self.release_pool_frames(self.tier.pool.frames() - frames) > 0 {
                 continue;
@@ -592,59 +585,6 @@ impl Engine {
             self.writing_frames += used as usize;
             let transfer = Transfer { loose: true, ..Transfer::write(0, frame as u32, used) };
             self.start(transfer, slot)?;
-        }
-        Ok(())
-    }
-
-    /// Before a fork: every packed page gets a copy on a lender, for the child.
-    pub(super) fn copy_pool_to_lenders(&mut self) -> Result<()> {
-        let alone: Vec<_> = self
-            .tier
-            .pool
-            .pieces()
-            .map(|(id, piece)| (id, piece.page))
-            .filter(|&(_, page)| self.table.get(page).slot() == 0)
-            .collect();
-        let mut batch = Batch::default();
-        let mut rest = &alone[..];
-        while let Some((&(id, page), after)) = rest.split_first() {
-            // To make frames free is to serve faults, too: it may be somewhere else by now.
-            let entry = self.table.get(page);
-            if entry.state() != PageState::Packed || entry.frame() != id || entry.slot() != 0 {
-                rest = after;
-                continue;
-            }
-            if batch.is_full() {
-                self.send_batch(&mut batch)?;
-            }
-            if batch.frames == 0 {
-                let Some((frame, frames)) = self.free.take_run(rest.len().min(EVICT_PAGES)) else {
-                    self.make_frames_free()?;
-                    continue;
-                };
-                batch = Batch::new(frame, frames);
-                (batch.slot, batch.slots) = self.backing.take_slots(frames as u32)?;
-            }
-            let Some((frame, slot)) = batch.next() else { continue };
-            self.read_from_pool(page, id, frame)?;
-            self.table.set(page, self.table.get(page).with_slot(slot));
-            rest = after;
-        }
-        self.send_batch(&mut batch)
-    }
-
-    /// At least one frame, with the pool as it is.
-    fn make_frames_free(&mut self) -> Result<()> {
-        self.finish_all()?;
-        self.use_spare();
-        if self.free.is_empty() {
-            self.give_up_cached(EVICT_PAGES);
-        }
-        if self.free.is_empty() && self.backing.is_stranded() {
-            return Err(self.backing.too_few(None));
-        }
-        if self.free.is_empty() && self.evict_unpacked()? == 0 {
-            return Err(PagerError::LocalExhausted { pages: self.mapped.len() as u64 }.into());
         }
         Ok(())
     }
