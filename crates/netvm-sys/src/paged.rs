@@ -257,13 +257,19 @@ impl PagedArea {
     }
 
     /// After fork(2), in a child that cannot have its parent's far memory: no address of those inherited `ranges` means anything, or becomes
-    /// anything else. Nor has it the frames, if it inherited them.
+    /// anything else. Nor has it the frames, if it inherited them (`has_frames`).
     ///
     /// # Errors
     /// EINVAL outside the area, ENOMEM.
-    pub fn give_up_after_fork(&self, ranges: impl Iterator<Item = (usize, usize)>) -> io::Result<()> {
-        // SAFETY: the pool is ours, and this process uses no frame any more.
-        unsafe { map(self.pool.start, self.pool.bytes, libc::PROT_NONE, libc::MAP_FIXED) }?;
+    pub fn give_up_after_fork(
+        &self,
+        ranges: impl Iterator<Item = (usize, usize)>,
+        has_frames: bool,
+    ) -> io::Result<()> {
+        if has_frames {
+            // SAFETY: the pool is ours, and this process uses no frame any more.
+            unsafe { map(self.pool.start, self.pool.bytes, libc::PROT_NONE, libc::MAP_FIXED) }?;
+        }
         for (address, bytes) in ranges {
             self.area.check(address, bytes)?;
             // SAFETY: in our area (checked); whoever touches what was there must not find the child's copies of some of its pages.

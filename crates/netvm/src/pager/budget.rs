@@ -245,6 +245,11 @@ impl Budget {
         self.slot.as_ref().is_none_or(|slot| slot.run().processes() <= 1)
     }
 
+    /// Whether a child of this process has far memory, and lives.
+    pub(super) fn has_children(&self) -> bool {
+        self.slot.as_ref().is_some_and(|slot| slot.run().has_children())
+    }
+
     /// The lenders that are `lost`, and those that were left, have a bit each.
     pub(super) fn publish(&self, stats: &PagerStats, detail: &PagerDetail, (lost, left): (u64, u64)) {
         if let Some(slot) = &self.slot {

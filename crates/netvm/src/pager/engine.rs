@@ -52,6 +52,9 @@ pub(super) const TICK: Duration = Duration::from_millis(50);
 /// How long to wait for frames that others must give back.
 pub(super) const STARVED: Duration = Duration::from_millis(1);
 
+/// For how long a child may not be known yet.
+const STARTING: Duration = Duration::from_millis(50);
+
 /// For how long a pager that spins looks for the next event.
 const SPIN: Duration = Duration::from_millis(1);
 /// Faults taken at a time.
@@ -141,6 +144,8 @@ pub(super) struct Engine {
     pub(super) collecting: Collecting,
     /// Evicted pages may be packed.
     pub(super) packing: bool,
+    /// When a child got packed pages last.
+    pub(super) shared: Option<Instant>,
     /// Faults that were put off stay so: the contents of their pages are elsewhere for a moment.
     pub(super) holds_back: bool,
     /// Some of it has become plain memory, which stays.
@@ -264,6 +269,7 @@ impl Engine {
             collecting: Collecting::new(),
             tier: Tier::new(config.tier, frames),
             packing: true,
+            shared: None,
             holds_back: false,
             has_local: false,
             has_ended: false,
@@ -454,8 +460,16 @@ impl Engine {
 
     /// What the fork needs of a far stack comes in, and what a child must find at lenders is there.
     fn get_ready_to_fork(&mut self, stack_pointer: usize, also: &[usize]) -> Result<()> {
+        // What only packed pages hold each child would give up by itself, to places of its own. Where several live they are to share one.
+        let is_one_of_several = self.shared.is_some_and(|shared| shared.elapsed() < STARTING);
+        if (is_one_of_several || self.budget.has_children()) && !self.backing.is_stranded() {
+            self.packing = false;
+            self.copy_pool_to_lenders()?;
+        }
         self.bring_in_for_fork(stack_pointer, also)?;
-        self.finish_all()
+        self.finish_all()?;
+        self.packing = true;
+        Ok(())
     }
 
     fn answer(&self) -> Result<()> {

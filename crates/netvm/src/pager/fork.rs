@@ -12,11 +12,12 @@ use super::{Pager, PagerConfig, join_run};
 use crate::error::Result;
 use crate::lender::Borrower;
 use crate::runfile::Slot;
-use netvm_core::residency::PageState;
+use netvm_core::residency::{FrameSet, PageState};
 use netvm_sys::paged::PagedArea;
 use netvm_sys::uffd::Userfault;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Instant;
 
 /// What the forking thread holds between prepare and the end: the child's connections, or why it has none.
 pub(super) struct ForkState {
@@ -60,6 +61,7 @@ impl Pager {
         if borrowers.is_ok() {
             engine.backing.slots.freeze();
             engine.set_fork(true).map_err(|e| system("share far memory with a child", e))?;
+            engine.shared = engine.shares_frames().then(Instant::now).or(engine.shared);
         }
         *self.forking() = Some(ForkState { borrowers });
         Ok(())
@@ -129,9 +131,10 @@ impl Granted {
         let uffd = PagedArea::userfault().map_err(|source| PagerError::Userfaultfd((&source).into()));
         let granted = uffd.map_err(Into::into).and_then(|uffd| Ok(Self { uffd, slot: join_run(config)? }));
         if granted.is_err()
-            && let Err(error) = engine
-                .paged
-                .give_up_after_fork(engine.ranges.iter().map(|(&address, &bytes)| (address, bytes)))
+            && let Err(error) = engine.paged.give_up_after_fork(
+                engine.ranges.iter().map(|(&address, &bytes)| (address, bytes)),
+                engine.shares_frames(),
+            )
         {
             netvm_sys::thread::die(&format!(
                 "a forked child cannot let go of its parent's far memory: {error}"
@@ -142,9 +145,10 @@ impl Granted {
 }
 
 impl Engine {
-    /// Whether a child gets the frames, as packed pages are nowhere else. Then it has those that are free, and cached pages, too, for a moment.
+    /// Whether a child gets the frames, as pages are packed there, and nowhere else. Then it has those that are free, and cached pages, too, for a
+    /// moment.
     fn shares_frames(&self) -> bool {
-        self.tier.frames() > 0
+        self.tier.pool.pieces().any(|(_, piece)| self.table.get(piece.page).slot() == 0)
     }
 
     fn set_fork(&self, inherit: bool) -> std::io::Result<()> {
@@ -166,13 +170,14 @@ impl Engine {
         borrowers: Vec<Option<Borrower>>,
         Granted { uffd, slot }: Granted,
     ) -> Result<()> {
-        self.backing.adopt(borrowers)?;
+        // Nothing may be allocated before the pool is there again: what would be could lie in its place.
         let has_frames = self.shares_frames();
-        let ranges: Vec<_> = self.ranges.iter().map(|(&address, &bytes)| (address, bytes)).collect();
+        let ranges = self.ranges.iter().map(|(&address, &bytes)| (address, bytes));
         self.paged
-            .adopt_after_fork(uffd, ranges.into_iter(), has_frames)
+            .adopt_after_fork(uffd, ranges, has_frames)
             .and_then(|()| self.set_fork(false))
             .map_err(|source| PagerError::Userfaultfd((&source).into()))?;
+        self.backing.adopt(borrowers)?;
         // Those threads stayed with the parent.
         self.deferred.clear();
         // A child's pages are not protected.
@@ -195,13 +200,31 @@ impl Engine {
             self.empty.put(frame, frames);
             self.local_frames -= frames;
         }
+        if !has_frames {
+            self.leave_pool();
+        }
         debug_assert_eq!(self.empty.len() + self.tier.frames(), self.paged.frames());
         // No fault is under way.
         self.tier.forget_waiting();
+        self.shared = None;
         self.stats = crate::stats::PagerStats::default();
         self.learn.forked();
         self.budget.replace_after_fork(slot);
         self.budget.adopt(self.local_frames as u64);
         Ok(())
+    }
+
+    /// The pool stayed with the parent, with nothing that lenders have not.
+    fn leave_pool(&mut self) {
+        let stamp = self.tier.stamp();
+        for page in self.tier.pool.pieces().map(|(_, piece)| piece.page) {
+            let entry = self.table.get(page).with_state(PageState::Remote);
+            self.table.set(page, entry.with_frame(stamp).with_wanted(false));
+        }
+        let frames = self.paged.frames();
+        self.local_frames -= self.tier.frames();
+        self.tier.forget_pool(frames);
+        self.empty = FrameSet::new(frames);
+        self.empty.put(0, frames);
     }
 }

@@ -285,6 +285,14 @@ impl Tier {
         whole
     }
 
+    /// After fork(2), in the child: the pool stayed with the parent.
+    pub(super) fn forget_pool(&mut self, frames: usize) {
+        let policy = self.choice.policy();
+        self.pool = PackedPool::new(if policy == Policy::Lender { 0 } else { frames });
+        self.spare = None;
+        self.waiting = None;
+    }
+
     /// Frames that packed pages have, and the spare one.
     pub(super) fn frames(&self) -> usize {
         self.pool.frames() + usize::from(self.spare.is_some())
@@ -543,9 +551,13 @@ impl Engine {
             }
             self.use_spare();
             if self.spill(EVICT_PAGES)? == 0 {
-                return Ok(());
+                break;
             }
             self.finish_all()?;
+        }
+        // Where lenders had all that left, nothing was sent that would have given it back.
+        if self.tier.spare.is_none() && self.tier.pool.frames() > 0 && self.free.len() > 1 {
+            self.tier.spare = self.free.take_run(1).map(|(frame, _)| frame as u32);
         }
         Ok(())
     }
@@ -585,6 +597,59 @@ impl Engine {
             self.writing_frames += used as usize;
             let transfer = Transfer { loose: true, ..Transfer::write(0, frame as u32, used) };
             self.start(transfer, slot)?;
+        }
+        Ok(())
+    }
+
+    /// Before a fork: every packed page gets a copy on a lender, for the child.
+    pub(super) fn copy_pool_to_lenders(&mut self) -> Result<()> {
+        let alone: Vec<_> = self
+            .tier
+            .pool
+            .pieces()
+            .map(|(id, piece)| (id, piece.page))
+            .filter(|&(_, page)| self.table.get(page).slot() == 0)
+            .collect();
+        let mut batch = Batch::default();
+        let mut rest = &alone[..];
+        while let Some((&(id, page), after)) = rest.split_first() {
+            // To make frames free is to serve faults, too: it may be somewhere else by now.
+            let entry = self.table.get(page);
+            if entry.state() != PageState::Packed || entry.frame() != id || entry.slot() != 0 {
+                rest = after;
+                continue;
+            }
+            if batch.is_full() {
+                self.send_batch(&mut batch)?;
+            }
+            if batch.frames == 0 {
+                let Some((frame, frames)) = self.free.take_run(rest.len().min(EVICT_PAGES)) else {
+                    self.make_frames_free()?;
+                    continue;
+                };
+                batch = Batch::new(frame, frames);
+                (batch.slot, batch.slots) = self.backing.take_slots(frames as u32)?;
+            }
+            let Some((frame, slot)) = batch.next() else { continue };
+            self.read_from_pool(page, id, frame)?;
+            self.table.set(page, self.table.get(page).with_slot(slot));
+            rest = after;
+        }
+        self.send_batch(&mut batch)
+    }
+
+    /// At least one frame, with the pool as it is.
+    fn make_frames_free(&mut self) -> Result<()> {
+        self.finish_all()?;
+        self.use_spare();
+        if self.free.is_empty() {
+            self.give_up_cached(EVICT_PAGES);
+        }
+        if self.free.is_empty() && self.backing.is_stranded() {
+            return Err(self.backing.too_few(None));
+        }
+        if self.free.is_empty() && self.evict_unpacked()? == 0 {
+            return Err(PagerError::LocalExhausted { pages: self.mapped.len() as u64 }.into());
         }
         Ok(())
     }

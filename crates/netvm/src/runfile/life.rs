@@ -113,6 +113,13 @@ impl RunFile {
         spaces.into_iter().filter(|&(_, other)| other == space).map(|(pid, _)| pid).collect()
     }
 
+    /// Whether a child of this process has far memory, and lives.
+    pub fn has_children(&self) -> bool {
+        self.reap();
+        let this = std::process::id();
+        self.pids().into_iter().any(|pid| Stat::of_living(pid).is_some_and(|stat| stat.parent == this))
+    }
+
     fn retire_if(&self, gone: impl Fn(u64, Identity) -> bool) {
         for index in 0..SLOT_COUNT {
             let base = SLOTS + index * SLOT_WORDS;
