@@ -395,6 +395,31 @@ fn a_process_forks_though_its_only_lender_is_lost() {
     assert!(done.status.success() && done.out() == "good\n", "{} {}", done.out(), done.err);
 }
 
+/// Parent and child have changed what they share, and have less room than before, when one lender goes.
+#[test]
+fn processes_that_share_what_is_packed_go_on_without_one_of_two_lenders() {
+    if !can_run("processes_that_share_what_is_packed_go_on_without_one_of_two_lenders", &[PYTHON]) {
+        return;
+    }
+    let folder = Folder::new("share");
+    let lenders = ["one", "two"].map(|name| Lender::named(&folder, name, "128M"));
+    // More than both can pack.
+    let program = PACKS
+        .replace("16 << 20", "48 << 20")
+        .replace("child = os.fork()", "child = os.fork()\nprint('forked', flush=True)");
+    let mut run = netvm();
+    run.args(["run", "--local", "8M", "--tier", "compressed", "--replicas", "2", "--lender"]);
+    run.args([&lenders[0].address, "--lender", &lenders[1].address, "--", PYTHON, "-c", &program]);
+    let run = run.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut run = Guard(run);
+    run.0.stdout.as_mut().unwrap().read_exact(&mut [0; 7]).expect("the program did not start");
+    drop(run.0.stdin.take());
+    run.0.stdout.as_mut().unwrap().read_exact(&mut [0; 14]).expect("it did not fork");
+    lenders[1].signal("KILL");
+    let done = ends_soon(run);
+    assert!(done.status.success() && done.out() == "good\n", "{} {}", done.out(), done.err);
+}
+
 #[test]
 fn a_lender_that_becomes_full_is_named() {
     if !can_run("a_lender_that_becomes_full_is_named", &[PYTHON]) {

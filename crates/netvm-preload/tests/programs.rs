@@ -301,19 +301,23 @@ fn memory_that_becomes_local_while_it_is_touched() {
 
 #[test]
 fn a_child_that_cannot_connect_does_without_and_the_parent_goes_on() {
-    let Some(output) = run_with_pager("orphan", 0, 131_072) else { return };
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    assert_eq!(said.matches("netvm: a child of a fork has no far memory").count(), 2, "{said}");
+    for tier in [TierPolicy::Auto, TierPolicy::Packed] {
+        let Some(output) = run_with_tier("orphan", 0, 131_072, tier) else { return };
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(said.matches("netvm: a child of a fork has no far memory").count(), 2, "{said}");
+    }
 }
 
 /// Of a process that may not read itself in /proc, and of one whose user may not use userfaultfd, with a lender that both can reach.
 #[test]
 fn children_of_another_user_have_far_memory_or_do_without() {
     let lender = Some("127.0.0.1:0");
-    let Some(output) = run_with_lender(8 << 20, "user", 0, 131_072, TierPolicy::Auto, lender) else { return };
-    let (out, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    let orphans = said.matches("netvm: a child of a fork has no far memory").count();
-    assert_eq!(out, format!("{orphans}\nok\n"), "{said}");
+    for tier in [TierPolicy::Auto, TierPolicy::Packed] {
+        let Some(output) = run_with_lender(8 << 20, "user", 0, 131_072, tier, lender) else { return };
+        let (out, said) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        let orphans = said.matches("netvm: a child of a fork has no far memory").count();
+        assert_eq!(out, format!("{orphans}\nok\n"), "{said}");
+    }
 }
 
 /// The lender's socket is in a folder that only root may enter.

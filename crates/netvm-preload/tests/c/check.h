@@ -54,6 +54,21 @@ static inline int holds(const void *at, size_t bytes, uint64_t seed) {
     return 1;
 }
 
+/* The same that packs to a sixth: whole pages. */
+static inline void fill_thin(void *at, size_t bytes, uint64_t seed) {
+    for (size_t i = 0; i < bytes; i += PAGE) {
+        memset((char *)at + i, (int)(i / PAGE), PAGE);
+        fill((char *)at + i, 512, seed + i);
+    }
+}
+
+static inline int holds_thin(const void *at, size_t bytes, uint64_t seed) {
+    const unsigned char *p = at;
+    for (size_t i = 0; i < bytes; i += PAGE)
+        if (!holds(p + i, 512, seed + i) || p[i + PAGE - 1] != (unsigned char)(i / PAGE)) return 0;
+    return 1;
+}
+
 static inline int zero(const void *at, size_t bytes) {
     const unsigned char *p = at;
     for (size_t i = 0; i < bytes; i++)

@@ -7,9 +7,11 @@
 extern char **environ;
 
 int main(void) {
-    char *p = malloc(BYTES), *small = malloc(100);
+    char *p = anonymous(BYTES), *small = malloc(100);
+    char *block = malloc(MIB);
     struct rlimit before, none;
-    fill(p, BYTES, 1);
+    fill(block, MIB, 4);
+    fill_thin(p, BYTES, 1);
     /* Children do not have it, whoever their parent is. */
     char *parents = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     CHECK(parents != MAP_FAILED && madvise(parents, MIB, MADV_DONTFORK) == 0);
@@ -25,7 +27,7 @@ int main(void) {
             char *own = malloc(MIB), *mapped = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
             fill(own, MIB, 2);
             fill(mapped, MIB, 3);
-            CHECK(realloc(p, 2 * BYTES) == NULL && errno == ENOMEM);
+            CHECK(realloc(block, 2 * MIB) == NULL && errno == ENOMEM);
             pid_t grandchild = fork();
             if (grandchild == 0) {
                 CHECK(holds(own, MIB, 2) && holds(mapped, MIB, 3));
@@ -41,12 +43,12 @@ int main(void) {
         CHECK(setrlimit(RLIMIT_NOFILE, &before) == 0);
         CHECK(pid > 0 && waitpid(pid, &status, 0) == pid);
         CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-        CHECK(holds(p, BYTES, 1));
+        CHECK(holds_thin(p, BYTES, 1));
     }
     /* With descriptors it is a fork like any other. */
     pid_t pid = fork();
     if (pid == 0)
-        exit(!holds(p, BYTES, 1));
+        exit(!holds_thin(p, BYTES, 1));
     int status;
     CHECK(pid > 0 && waitpid(pid, &status, 0) == pid);
     CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);

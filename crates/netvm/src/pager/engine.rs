@@ -144,6 +144,9 @@ pub(super) struct Engine {
     pub(super) collecting: Collecting,
     /// Evicted pages may be packed.
     pub(super) packing: bool,
+    /// Whether the child of the last fork has the frames, as pages were packed there and nowhere else. Then it has those that are free, and cached
+    /// pages, too, for a moment.
+    pub(super) shares_frames: bool,
     /// When a child got packed pages last.
     pub(super) shared: Option<Instant>,
     /// Faults that were put off stay so: the contents of their pages are elsewhere for a moment.
@@ -269,6 +272,7 @@ impl Engine {
             collecting: Collecting::new(),
             tier: Tier::new(config.tier, frames),
             packing: true,
+            shares_frames: false,
             shared: None,
             holds_back: false,
             has_local: false,

@@ -60,8 +60,9 @@ impl Pager {
         let borrowers = engine.backing.redeem(&tickets);
         if borrowers.is_ok() {
             engine.backing.slots.freeze();
+            engine.shares_frames = engine.has_packed_alone();
             engine.set_fork(true).map_err(|e| system("share far memory with a child", e))?;
-            engine.shared = engine.shares_frames().then(Instant::now).or(engine.shared);
+            engine.shared = engine.shares_frames.then(Instant::now).or(engine.shared);
         }
         *self.forking() = Some(ForkState { borrowers });
         Ok(())
@@ -133,7 +134,7 @@ impl Granted {
         if granted.is_err()
             && let Err(error) = engine.paged.give_up_after_fork(
                 engine.ranges.iter().map(|(&address, &bytes)| (address, bytes)),
-                engine.shares_frames(),
+                engine.shares_frames,
             )
         {
             netvm_sys::thread::die(&format!(
@@ -145,14 +146,13 @@ impl Granted {
 }
 
 impl Engine {
-    /// Whether a child gets the frames, as pages are packed there, and nowhere else. Then it has those that are free, and cached pages, too, for a
-    /// moment.
-    fn shares_frames(&self) -> bool {
+    /// Whether pages are packed here, and nowhere else.
+    fn has_packed_alone(&self) -> bool {
         self.tier.pool.pieces().any(|(_, piece)| self.table.get(piece.page).slot() == 0)
     }
 
     fn set_fork(&self, inherit: bool) -> std::io::Result<()> {
-        if self.shares_frames() {
+        if self.shares_frames {
             self.paged.share_frames(inherit)?;
         }
         let mut ranges = self.ranges.iter().map(|(&address, &bytes)| (address, bytes)).peekable();
@@ -171,7 +171,7 @@ impl Engine {
         Granted { uffd, slot }: Granted,
     ) -> Result<()> {
         // Nothing may be allocated before the pool is there again: what would be could lie in its place.
-        let has_frames = self.shares_frames();
+        let has_frames = self.shares_frames;
         let ranges = self.ranges.iter().map(|(&address, &bytes)| (address, bytes));
         self.paged
             .adopt_after_fork(uffd, ranges, has_frames)

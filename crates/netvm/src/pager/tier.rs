@@ -530,9 +530,8 @@ impl Engine {
         }
         self.use_spare();
         let spilled = self.spill(1)?;
-        // A page that a lender has already needed no frame on its way.
-        if self.tier.spare.is_none() && self.tier.pool.frames() > 0 && self.in_flight() == 0 {
-            self.tier.spare = self.free.take_run(1).map(|(frame, _)| frame as u32);
+        if self.in_flight() == 0 {
+            self.regain_spare();
         }
         Ok(spilled > 0)
     }
@@ -555,11 +554,17 @@ impl Engine {
             }
             self.finish_all()?;
         }
-        // Where lenders had all that left, nothing was sent that would have given it back.
-        if self.tier.spare.is_none() && self.tier.pool.frames() > 0 && self.free.len() > 1 {
-            self.tier.spare = self.free.take_run(1).map(|(frame, _)| frame as u32);
+        if self.free.len() > 1 {
+            self.regain_spare();
         }
         Ok(())
+    }
+
+    /// The spare frame, where what left the pool was at a lender already, and needed none on its way that would have become it again.
+    fn regain_spare(&mut self) {
+        if self.tier.spare.is_none() && self.tier.pool.frames() > 0 {
+            self.tier.spare = self.free.take_run(1).map(|(frame, _)| frame as u32);
+        }
     }
 
     /// With no other frame left, the spare one is for spilling; it becomes the spare one again when its page has been sent.
