@@ -8,6 +8,7 @@ use netvm::far::FarMemory;
 use netvm::lender::{LinkChoice, status};
 use netvm::pager::{Access, FaultPath, FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig};
 use netvm::runfile::{RunFile, RunParams};
+use netvm_sys::shared::SharedSlice;
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -71,6 +72,24 @@ fn what_a_fork_needs_of_a_far_stack_is_here_however_small_the_share() {
     std::fs::remove_file(&path).unwrap();
 }
 
+/// Fills these pages, and does something while a thread reads them at random.
+fn while_others_read(memory: SharedSlice, pages: usize, run: impl FnOnce()) {
+    (0..pages).for_each(|page| set_word(memory, page * 512, page as u64 + 1));
+    let goes_on = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = Random::new(7);
+            while goes_on.load(Ordering::Relaxed) {
+                let page = random.next() as usize % pages;
+                assert_eq!(word(memory, page * 512), page as u64 + 1);
+            }
+        });
+        // Whatever fails, the thread must end.
+        let _end = Ends(&goes_on);
+        run();
+    });
+}
+
 #[test]
 fn faults_are_served_while_much_has_to_leave_or_to_come() {
     let Some(_alone) = alone() else { return };
@@ -81,18 +100,7 @@ fn faults_are_served_while_much_has_to_leave_or_to_come() {
             (config.link, config.shards, config.fault_path) = (link, shards, FaultPath::Thread);
         });
         let memory = mapped(&pager, 0, PAGES * PAGE);
-        (0..PAGES).for_each(|page| set_word(memory, page * 512, page as u64 + 1));
-        let goes_on = AtomicBool::new(true);
-        std::thread::scope(|scope| {
-            scope.spawn(|| {
-                let mut random = Random::new(7);
-                while goes_on.load(Ordering::Relaxed) {
-                    let page = random.next() as usize % PAGES;
-                    assert_eq!(word(memory, page * 512), page as u64 + 1);
-                }
-            });
-            // Whatever fails, the thread must end.
-            let _end = Ends(&goes_on);
+        while_others_read(memory, PAGES, || {
             let faults_of = |what: &dyn Fn()| {
                 let before = pager.stats().faults;
                 what();
@@ -123,17 +131,7 @@ fn faults_are_served_though_much_of_the_budget_was_free() {
     let lent = lend(512 << 20);
     let pager = start(&lent, 512 << 20, |config| config.link = LinkChoice::Socket);
     let memory = mapped(&pager, 0, PAGES * PAGE);
-    (0..PAGES).for_each(|page| set_word(memory, page * 512, page as u64 + 1));
-    let goes_on = AtomicBool::new(true);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            let mut random = Random::new(7);
-            while goes_on.load(Ordering::Relaxed) {
-                let page = random.next() as usize % PAGES;
-                assert_eq!(word(memory, page * 512), page as u64 + 1);
-            }
-        });
-        let _end = Ends(&goes_on);
+    while_others_read(memory, PAGES, || {
         let before = pager.stats().faults;
         pager.set_local_bytes(16 << 20).unwrap();
         let faults = pager.stats().faults - before;
