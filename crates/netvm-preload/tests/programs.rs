@@ -157,7 +157,7 @@ fn run_with_lender(
     tier: TierPolicy,
     listen: Option<&str>,
 ) -> Option<Output> {
-    run_and_count(budget_bytes, name, small_local_bytes, far_threshold_bytes, tier, listen)
+    run_and_count(budget_bytes, name, small_local_bytes, far_threshold_bytes, tier, listen, "auto")
         .map(|(output, _)| output)
 }
 
@@ -168,6 +168,7 @@ fn run_and_count(
     far_threshold_bytes: u64,
     tier: TierPolicy,
     listen: Option<&str>,
+    link: &str,
 ) -> Option<(Output, PagerStats)> {
     if let Err(error) = netvm_sys::uffd::probe() {
         println!("skipped ({name} with the pager): userfaultfd: {error}");
@@ -196,7 +197,8 @@ fn run_and_count(
         },
     )
     .unwrap();
-    let output = preloaded(&program).env("NETVM_RUN", folder.join("run")).output().unwrap();
+    let mut command = preloaded(&program);
+    let output = command.env("NETVM_RUN", folder.join("run")).env("NETVM_LINK", link).output().unwrap();
     run.reap();
     // A daemon is nobody's child: it may be about to end.
     let patience = std::time::Instant::now() + std::time::Duration::from_secs(10);
@@ -250,17 +252,27 @@ fn forks_while_most_pages_are_packed() {
 /// Nothing has to leave for them. One that is kept from ending gives up a part of it meanwhile.
 #[test]
 fn what_is_packed_stays_so_when_children_only_end() {
-    let counted = run_and_count(8 << 20, "packed_ends", 0, 4096, TierPolicy::Packed, None);
+    let counted = run_and_count(8 << 20, "packed_ends", 0, 4096, TierPolicy::Packed, None, "auto");
     let Some((_, stats)) = counted else { return };
     assert!(stats.packed > 4000 && stats.remote_writes < 1024, "{stats:?}");
 }
 
-/// What each would give up goes to lenders once for all but the first, before the second fork.
+/// What each would give up goes to lenders once for all; where their memory is shared, for all but the first. Beside it each gives up what was in no
+/// pool. Each by itself, they write all of it.
 #[test]
 fn children_that_live_at_once_share_what_was_packed() {
-    let counted = run_and_count(8 << 20, "packed_lives", 0, 4096, TierPolicy::Packed, None);
-    let Some((_, stats)) = counted else { return };
-    assert!(stats.packed > 4000 && stats.remote_writes < 3 * 6144, "{stats:?}");
+    for (link, shares) in [("shm", 6), ("socket", 5)] {
+        let counted = run_and_count(8 << 20, "packed_lives", 0, 4096, TierPolicy::Packed, None, link);
+        let Some((_, stats)) = counted else { return };
+        assert!(stats.packed > 4000 && stats.remote_writes < shares * 6144 / 2, "{link}: {stats:?}");
+    }
+}
+
+#[test]
+fn children_whose_parent_is_killed_have_all_that_was_packed() {
+    for link in ["shm", "socket"] {
+        run_and_count(8 << 20, "packed_orphans", 0, 4096, TierPolicy::Packed, None, link);
+    }
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use crate::raw;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::ptr::NonNull;
@@ -61,18 +61,25 @@ impl FileWords {
     /// # Errors
     /// ENOMEM.
     pub fn anonymous(words: usize) -> io::Result<Self> {
-        let (protection, flags) =
-            (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS);
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let start = unsafe { raw::mmap(0, words * 8, protection, flags, -1) }?;
-        let start = NonNull::new(start as *mut AtomicU64).ok_or(io::ErrorKind::InvalidData)?;
-        Ok(Self { start, words })
+        Self::map_with(words, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
+    }
+
+    /// Zero words that this process shares with those that it forks.
+    ///
+    /// # Errors
+    /// ENOMEM.
+    pub fn inherited(words: usize) -> io::Result<Self> {
+        Self::map_with(words, libc::MAP_SHARED | libc::MAP_ANONYMOUS, -1)
     }
 
     fn map(file: &File, words: usize) -> io::Result<Self> {
+        Self::map_with(words, libc::MAP_SHARED, file.as_raw_fd())
+    }
+
+    fn map_with(words: usize, flags: libc::c_int, file: RawFd) -> io::Result<Self> {
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let start = unsafe { raw::mmap(0, words * 8, protection, libc::MAP_SHARED, file.as_raw_fd()) }?;
+        let start = unsafe { raw::mmap(0, words * 8, protection, flags, file) }?;
         let start = NonNull::new(start as *mut AtomicU64).ok_or(io::ErrorKind::InvalidData)?;
         Ok(Self { start, words })
     }
@@ -81,6 +88,12 @@ impl FileWords {
     pub fn words(&self) -> &[AtomicU64] {
         // SAFETY: mapped for as long as `self`, page-aligned, `words` words long; atomics may change under a shared reference.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.words) }
+    }
+}
+
+impl AsRef<[AtomicU64]> for FileWords {
+    fn as_ref(&self) -> &[AtomicU64] {
+        self.words()
     }
 }
 

@@ -10,10 +10,14 @@ mod places_tests;
 mod pool;
 #[cfg(test)]
 mod pool_tests;
+mod promises;
+#[cfg(test)]
+mod promises_tests;
 mod shelf;
 #[cfg(test)]
 mod shelf_tests;
 
 pub use choice::{Average, CLASSES, Choice, Costs, Policy, STEPS, STEPS_MAX};
 pub use pool::{CHUNK_BYTES, FRAME_CHUNKS, PackedPool, Piece, PieceId};
+pub use promises::{Promise, Promises};
 pub use shelf::{FACTOR_MAX, Plan, Shelf, Spot};

@@ -211,6 +211,11 @@ impl PackedPool {
         piece
     }
 
+    /// A piece, if there is one of this number.
+    pub fn find(&self, id: PieceId) -> Option<&Piece> {
+        self.pieces.get(id as usize).filter(|piece| piece.bytes != 0)
+    }
+
     /// The chunks of a piece, in order.
     pub fn chunks(&self, id: PieceId) -> impl Iterator<Item = u32> + '_ {
         let first = self.piece(id).first;

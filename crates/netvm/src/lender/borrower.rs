@@ -78,6 +78,8 @@ pub struct Borrower {
     broken: Option<Error>,
     /// What the lender asks back, until somebody has looked.
     recall: Option<Recall>,
+    /// What the lender had not lent when it was last asked for a slab.
+    room_bytes: Option<u64>,
     /// The lender is on this host.
     pub(super) nearby: Option<Nearby>,
     /// What it lends, as far as it has been asked.
@@ -391,6 +393,11 @@ impl Borrower {
         self.recall.take()
     }
 
+    /// What the lender had not lent yet when it answered a wish for a slab last, if it was asked for one on this connection.
+    pub fn room_bytes(&self) -> Option<u64> {
+        self.room_bytes
+    }
+
     /// Tells the lender that nobody else can have what it asks back. Nothing tells when it knows.
     pub fn post_cannot(&mut self) {
         if self.session.endpoint.post_call(INTERNAL, protocol::CANNOT, Vec::new()).is_ok() {
@@ -531,6 +538,7 @@ impl Borrower {
                                 return Err(error);
                             };
                             slab = answer.slab;
+                            self.room_bytes = Some(answer.room_bytes());
                             if let (Some(nearby), Some(slab)) = (&mut self.nearby, slab) {
                                 nearby.borrowed(slab);
                             }

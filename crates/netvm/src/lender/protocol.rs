@@ -131,6 +131,11 @@ pub(super) struct BorrowAnswer {
 impl BorrowAnswer {
     pub(super) const BYTES: usize = 28;
 
+    /// What is not lent yet.
+    pub(super) fn room_bytes(&self) -> u64 {
+        self.size_bytes.saturating_sub(self.used_bytes)
+    }
+
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut body = BodyWriter::default();
         body.u32(u32::from(self.slab.is_some())).u32(self.slab.unwrap_or(0));

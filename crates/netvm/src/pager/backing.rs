@@ -5,6 +5,7 @@ mod borrowing;
 mod forks;
 mod in_parts;
 mod mending;
+mod promised;
 mod source;
 
 use super::PagerConfig;
@@ -25,6 +26,7 @@ use netvm_sys::uffd::PAGE_BYTES;
 use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
+use promised::{PROMISED, Promised};
 pub(super) use source::Source;
 
 /// Frozen slabs are asked about one at a time, and not more often than this allows.
@@ -85,6 +87,8 @@ pub(super) struct Backing {
     /// Transfers that have ended without an answer.
     ended: Vec<u32>,
     mending: Mending,
+    /// Slots that have been taken for what is to be written after a fork.
+    pub(super) promised: Promised,
     paused: bool,
     fixed_order: bool,
     timeout: Duration,
@@ -178,6 +182,7 @@ impl Backing {
             scratch: Vec::with_capacity(1024),
             ended: Vec::with_capacity(64),
             mending: Mending::new(erasure)?,
+            promised: Promised::default(),
             paused: false,
             fixed_order: config.fixed_order,
             timeout,
@@ -384,7 +389,7 @@ impl Backing {
                 self.ended(lender, completion, out)?;
             }
             self.scratch = done;
-            self.hear(lender);
+            self.hear(lender)?;
         }
         out.append(&mut self.ended);
         if self.replicas > 1 || self.is_poor() {
@@ -402,6 +407,9 @@ impl Backing {
             if error.scope() == Scope::Op || self.replicas == 1 {
                 self.lose(lender, error)?;
             }
+        }
+        if token >= PROMISED {
+            return self.promised_ended(token, failed);
         }
         if token >= MEND_STEP {
             return self.mend_ended(lender, token, failed, slab);
@@ -448,6 +456,7 @@ impl Backing {
         if self.sides[lender].lost.is_some() {
             return Ok(());
         }
+        self.end_promises()?;
         // One that has nothing can be done without, until somebody is needed.
         if self.replicas == 1 && self.slots.has_pages(lender) {
             return Err(error);

@@ -149,6 +149,8 @@ pub(super) struct Engine {
     pub(super) shares_frames: bool,
     /// When a child got packed pages last.
     pub(super) shared: Option<Instant>,
+    /// When more of what children were promised is sent.
+    pub(super) keeps_at: Instant,
     /// Faults that were put off stay so: the contents of their pages are elsewhere for a moment.
     pub(super) holds_back: bool,
     /// Some of it has become plain memory, which stays.
@@ -274,6 +276,7 @@ impl Engine {
             packing: true,
             shares_frames: false,
             shared: None,
+            keeps_at: Instant::now(),
             holds_back: false,
             has_local: false,
             has_ended: false,
@@ -426,6 +429,9 @@ impl Engine {
             self.make_spare()?;
             self.backing.push()?;
             self.shrink_on()?;
+            if !self.backing.promised.is_empty() {
+                self.keep_promises()?;
+            }
             let mut block = !evicted && count < FAULTS_MAX && (self.deferred.is_empty() || self.is_starved());
             if !self.spin.is_zero() {
                 let now = Instant::now();
@@ -455,7 +461,8 @@ impl Engine {
             // Others need what this process has too much, also if it is never idle; and shards show what comes to each.
             let others_need = self.budget.is_shard()
                 || self.budget.others_starve()
-                || self.budget.owes(self.local_frames as u64);
+                || self.budget.owes(self.local_frames as u64)
+                || !self.backing.promised.is_empty();
             if others_need && self.ticked.elapsed() >= TICK {
                 self.tick()?;
             }
@@ -464,11 +471,19 @@ impl Engine {
 
     /// What the fork needs of a far stack comes in, and what a child must find at lenders is there.
     fn get_ready_to_fork(&mut self, stack_pointer: usize, also: &[usize]) -> Result<()> {
-        // What only packed pages hold each child would give up by itself, to places of its own. Where several live they are to share one.
-        let is_one_of_several = self.shared.is_some_and(|shared| shared.elapsed() < STARTING);
-        if (is_one_of_several || self.budget.has_children()) && !self.backing.is_stranded() {
-            self.packing = false;
-            self.copy_pool_to_lenders()?;
+        // What only packed pages hold each child would give up by itself, to places of its own. They are to share one. A child that is alone may as
+        // well write for itself where it can read only that, or only that without asking its lender.
+        let encrypts = self.backing.seals.encrypts();
+        let is_one_of_several =
+            || self.shared.is_some_and(|shared| shared.elapsed() < STARTING) || self.budget.has_children();
+        let is_shared = !(encrypts || self.backing.is_nearby()) || is_one_of_several();
+        if is_shared && !self.backing.is_stranded() {
+            self.packing = !encrypts;
+            self.promise_packed()?;
+            if encrypts {
+                // No child could read what is written later.
+                self.send_all_promised()?;
+            }
         }
         self.bring_in_for_fork(stack_pointer, also)?;
         self.finish_all()?;
@@ -514,7 +529,15 @@ impl Engine {
         } else {
             self.backing.patience_when_idle()
         };
+        let timeout = match self.backing.promised.is_empty() {
+            true => timeout,
+            false => Some(timeout.unwrap_or(TICK).min(TICK)),
+        };
         let patience = self.collecting.patience(self.backing.slots.live(), timeout);
+        let patience = match self.promised_due() {
+            Some(due) => Some(patience.unwrap_or(due).min(due)),
+            None => patience,
+        };
         let wakes_early = patience != timeout;
         if let Some(neighbours) = &self.neighbours {
             self.poll_fds.push(netvm_sys::thread::readable(neighbours.event(self.number)));
@@ -580,6 +603,10 @@ impl Engine {
         };
         self.budget.note_inflow(came, !self.deferred.is_empty());
         self.budget.look_again();
+        if !self.backing.promised.is_empty() {
+            self.backing.tend_promises()?;
+            self.take_up_promised()?;
+        }
         // Also of one that idles: others give its share.
         self.budget.pay(self.local_frames as u64);
         self.shrink()?;

@@ -2,6 +2,7 @@
 
 use super::engine::{EVICT_PAGES, EVICT_PAGES_MAX, Engine};
 use super::error::{PagerError, system};
+use super::fork::KEPT_FREE;
 use super::fresh::SPARE_STEP;
 use super::tier::{PACK_PAGES, repeated_word};
 use super::transfers::Transfer;
@@ -27,7 +28,7 @@ const SPARED_MAX: usize = 8 * EVICT_PAGES;
 /// For how long frames are given back at a time, but for one step at least,
 const SHRINK_TIME: Duration = Duration::from_micros(200);
 /// and how many in a step.
-const SHRINK_FRAMES: usize = 4 * EVICT_PAGES;
+pub(super) const SHRINK_FRAMES: usize = 4 * EVICT_PAGES;
 /// Pages in a row that the kernel may refuse to let go before the budget counts as exhausted.
 const BUSY_MAX: usize = 100_000;
 
@@ -150,7 +151,13 @@ impl Engine {
     /// Gives `excess` frames back, as far as it can and there is time.
     fn give_back(&mut self, excess: usize) -> Result<()> {
         let began = Instant::now();
-        let left = self.give_some_back(excess, began + SHRINK_TIME)?;
+        let until = began + SHRINK_TIME;
+        // What is only above its share a child gives back as its parent writes what both have packed.
+        let is_own = self.local_frames as u64 > self.budget.frames_max();
+        let left = match self.backing.promised.is_following() && !is_own {
+            true => self.give_written_back(excess, until)?,
+            false => self.give_some_back(excess, until)?,
+        };
         self.shrinks_on = (left > 0).then(|| (Instant::now() + began.elapsed(), left));
         Ok(())
     }
@@ -158,17 +165,19 @@ impl Engine {
     /// At least one step. Returns for how many frames there was no time `until` then.
     fn give_some_back(&mut self, mut excess: usize, until: Instant) -> Result<usize> {
         excess -= self.release_spare(excess);
+        // What is promised is to leave meanwhile.
+        let kept = if self.backing.promised.is_wanted() { KEPT_FREE.min(self.reserve()) } else { 0 };
         while excess > 0 {
             let some = excess.min(SHRINK_FRAMES);
             self.give_up_cached(some.saturating_sub(self.free.len()));
             if self.free.is_empty() && self.backing.is_stranded() {
                 return Ok(0);
             }
-            if self.free.is_empty() {
+            if self.free.len() <= kept {
                 // The pool keeps its part of what is left; it may have had far more since frames were given back that were free.
                 self.shrink_pool_by(some, self.pool_frames_max(self.local_frames.saturating_sub(some)))?;
             }
-            if self.free.is_empty() {
+            if self.free.len() <= kept {
                 let before = self.local_frames;
                 let taken = self.evict_unpacked()?;
                 self.finish_all()?;
@@ -178,11 +187,9 @@ impl Engine {
                     return Ok(0);
                 }
             } else {
+                let some = some.min(self.free.len() - kept);
                 let Some((frame, frames)) = self.free.take_run(some) else { return Ok(0) };
-                self.paged.drop_frames(frame, frames).map_err(|e| system("give memory back", e))?;
-                self.empty.put(frame, frames);
-                self.local_frames -= frames;
-                self.budget.release_excess(frames as u64, self.local_frames as u64);
+                self.drop_free(frame, frames)?;
                 excess -= frames;
             }
             if Instant::now() >= until {
@@ -190,6 +197,15 @@ impl Engine {
             }
         }
         Ok(0)
+    }
+
+    /// Frames that were free go back to the machine.
+    pub(super) fn drop_free(&mut self, frame: usize, frames: usize) -> Result<()> {
+        self.paged.drop_frames(frame, frames).map_err(|e| system("give memory back", e))?;
+        self.empty.put(frame, frames);
+        self.local_frames -= frames;
+        self.budget.release_excess(frames as u64, self.local_frames as u64);
+        Ok(())
     }
 
     /// As [`Engine::evict`], with nothing packed.
@@ -201,7 +217,7 @@ impl Engine {
     }
 
     /// Takes up to `want` pages out of the program's address space, oldest first; writes those that changed.
-    fn evict(&mut self, want: usize) -> Result<usize> {
+    pub(super) fn evict(&mut self, want: usize) -> Result<usize> {
         let packing = self.packing && self.tier.choice.step() > 0;
         let since = self.tier.time_eviction();
         let mut victims = [0_u32; EVICT_PAGES_MAX];
@@ -422,6 +438,9 @@ impl Engine {
 
     /// A write has reached the lender.
     pub(super) fn written(&mut self, transfer: Transfer) -> Result<()> {
+        if transfer.promised {
+            self.backing.promised.sent(transfer.page);
+        }
         if transfer.loose {
             self.spilled(transfer.frame, transfer.pages);
             return Ok(());

@@ -340,8 +340,7 @@ impl Engine {
             self.table.set(page + index, entry.with_wanted(wanted));
         }
         let promote = wanted && frames == 1 && self.backing.promotes(slot, age);
-        let (pages, write, loose) = (frames, false, false);
-        let transfer = Transfer { page, frame, pages, write, loose, again, in_window, promote };
+        let transfer = Transfer { again, in_window, promote, ..Transfer::read(page, frame, frames) };
         self.start(transfer, slot)?;
         if wanted {
             self.tier.note_waiting();

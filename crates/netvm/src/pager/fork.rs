@@ -6,7 +6,7 @@
 //! long as one of the two needs it.
 
 use super::calls::Call;
-use super::engine::Engine;
+use super::engine::{EVICT_PAGES, Engine};
 use super::error::{PagerError, system};
 use super::{Pager, PagerConfig, join_run};
 use crate::error::Result;
@@ -18,6 +18,9 @@ use netvm_sys::uffd::Userfault;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Instant;
+
+/// Free frames that a child keeps of its parent's, if it has the packed pages.
+pub(super) const KEPT_FREE: usize = 2 * EVICT_PAGES;
 
 /// What the forking thread holds between prepare and the end: the child's connections, or why it has none.
 pub(super) struct ForkState {
@@ -75,10 +78,11 @@ impl Pager {
         }
         // Closing our copies leaves the leases to the child.
         let state = self.forking().take();
-        if let Some(engine) = self.doorbell(0).parked().as_mut()
-            && let Err(error) = engine.set_fork(false)
-        {
-            netvm_sys::thread::die(&format!("cannot close far memory to other forks: {error}"));
+        if let Some(engine) = self.doorbell(0).parked().as_mut() {
+            engine.backing.promised.forked();
+            if let Err(error) = engine.set_fork(false) {
+                netvm_sys::thread::die(&format!("cannot close far memory to other forks: {error}"));
+            }
         }
         drop(state);
         self.doorbell(0).resume().open(0);
@@ -192,8 +196,9 @@ impl Engine {
         self.local_frames -= std::mem::take(&mut self.spare);
         // Nothing was on its way, so cached pages are on their lender.
         self.give_up_cached(self.cached.len());
-        let frames = self.free.len();
-        while let Some((frame, frames)) = self.free.take_run(frames) {
+        // It could not evict anything without a free frame.
+        let kept = if has_frames { KEPT_FREE.min(self.free.len()) } else { 0 };
+        while let Some((frame, frames)) = self.free.take_run(self.free.len() - kept) {
             if has_frames {
                 self.paged.drop_frames(frame, frames).map_err(|e| system("give memory back", e))?;
             }
@@ -203,7 +208,7 @@ impl Engine {
         if !has_frames {
             self.leave_pool();
         }
-        debug_assert_eq!(self.empty.len() + self.tier.frames(), self.paged.frames());
+        debug_assert_eq!(self.empty.len() + self.free.len() + self.tier.frames(), self.paged.frames());
         // No fault is under way.
         self.tier.forget_waiting();
         self.shared = None;

@@ -27,6 +27,7 @@ mod local;
 mod look;
 mod path;
 mod placement;
+mod promised;
 mod range;
 mod relocate;
 mod seals;

@@ -102,6 +102,11 @@ impl Tier {
         self.clock
     }
 
+    /// What is packed from now on has another stamp than what is packed.
+    pub(super) fn begin_stamp(&mut self) {
+        self.clock = self.clock.wrapping_add(1) & FRAME_MAX;
+    }
+
     pub(super) fn note_evicted(&mut self, pages: usize) {
         self.clock = self.clock.wrapping_add(pages as u32) & FRAME_MAX;
         self.choice.note_evicted(pages);
@@ -429,7 +434,7 @@ impl Engine {
         Ok(())
     }
 
-    fn read_from_pool(&mut self, page: u32, id: PieceId, frame: u32) -> Result<()> {
+    pub(super) fn read_from_pool(&mut self, page: u32, id: PieceId, frame: u32) -> Result<()> {
         let whole = self.tier.unpack(&mut self.paged, id, frame, &mut self.stats);
         if !whole || self.content_hash(frame) != self.table.hash(page) {
             return Err(PagerError::PackedCorrupt { address: self.address_of(page) }.into());
@@ -466,7 +471,7 @@ impl Engine {
     }
 
     /// Takes up to `frames` frames from the pool that it does not need.
-    fn release_pool_frames(&mut self, frames: usize) -> usize {
+    pub(super) fn release_pool_frames(&mut self, frames: usize) -> usize {
         let paged = &mut self.paged;
         let shift = |from, to| {
             let mut bytes = [0; CHUNK_BYTES];
@@ -485,7 +490,15 @@ impl Engine {
 
     /// Gives up to `want` of the oldest packed pages to a lender, as far as there are free frames to unpack them. Returns how many.
     pub(super) fn spill(&mut self, want: usize) -> Result<usize> {
-        let mut done = 0;
+        let mut done = self.drop_written(want);
+        if done < want && !self.backing.promised.is_empty() {
+            self.take_up_promised()?;
+            // The oldest were promised first.
+            if self.is_oldest_promised()? {
+                self.send_promised(want - done)?;
+            }
+            done += self.drop_written(want - done);
+        }
         let mut batch = Batch::default();
         while done < want
             && let Some(id) = self.tier.pool.oldest()
@@ -521,6 +534,25 @@ impl Engine {
         }
         self.send_batch(&mut batch)?;
         Ok(done)
+    }
+
+    /// Gives up to `want` of the oldest packed pages up, as far as lenders have them already. Returns how many.
+    pub(super) fn drop_written(&mut self, want: usize) -> usize {
+        let mut done = 0;
+        while done < want
+            && let Some(id) = self.tier.pool.oldest()
+        {
+            let piece = *self.tier.pool.piece(id);
+            let entry = self.table.get(piece.page);
+            if entry.slot() == 0 {
+                break;
+            }
+            self.tier.pool.remove(id);
+            self.table.set(piece.page, entry.with_state(PageState::Remote).with_frame(piece.stamp));
+            done += 1;
+        }
+        self.stats.spilled += done as u64;
+        done
     }
 
     /// There is no frame, and no page in use can be taken out: takes one from the pool, or a step towards it. True when it did.
@@ -606,45 +638,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Before a fork: every packed page gets a copy on a lender, for the child.
-    pub(super) fn copy_pool_to_lenders(&mut self) -> Result<()> {
-        let alone: Vec<_> = self
-            .tier
-            .pool
-            .pieces()
-            .map(|(id, piece)| (id, piece.page))
-            .filter(|&(_, page)| self.table.get(page).slot() == 0)
-            .collect();
-        let mut batch = Batch::default();
-        let mut rest = &alone[..];
-        while let Some((&(id, page), after)) = rest.split_first() {
-            // To make frames free is to serve faults, too: it may be somewhere else by now.
-            let entry = self.table.get(page);
-            if entry.state() != PageState::Packed || entry.frame() != id || entry.slot() != 0 {
-                rest = after;
-                continue;
-            }
-            if batch.is_full() {
-                self.send_batch(&mut batch)?;
-            }
-            if batch.frames == 0 {
-                let Some((frame, frames)) = self.free.take_run(rest.len().min(EVICT_PAGES)) else {
-                    self.make_frames_free()?;
-                    continue;
-                };
-                batch = Batch::new(frame, frames);
-                (batch.slot, batch.slots) = self.backing.take_slots(frames as u32)?;
-            }
-            let Some((frame, slot)) = batch.next() else { continue };
-            self.read_from_pool(page, id, frame)?;
-            self.table.set(page, self.table.get(page).with_slot(slot));
-            rest = after;
-        }
-        self.send_batch(&mut batch)
-    }
-
     /// At least one frame, with the pool as it is.
-    fn make_frames_free(&mut self) -> Result<()> {
+    pub(super) fn make_frames_free(&mut self) -> Result<()> {
         self.finish_all()?;
         self.use_spare();
         if self.free.is_empty() {

@@ -20,6 +20,8 @@ pub(super) struct Transfer {
     pub(super) write: bool,
     /// The frames belong to no page any more: they are free when it is done.
     pub(super) loose: bool,
+    /// Loose, and written for children, too: `page` is the number of the step.
+    pub(super) promised: bool,
     /// The first page was evicted so short a time ago that it is worth being spared.
     pub(super) again: bool,
     /// Its pages are a part of a window.
@@ -36,8 +38,17 @@ impl Transfer {
 
     /// Pages that are read into neighbouring frames, and that nobody waits for.
     pub(super) const fn read(page: u32, frame: u32, pages: u32) -> Self {
-        let (write, loose, again, in_window, promote) = (false, false, false, false, false);
-        Self { page, frame, pages, write, loose, again, in_window, promote }
+        Self {
+            page,
+            frame,
+            pages,
+            write: false,
+            loose: false,
+            promised: false,
+            again: false,
+            in_window: false,
+            promote: false,
+        }
     }
 }
 

@@ -48,7 +48,9 @@ impl Borrower {
     }
 
     fn borrowed(&mut self, answer: &[u8]) -> Result<u32> {
-        match BorrowAnswer::decode(answer) {
+        let answer = BorrowAnswer::decode(answer);
+        self.room_bytes = answer.as_ref().map(BorrowAnswer::room_bytes).or(self.room_bytes);
+        match answer {
             Some(BorrowAnswer { slab: Some(slab), .. }) => {
                 if let Some(nearby) = &mut self.nearby {
                     nearby.borrowed(slab);

@@ -164,6 +164,7 @@ impl Borrower {
             delivery: Delivery::default(),
             broken,
             recall: None,
+            room_bytes: None,
             nearby,
             kind,
             identity,

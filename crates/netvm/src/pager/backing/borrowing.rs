@@ -60,6 +60,14 @@ impl Backing {
         let mut until = None;
         loop {
             let Some(refused) = self.try_to_borrow()? else { return Ok(()) };
+            if self.promised.is_reserving() {
+                return Err(self.too_few(refused));
+            }
+            if self.stop_promises()? {
+                self.gather(None)?;
+                std::thread::sleep(LOOK_INTERVAL);
+                continue;
+            }
             // From now on: to find out that somebody was lost may have taken long.
             let until = *until.get_or_insert_with(|| Instant::now() + self.comeback_patience());
             let (alive, mut waits) = (self.slots.alive(), self.sides.any_lost());
@@ -91,7 +99,7 @@ impl Backing {
         }
         while copies.as_slice().len() < self.replicas {
             let Some(lender) = self.slots.candidate(copies.as_slice()) else {
-                if press {
+                if press || self.promised.is_reserving() {
                     break;
                 }
                 press = true;

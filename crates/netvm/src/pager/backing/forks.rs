@@ -47,6 +47,7 @@ impl Backing {
     /// After a fork, in the child. The parent's connections belong to descriptors that do not exist here.
     pub(in crate::pager) fn adopt(&mut self, borrowers: Vec<Option<Borrower>>) -> Result<()> {
         self.mending.leave();
+        self.promised.follow();
         self.paused = false;
         (self.stats, *self.detail) = (PagerStats::default(), PagerDetail::default());
         (self.ever_lost, self.ever_left, self.needed) = (0, 0, None);

@@ -82,7 +82,9 @@ impl Backing {
             read.is_some() && !seals.is_right(slot, &mut page)
         };
         let live = self.slots.slots_of_step().enumerate().filter_map(|(index, slot)| Some((slot?, index)));
-        live.filter(is_wrong).collect()
+        let wrong = live.filter(is_wrong);
+        // What is still to be written there is not known.
+        wrong.filter(|&(slot, _)| !self.promised.is_left(slot)).collect()
     }
 
     /// An operation that was begun here has ended.
@@ -164,13 +166,16 @@ impl Backing {
     }
 
     /// What the lender asks back.
-    pub(super) fn hear(&mut self, lender: u32) {
+    pub(super) fn hear(&mut self, lender: u32) -> Result<()> {
         if let Some(borrower) = self.sides.live(lender)
             && let Some(recall) = borrower.take_recall()
         {
             let slabs = recall.slabs(borrower.slab_bytes());
+            // Whoever moves a slab must know what is in it.
+            self.end_promises()?;
             self.slots.recall(lender, slabs);
         }
+        Ok(())
     }
 
     /// Tells lenders what nobody else can have, and leaves those that are leaving and have nothing any more.

@@ -1,0 +1,124 @@
+//! Several children at once of a program whose pages are packed: what each changes the others do not see, whatever becomes of the lenders.
+
+mod common;
+
+use common::{Folder, Guard, Lender, can_run, finish, netvm, wait};
+use std::io::Read;
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+const PYTHON: &str = "/usr/bin/python3";
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// As many MiB as it is told, each page of which is as many bytes again and again. The parent changes a quarter of it as soon as it has forked, each of its children another one
+/// after a while, when much of what all have packed has been written for them. Each checks all of it before and after.
+const MANY: &str = "\
+import mmap, os, random, sys, time
+size = int(sys.argv[1]) << 20
+held = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+pages = range(size >> 12)
+period = int(sys.argv[2])
+content = lambda page, by: random.Random(page * 8 + by).randbytes(period) * (4096 // period)
+place = lambda page: slice(page << 12, (page + 1) << 12)
+is_right = lambda by: all(held[place(page)] == content(page, by if page % 4 == by else 7) for page in pages)
+def change(by):
+    good = all(held[place(page)] == content(page, 7) for page in pages)
+    for page in pages[by::4]:
+        held[place(page)] = content(page, by)
+    return good and is_right(by)
+for page in pages:
+    held[place(page)] = content(page, 7)
+print('filled', flush=True)
+time.sleep(0.02)
+children = []
+for by in 1, 2, 3:
+    children.append(os.fork())
+    if children[-1] == 0:
+        time.sleep(0.2 * by)
+        os._exit(0 if change(by) else 9)
+print('forked', flush=True)
+good = change(0)
+good &= all(os.waitpid(child, 0)[1] == 0 for child in children)
+print('good' if good and is_right(0) else 'WRONG DATA')
+";
+
+/// `netvm run` of MANY on these lenders.
+fn many(lenders: &[Lender], options: &[&str], local: &str, size: [&str; 2]) -> Command {
+    let mut run = netvm();
+    run.args(["run", "--local", local, "--tier", "compressed"]).args(options);
+    for lender in lenders {
+        run.args(["--lender", &lender.address]);
+    }
+    run.args(["--", PYTHON, "-c", MANY]).args(size);
+    run
+}
+
+#[test]
+fn children_find_what_was_packed_however_pages_are_kept() {
+    if !can_run("children_find_what_was_packed_however_pages_are_kept", &[PYTHON]) {
+        return;
+    }
+    let kept: [&[&str]; 4] = [&[], &["--replicas", "2"], &["--erasure", "2+1"], &["--encrypt-pages"]];
+    for (link, kept) in [("shm", &kept[..2]), ("socket", &kept)] {
+        for &options in kept {
+            let folder = Folder::new("many");
+            let lenders = ["one", "two", "three"].map(|name| Lender::named(&folder, name, "256M"));
+            let done =
+                finish(many(&lenders, options, "8M", ["20", "512"]).env("NETVM_LINK", link)).must_succeed();
+            assert_eq!(done.out(), "filled\nforked\ngood\n", "{link} {options:?}: {}", done.err);
+            for lender in &lenders {
+                common::until("all of it is free again", || lender.used_bytes() == 0);
+            }
+        }
+    }
+}
+
+#[test]
+fn children_go_on_when_a_lender_is_killed_or_leaves() {
+    if !can_run("children_go_on_when_a_lender_is_killed_or_leaves", &[PYTHON]) {
+        return;
+    }
+    for (link, signal, options) in [
+        ("shm", "KILL", &["--replicas", "2"][..]),
+        ("socket", "KILL", &["--replicas", "2"]),
+        ("socket", "KILL", &["--erasure", "2+1"]),
+        ("socket", "TERM", &[]),
+        ("shm", "TERM", &["--replicas", "2"]),
+    ] {
+        // None: just before the fork.
+        for pause_ms in [None, Some(50)] {
+            let folder = Folder::new("gone");
+            let lenders = ["one", "two", "three", "four"].map(|name| Lender::named(&folder, name, "256M"));
+            let mut run = many(&lenders, options, "8M", ["20", "512"]);
+            let run = run.env("NETVM_LINK", link).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+            let mut run = Guard(run.unwrap());
+            let mut wait_for = |what| run.0.stdout.as_mut().unwrap().read_exact(&mut [0; 7]).expect(what);
+            wait_for("it did not start");
+            if let Some(pause_ms) = pause_ms {
+                wait_for("it did not fork");
+                std::thread::sleep(Duration::from_millis(pause_ms));
+            }
+            lenders[0].signal(signal);
+            let status = wait(&mut run.0, PATIENCE).expect("the program hangs");
+            let (mut out, mut err) = (String::new(), String::new());
+            run.0.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+            run.0.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+            let good = status.success() && out.ends_with("good\n");
+            assert!(good, "{link} {signal} {options:?} {pause_ms:?}: {out}{err}");
+        }
+    }
+}
+
+/// There is room for what each process has to give up of its own, and none, or hardly any, for a copy of what is packed.
+#[test]
+fn children_need_no_copies_where_lenders_have_no_room_for_them() {
+    if !can_run("children_need_no_copies_where_lenders_have_no_room_for_them", &[PYTHON]) {
+        return;
+    }
+    let folder = Folder::new("room");
+    for size in ["34M", "40M", "46M", "52M"] {
+        let lenders = [Lender::start_with(&folder.path(size), size, &["--slab", "1M"])];
+        let done = finish(&mut many(&lenders, &[], "16M", ["20", "256"])).must_succeed();
+        assert_eq!(done.out(), "filled\nforked\ngood\n", "{size}: {}", done.err);
+    }
+}
