@@ -21,8 +21,12 @@ const TAKEN_UP_MAX: usize = 1 << 14;
 impl Engine {
     /// Before a fork: takes slots for what is packed and nowhere else, so that the child knows where it will be.
     pub(super) fn promise_packed(&mut self) -> Result<()> {
-        // Slabs that are copied or moved in one process are somewhere else in the other.
-        if !self.backing.promised.has_room() || self.backing.is_poor() {
+        // What is being copied or moved would be somewhere else in the child.
+        if self.backing.is_poor() || self.backing.slots.is_mending() {
+            self.backing.end_promises()?;
+            return Ok(());
+        }
+        if !self.backing.promised.has_room() {
             return Ok(());
         }
         let promised = self.backing.promised.pieces();
