@@ -269,9 +269,11 @@ fn children_that_live_at_once_share_what_was_packed() {
 }
 
 #[test]
-fn children_whose_parent_is_killed_have_all_that_was_packed() {
-    for link in ["shm", "socket"] {
-        run_and_count(8 << 20, "packed_orphans", 0, 4096, TierPolicy::Packed, None, link);
+fn children_whose_parent_is_killed_or_stands_still_have_all_that_was_packed() {
+    for program in ["packed_orphans", "packed_stopped"] {
+        for link in ["shm", "socket"] {
+            run_and_count(8 << 20, program, 0, 4096, TierPolicy::Packed, None, link);
+        }
     }
 }
 

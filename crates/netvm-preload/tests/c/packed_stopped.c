@@ -1,0 +1,43 @@
+/* Children whose parent stands still while it writes what all have packed, for longer than they wait for it, and then goes on. */
+#define main one_by_one
+#include "packed.c"
+#undef main
+
+static void stop_for_a_while(pid_t who) {
+    CHECK(!kill(who, SIGSTOP));
+    usleep(2600000);
+    CHECK(!kill(who, SIGCONT));
+}
+
+static void parent_and_children(void) {
+    pid_t children[CHILDREN];
+    memory = anonymous(PAGES * PAGE);
+    for (size_t page = 0; page < PAGES; page++) write_page(page, 1);
+    for (int i = 0; i < CHILDREN; i++) {
+        CHECK((children[i] = fork()) >= 0);
+        if (children[i]) continue;
+        usleep(600000 * i);
+        change(3, 100 + i, 1);
+        /* What others write late is not where this one writes now. */
+        usleep(3600000 - 600000 * i);
+        for (size_t page = 0; page < PAGES; page++) check_page(page, page % 3 ? 1 : 100 + i);
+        _exit(0);
+    }
+    usleep(200000);
+    change(2, 200, 1);
+    for (int i = 0; i < CHILDREN; i++) await(children[i]);
+    for (size_t page = 0; page < PAGES; page++) check_page(page, page % 2 ? 1 : 200);
+    _exit(0);
+}
+
+int main(void) {
+    pid_t parent = fork();
+    CHECK(parent >= 0);
+    if (!parent) parent_and_children();
+    /* It has filled its memory and forked, about. */
+    usleep(300000);
+    stop_for_a_while(parent);
+    await(parent);
+    printf("ok\n");
+    return 0;
+}
