@@ -44,6 +44,8 @@ pub(crate) trait Far: Send + Sync {
     fn fork_parent(&self);
     /// pthread_atfork, child. An error says why it has no far memory.
     fn fork_child(&self) -> Result<(), String>;
+    /// In a child: privileges are about to be given up.
+    fn forget_inherited(&self);
 }
 
 /// "Far" memory that is local: for tests, where userfaultfd may be missing.
@@ -120,6 +122,7 @@ impl Far for LocalArea {
     fn fork_child(&self) -> Result<(), String> {
         Ok(())
     }
+    fn forget_inherited(&self) {}
 }
 
 /// Far memory of the pager.
@@ -231,5 +234,9 @@ impl Far for PagerFar {
 
     fn fork_child(&self) -> Result<(), String> {
         self.pager.fork_child().map_err(|error| error.to_string())
+    }
+
+    fn forget_inherited(&self) {
+        self.pager.forget_inherited();
     }
 }

@@ -1,5 +1,5 @@
 //! A process that gives its privileges up, as servers' workers do, can start far memory only before: afterwards it may not use userfaultfd, or reach the
-//! lenders' sockets.
+//! lenders' sockets. And what lenders on this host let it read of its parent's memory it must not have any more.
 //!
 //! Whether it will need far memory nobody knows, so what fails is told when it does. Nothing is started in the child of a fork of a process with
 //! several threads: such a child mostly becomes another program, and until then may only do what a handler of a signal may.
@@ -8,8 +8,9 @@ use crate::last;
 use crate::real::around;
 use crate::run;
 use crate::sys::{self, raw};
+use crate::tls::Internal;
 use libc::{gid_t, uid_t};
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
@@ -23,6 +24,8 @@ mod real {
         setreuid = c"setreuid",
         setresuid = c"setresuid",
         chroot = c"chroot",
+        capset = c"capset",
+        prctl = c"prctl",
         setgid = c"setgid",
         setegid = c"setegid",
         setregid = c"setregid",
@@ -39,6 +42,8 @@ static IS_SINGLE: AtomicPtr<c_char> = AtomicPtr::new(std::ptr::null_mut());
 static HAS_MANY: AtomicBool = AtomicBool::new(false);
 /// or the one that forked this had.
 static OF_MANY: AtomicBool = AtomicBool::new(false);
+/// This is the child of a fork, and may read its parent's memory at lenders on this host.
+static IS_CHILD: AtomicBool = AtomicBool::new(false);
 
 /// Before the program's code.
 pub(crate) fn set_up() {
@@ -64,10 +69,28 @@ pub(crate) fn before_fork() {
 pub(crate) fn after_fork() {
     PROCESS.store(std::process::id(), Ordering::Relaxed);
     OF_MANY.store(HAS_MANY.load(Ordering::Relaxed), Ordering::Relaxed);
+    IS_CHILD.store(true, Ordering::Relaxed);
+}
+
+/// Before the process may do less than its parent, in whatever way.
+pub(crate) fn before_less() {
+    // Not of a child of vfork, which has its parent's memory, and no descriptor of the pager's.
+    let is_this = PROCESS.load(Ordering::Relaxed) == std::process::id();
+    if is_this
+        && IS_CHILD.swap(false, Ordering::Relaxed)
+        && !run::is_orphaned()
+        && let Some(far) = run::started()
+    {
+        let _internal = Internal::enter();
+        far.forget_inherited();
+    }
 }
 
 /// Only root has much to lose, and does when it becomes `user`.
 fn start_before(user: uid_t) {
+    if user != uid_t::MAX {
+        before_less();
+    }
     // SAFETY: no arguments.
     if user == 0 || user == uid_t::MAX || unsafe { libc::geteuid() } != 0 {
         return;
@@ -194,6 +217,28 @@ around!(
     /// chroot(2): the lenders' sockets are elsewhere.
     chroot(path: *const c_char) -> c_int, start_before(NOBODY)
 );
+
+around!(
+    /// capset(2).
+    capset(header: *mut c_void, data: *const c_void) -> c_int, before_less()
+);
+
+/// prctl(2).
+///
+/// # Safety
+/// As the C library's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
+    // What comes before a filter of system calls, or is one.
+    if matches!(option, libc::PR_SET_NO_NEW_PRIVS | libc::PR_SET_SECCOMP) {
+        before_less();
+    }
+    type Real = unsafe extern "C" fn(c_int, usize, usize, usize, usize) -> c_int;
+    // SAFETY: this is the C library's function of that name. It takes what is there of its arguments, which are all words.
+    let real = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Real>(real::prctl.address()) };
+    // SAFETY: forwarded from the caller.
+    unsafe { real(option, a, b, c, d) }
+}
 
 /// Whether a change of groups is for the calling thread alone, which is all there is of the program: it has kept its capabilities over setuid, and
 /// may do what this library's threads may not. The C library has all threads change, and ends processes where only some can.

@@ -1,7 +1,7 @@
 //! syscall(2): calls by number do what the functions of their names do here.
 
 use crate::sys::{self, raw};
-use crate::{kept, maps, rings, run, spawn};
+use crate::{kept, maps, privileges, rings, run, spawn};
 use std::ffi::{c_int, c_long, c_uint, c_void};
 
 /// syscall(2): what concerns far memory goes to the functions of those names, which call the kernel where it does not; everything else is the
@@ -51,8 +51,13 @@ pub unsafe extern "C" fn syscall(
                 sys::as_in_c(rings::register(a, b as u32, c, d))
             }
             _ => {
-                if number == libc::SYS_sched_getaffinity {
-                    spawn::release();
+                match number {
+                    libc::SYS_sched_getaffinity => spawn::release(),
+                    libc::SYS_setuid | libc::SYS_setreuid | libc::SYS_setresuid => privileges::before_less(),
+                    libc::SYS_capset | libc::SYS_seccomp | libc::SYS_landlock_restrict_self => {
+                        privileges::before_less();
+                    }
+                    _ => {}
                 }
                 sys::as_in_c(raw(number, [a, b, c, d, e, f]))
             }

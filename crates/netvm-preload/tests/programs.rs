@@ -334,6 +334,18 @@ fn children_of_another_user_have_far_memory_or_do_without() {
     }
 }
 
+#[test]
+fn a_child_reads_its_parents_memory_by_itself_until_it_gives_privileges_up() {
+    for tier in [TierPolicy::Lender, TierPolicy::Packed] {
+        for (link, shared) in [("shm", 1), ("socket", 0)] {
+            let Some((output, _)) = run_and_count(8 << 20, "inherits", 0, 131_072, tier, None, link) else {
+                return;
+            };
+            assert_eq!(String::from_utf8_lossy(&output.stdout), format!("{shared} ok\n"));
+        }
+    }
+}
+
 /// The lender's socket is in a folder that only root may enter.
 #[test]
 fn children_of_a_process_that_has_put_root_aside_have_far_memory() {

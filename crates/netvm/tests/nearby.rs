@@ -165,33 +165,68 @@ fn slabs_come_and_go_between_borrowers_of_both_kinds() {
 }
 
 #[test]
-fn a_fork_has_what_its_parent_wrote_directly() {
-    let lender = Serving::new(4);
+fn a_fork_reads_its_parents_file_and_does_not_write_it() {
+    let lender = Serving::new(6);
     let mut parent = lender.connect_by(LinkChoice::Shm);
-    let memory = Mapping::anonymous(4096).unwrap();
+    let (memory, there) = (Mapping::anonymous(4096).unwrap(), Mapping::anonymous(4096).unwrap());
     let slab = parent.borrow_slab().unwrap();
-    for value in 1..4 {
+    let write = |borrower: &mut Borrower, slab, value| {
         memory.shared().fill(value);
-        parent.post_write(0, slab, 0, memory.shared()).unwrap();
-        settle(&mut parent);
-    }
-    let mut child = parent.fork().unwrap();
-    assert!(child.is_nearby());
-    let read = |borrower: &mut Borrower| {
-        memory.shared().fill(0);
-        borrower.post_read(0, slab, 0, memory.shared()).unwrap();
+        borrower.post_write(0, slab, 0, memory.shared()).unwrap();
         let direct = borrower.has_ended();
         settle(borrower);
-        assert_eq!(memory.shared().to_vec(), [3; 4096]);
         direct
     };
-    assert!(read(&mut parent) && !read(&mut child), "a fork does not have its parent's file");
+    let read = |borrower: &mut Borrower, slab, value| {
+        there.shared().fill(0xEE);
+        borrower.post_read(0, slab, 0, there.shared()).unwrap();
+        let direct = borrower.has_ended();
+        settle(borrower);
+        assert!(there.shared().to_vec() == [value; 4096], "{value}");
+        direct
+    };
+    for value in 1..4 {
+        write(&mut parent, slab, value);
+    }
+    let mut child = parent.fork().unwrap();
+    assert!(child.is_nearby() && child.descriptors().count() == 3);
+    assert!(read(&mut parent, slab, 3) && read(&mut child, slab, 3));
+    // What parent and child borrow later the other one has not.
+    let (later, own) = (parent.borrow_slab().unwrap(), child.borrow_slab().unwrap());
+    assert!(child.post_read(0, later, 0, there.shared()).is_ok() && !child.has_ended());
+    let mut done = Vec::new();
+    while done.is_empty() {
+        child.poll(&mut done).unwrap();
+    }
+    assert!(done.remove(0).result.is_err());
+    write(&mut child, own, 8);
+    assert!(read(&mut child, own, 8));
+    // A write of what was inherited is the lender's work, and reads are behind it.
+    for value in 4..8 {
+        memory.shared().fill(value);
+        child.post_write(0, slab, 0, memory.shared()).unwrap();
+        assert!(!child.has_ended());
+        read(&mut child, slab, value);
+    }
+    child.flush(Duration::from_secs(1)).unwrap();
+    assert!(read(&mut child, slab, 7) && read(&mut parent, slab, 7));
+    // A child of the child has slabs in two files besides its own.
+    let mut grandchild = child.fork().unwrap();
+    assert_eq!(grandchild.descriptors().count(), 4);
+    assert!(read(&mut grandchild, slab, 7) && read(&mut grandchild, own, 8));
     drop(parent);
-    assert!(!read(&mut child));
-    let own = child.borrow_slab().unwrap();
-    child.post_read(0, own, 0, memory.shared()).unwrap();
-    assert!(child.has_ended());
-    settle(&mut child);
+    child.return_slab(slab).unwrap();
+    assert!(read(&mut grandchild, slab, 7) && read(&mut grandchild, own, 8));
+    drop(child);
+    assert!(read(&mut grandchild, slab, 7) && read(&mut grandchild, own, 8));
+    // Given back it is somebody else's, and never in that file again.
+    grandchild.return_slab(slab).unwrap();
+    let again = std::iter::from_fn(|| grandchild.borrow_slab().ok()).find(|&again| again == slab);
+    assert_eq!(again, Some(slab));
+    assert!(read(&mut grandchild, slab, 0));
+    write(&mut grandchild, slab, 9);
+    write(&mut grandchild, slab, 10);
+    assert!(read(&mut grandchild, slab, 10));
 }
 
 #[test]

@@ -18,6 +18,8 @@ const ASK_FROM: usize = 32;
 pub enum Way {
     /// On the lender's file.
     Direct,
+    /// On the file with this number, of another lease: only reads.
+    Inherited(u32),
     /// Over the session.
     Session,
 }
@@ -41,6 +43,15 @@ enum State {
     Refused,
 }
 
+/// The file that a slab is in.
+#[derive(Clone, Debug)]
+enum File {
+    /// The lease's own, with the states of the slab's units.
+    Own(Vec<State>),
+    /// That of the lease that this is a fork of, or of one before it.
+    Inherited(u32),
+}
+
 /// A write over the session that may not have been applied.
 #[derive(Clone, Copy, Debug)]
 struct Unknown {
@@ -54,8 +65,7 @@ struct Unknown {
 #[derive(Debug)]
 pub struct Direct {
     slab_bytes: u64,
-    /// Slabs in the lease's own file, with the states of their units.
-    slabs: BTreeMap<u32, Vec<State>>,
+    slabs: BTreeMap<u32, File>,
     /// In the order of their numbers.
     unknown: VecDeque<Unknown>,
     /// Some writes were too many to be remembered: all below this number.
@@ -82,7 +92,17 @@ impl Direct {
     /// A slab has been borrowed that is in the lease's own file.
     pub fn borrowed(&mut self, slab: u32) {
         let units = self.slab_bytes.div_ceil(UNIT_BYTES) as usize;
-        self.slabs.insert(slab, alloc::vec![State::Untouched; units]);
+        self.slabs.insert(slab, File::Own(alloc::vec![State::Untouched; units]));
+    }
+
+    /// A fork's lease has inherited a slab that is in the file with this number.
+    pub fn inherited(&mut self, slab: u32, file: u32) {
+        self.slabs.insert(slab, File::Inherited(file));
+    }
+
+    /// What has been inherited goes over the session from now on.
+    pub fn forget_inherited(&mut self) {
+        self.slabs.retain(|_, file| matches!(file, File::Own(_)));
     }
 
     /// A slab is about to be given back.
@@ -92,7 +112,7 @@ impl Direct {
 
     /// A range is about to be discarded.
     pub fn discarded(&mut self, slab: u32, offset: u64, bytes: u64) {
-        if let Some(units) = self.slabs.get_mut(&slab) {
+        if let Some(File::Own(units)) = self.slabs.get_mut(&slab) {
             units_of(units, offset, bytes).fill(State::Untouched);
         }
     }
@@ -101,22 +121,24 @@ impl Direct {
     #[inline]
     pub fn read(&mut self, applied: u64, slab: u32, offset: u64, bytes: u64) -> Way {
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.slab_bytes);
-        if inside && self.slabs.contains_key(&slab) && self.is_settled(applied, slab, offset, offset + bytes)
-        {
-            Way::Direct
-        } else {
-            Way::Session
-        }
+        let way = match self.slabs.get(&slab) {
+            Some(File::Own(_)) => Way::Direct,
+            Some(&File::Inherited(file)) => Way::Inherited(file),
+            None => return Way::Session,
+        };
+        if inside && self.is_settled(applied, slab, offset, offset + bytes) { way } else { Way::Session }
     }
 
     /// How to write. What goes over the session has to be told with [`Direct::written`].
     #[inline]
     pub fn write(&mut self, applied: u64, slab: u32, offset: u64, bytes: u64) -> Way {
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.slab_bytes);
-        let provided = inside
-            && self.slabs.get_mut(&slab).is_some_and(|units| {
+        let provided = match self.slabs.get_mut(&slab) {
+            Some(File::Own(units)) if inside => {
                 units_of(units, offset, bytes).iter().all(|&state| state == State::Provided)
-            });
+            }
+            _ => false,
+        };
         if provided && self.is_settled(applied, slab, offset, offset + bytes) {
             Way::Direct
         } else {
@@ -136,13 +158,14 @@ impl Direct {
         mut provide: impl FnMut(Unit, u32) -> bool,
     ) {
         self.forget(applied);
-        let Some(units) = self.slabs.get_mut(&slab) else { return };
+        let Some(file) = self.slabs.get_mut(&slab) else { return };
         let Some(end) = offset.checked_add(bytes).filter(|&end| end <= self.slab_bytes) else { return };
         if self.unknown.len() < UNKNOWN_MAX {
             self.unknown.push_back(Unknown { sequence, slab, start: offset, end });
         } else {
             self.unknown_below = sequence + 1;
         }
+        let File::Own(units) = file else { return };
         let first = (offset / UNIT_BYTES) as u32;
         for (index, state) in (first..).zip(units_of(units, offset, bytes)) {
             let unit = Unit { slab, index };
@@ -162,7 +185,10 @@ impl Direct {
     /// The lender has answered the asking with this number.
     pub fn provided(&mut self, asked: u32, done: bool) {
         let Some(Unit { slab, index }) = self.asked.remove(&asked) else { return };
-        let state = self.slabs.get_mut(&slab).and_then(|units| units.get_mut(index as usize));
+        let state = match self.slabs.get_mut(&slab) {
+            Some(File::Own(units)) => units.get_mut(index as usize),
+            _ => None,
+        };
         if let Some(state) = state.filter(|state| **state == State::Asked(asked)) {
             *state = if done { State::Provided } else { State::Refused };
         }

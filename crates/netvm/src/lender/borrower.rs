@@ -122,7 +122,25 @@ impl Borrower {
 
     /// All descriptors that it uses.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        std::iter::once(self.as_fd()).chain(self.nearby.iter().map(|nearby| nearby.lease.file.as_fd()))
+        std::iter::once(self.as_fd()).chain(self.nearby.iter().flat_map(Nearby::files))
+    }
+
+    /// What a fork's lease has inherited it reads over the session from now on: its process can have nothing any more of what its parent writes later,
+    /// nor can its children.
+    pub(crate) fn forget_inherited(&mut self) {
+        let Some(nearby) = &mut self.nearby else { return };
+        nearby.forget_inherited();
+        // Lenders that do not know this call give nothing of others to anybody. What else is wrong is found out by who polls.
+        let post = |borrower: &mut Self| {
+            borrower.session.endpoint.post_call(INTERNAL, protocol::RENOUNCE, Vec::new())
+        };
+        match post(self) {
+            Ok(_) => {
+                self.waits();
+                let _ = self.push();
+            }
+            Err(_) => drop(self.blocking(post, self.call_timeout, "end of what was inherited")),
+        }
     }
 
     /// From now on blocking calls wait so long for the lender's answer.

@@ -1,7 +1,7 @@
 //! The lent memory: one range of addresses, of a common file and of the files of leases on this host (docs/design/nearby.md).
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use netvm_sys::memfd::Memfd;
 use netvm_sys::shared::SharedSlice;
 
 use super::packing::{self, Packing};
-use super::protocol::Class;
+use super::protocol::{Class, Runs};
 use super::server::Compress;
 use crate::error::{Error, LenderLimit, Result};
 
@@ -33,6 +33,8 @@ pub(super) struct Memories {
     hugepages: bool,
     /// What leases have been given.
     files: BTreeMap<LeaseId, Arc<Memfd>>,
+    /// Who is not given files of others any more.
+    renounced: BTreeSet<LeaseId>,
     /// Slabs that are not in the common file.
     owners: BTreeMap<u32, Arc<Memfd>>,
     /// So many bytes of the slab that is to be cleared next have been.
@@ -81,6 +83,7 @@ impl Memories {
             mapping,
             hugepages,
             files: BTreeMap::new(),
+            renounced: BTreeSet::new(),
             owners: BTreeMap::new(),
             cleared_bytes: 0,
         })
@@ -152,6 +155,45 @@ impl Memories {
         mark::set(&file, self.slabs.size_bytes())?;
         self.files.insert(lease, Arc::clone(&file));
         Ok(file)
+    }
+
+    /// A new lease that holds whatever `lease` holds.
+    pub(super) fn fork(&mut self, lease: LeaseId) -> Result<LeaseId, SlabError> {
+        let fork = self.slabs.fork(lease)?;
+        if self.renounced.contains(&lease) {
+            self.renounced.insert(fork);
+        }
+        Ok(fork)
+    }
+
+    /// Neither this lease nor a fork of it is given files of others any more.
+    pub(super) fn renounce(&mut self, lease: LeaseId) {
+        self.renounced.insert(lease);
+    }
+
+    /// The files of other leases in which slabs of this one are, with the slabs that are in each. Some have renounced them.
+    pub(super) fn inherited(&self, lease: LeaseId, files_max: usize) -> Vec<(Arc<Memfd>, Runs)> {
+        let files_max = if self.renounced.contains(&lease) { 0 } else { files_max };
+        let own = self.files.get(&lease);
+        let mut files: Vec<(Arc<Memfd>, Runs)> = Vec::new();
+        let of_others = self.owners.iter().filter(|&(&slab, owner)| {
+            !own.is_some_and(|own| Arc::ptr_eq(own, owner)) && self.slabs.holds(lease, slab)
+        });
+        for (&slab, owner) in of_others {
+            let file = files.iter().position(|(file, _)| Arc::ptr_eq(file, owner)).unwrap_or(files.len());
+            if file == files_max {
+                // Over the session.
+                continue;
+            }
+            if file == files.len() {
+                files.push((Arc::clone(owner), Vec::new()));
+            }
+            match files[file].1.last_mut() {
+                Some((first, count)) if *first + *count == slab => *count += 1,
+                _ => files[file].1.push((slab, 1)),
+            }
+        }
+        files
     }
 
     pub(super) fn has_file(&self, lease: LeaseId) -> bool {
@@ -231,6 +273,7 @@ impl Memories {
             // First: who reads it by itself looks at the mark afterwards.
             let _ = mark::clear(&file, self.slabs.size_bytes());
         }
+        self.renounced.remove(&lease);
         self.slabs.close(lease);
     }
 
@@ -365,15 +408,25 @@ mod tests {
         memories.give_file(parent).unwrap();
         let slab = memories.borrow(parent, false).unwrap();
         memories.slab(slab, 0, 4096).unwrap().fill(3);
-        let child = memories.slabs.fork(parent).unwrap();
-        memories.give_file(child).unwrap();
+        let child = memories.fork(parent).unwrap();
+        let own = memories.give_file(child).unwrap();
         assert!(!memories.provide(child, slab, 0, 4096), "in its parent's file");
+        let later = memories.borrow(child, false).unwrap();
+        let inherited = memories.inherited(child, 1);
+        assert!(matches!(&inherited[..], [(file, runs)] if !Arc::ptr_eq(file, &own) && *runs == [(slab, 1)]));
+        assert!(memories.inherited(child, 0).is_empty() && memories.inherited(parent, 1).is_empty());
+        memories.renounce(child);
+        let fork = memories.fork(child).unwrap();
+        assert!(memories.inherited(child, 1).is_empty() && memories.inherited(fork, 2).is_empty());
+        memories.close(fork);
+        assert_eq!(memories.slabs.give_back(child, later), Ok(true));
+        memories.clear_next();
         memories.close(parent);
         assert_eq!(memories.slab(slab, 4095, 1).unwrap().to_vec(), [3]);
         assert_eq!(memories.resident_bytes(), 4096);
         memories.close(child);
         assert_eq!((memories.resident_bytes(), memories.slabs.used_bytes()), (4096, 0), "to be cleared");
         assert!(memories.clear_next() && !memories.clear_next());
-        assert_eq!((memories.resident_bytes(), memories.owners.len()), (0, 0));
+        assert_eq!((memories.resident_bytes(), memories.owners.len(), memories.renounced.len()), (0, 0, 0));
     }
 }

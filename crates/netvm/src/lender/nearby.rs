@@ -1,5 +1,6 @@
 //! A lender on this host: its memory is read and written without it. docs/design/nearby.md has the whole.
 
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use netvm_sys::memfd::Memfd;
 use netvm_sys::shared::SharedSlice;
 
 use super::borrower::Borrower;
-use super::protocol;
+use super::protocol::{self, Inherited};
 use crate::error::{Error, Result};
 use crate::link::together::Wait;
 use crate::shm::LinkChoice;
@@ -43,6 +44,8 @@ impl Lease {
 /// The lease's file, and what goes there.
 pub(super) struct Nearby {
     pub(super) lease: Arc<Lease>,
+    /// Files of other leases, only to be read, each with this lease's mark: as long as that is there nothing is punched that this lease holds.
+    pub(super) inherited: Vec<Arc<Lease>>,
     slab_bytes: u64,
     pub(super) direct: Direct,
 }
@@ -82,19 +85,34 @@ impl Nearby {
         bytes: u32,
         locals: &[SharedSlice],
     ) -> Tried {
-        let way = self.direct.read(applied, slab, offset, bytes.into());
-        if bytes > PAYLOAD_BYTES_MAX || way != Way::Direct {
+        if bytes > PAYLOAD_BYTES_MAX {
             return Tried::Session;
         }
-        let done = self.lease.file.read_at(u64::from(slab) * self.slab_bytes + offset, locals);
-        self.tried(done.is_ok())
+        let Some(Place { lease, at }) = self.place(applied, slab, offset, bytes.into()) else {
+            return Tried::Session;
+        };
+        tried(lease, lease.file.read_at(at, locals).is_ok())
     }
 
     /// Where in the file the bytes are, when nothing keeps them from being read there now.
     pub(super) fn place(&mut self, applied: u64, slab: u32, offset: u64, bytes: u64) -> Option<Place<'_>> {
-        let is_direct = self.direct.read(applied, slab, offset, bytes) == Way::Direct;
-        let at = u64::from(slab) * self.slab_bytes + offset;
-        is_direct.then_some(Place { lease: &self.lease, at })
+        let lease = match self.direct.read(applied, slab, offset, bytes) {
+            Way::Direct => &self.lease,
+            Way::Inherited(file) => self.inherited.get(file as usize)?,
+            Way::Session => return None,
+        };
+        Some(Place { lease, at: u64::from(slab) * self.slab_bytes + offset })
+    }
+
+    /// All that it has.
+    pub(super) fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.inherited.iter().chain([&self.lease]).map(|lease| lease.file.as_fd())
+    }
+
+    /// Has no file any more but its own.
+    pub(super) fn forget_inherited(&mut self) {
+        self.direct.forget_inherited();
+        self.inherited.clear();
     }
 
     /// Writes what can be written directly.
@@ -112,17 +130,17 @@ impl Nearby {
             return Tried::Session;
         }
         let done = self.lease.file.write_at(u64::from(slab) * self.slab_bytes + offset, locals);
-        self.tried(done.is_ok())
+        tried(&self.lease, done.is_ok())
     }
+}
 
-    /// Only afterwards is it known that the lender had not taken the memory back before.
-    #[inline]
-    fn tried(&self, done: bool) -> Tried {
-        match done {
-            _ if !self.lease.is_lent() => Tried::Over,
-            true => Tried::Done,
-            false => Tried::Session,
-        }
+/// Only afterwards is it known that the lender had not taken the memory back before.
+#[inline]
+fn tried(lease: &Lease, done: bool) -> Tried {
+    match done {
+        _ if !lease.is_lent() => Tried::Over,
+        true => Tried::Done,
+        false => Tried::Session,
     }
 }
 
@@ -143,14 +161,14 @@ impl Borrower {
     /// Ends the connection to a lender that is lost. If it was on this host and has died, what it had lent is freed when nobody has the file any more,
     /// by whoever had it last, for whom the kernel needs 0.2 s for a GiB: a thread of its own, in which `first` runs before all else.
     pub(crate) fn let_go(mut self, first: Option<fn()>) {
-        let Some(Nearby { lease, .. }) = self.nearby.take() else { return };
+        let Some(Nearby { lease, inherited, .. }) = self.nearby.take() else { return };
         drop(self);
         let body = move || {
             netvm_sys::thread::set_name(c"netvm-let-go");
             netvm_sys::thread::block_signals();
             // A thread that serves its own faults may be there just now.
             for _ in 0..LOOKS_MAX {
-                if Arc::strong_count(&lease) == 1 {
+                if inherited.iter().chain([&lease]).all(|lease| Arc::strong_count(lease) == 1) {
                     break;
                 }
                 std::thread::sleep(LOOK);
@@ -164,15 +182,14 @@ impl Borrower {
     ///
     /// # Errors
     /// When the connection is lost; or, with [`LinkChoice::Shm`], when the memory cannot be shared.
-    pub(super) async fn look_around(&mut self, wait: &Wait, link: LinkChoice) -> Result<()> {
+    pub(super) async fn look_around(&mut self, wait: &Wait, link: LinkChoice, is_fork: bool) -> Result<()> {
         let link = link.or_environment();
         if link == LinkChoice::Socket {
             return Ok(());
         }
-        match self.meet(wait).await {
-            Ok((file, mark)) => {
-                let (slab_bytes, direct) = (self.slab_bytes(), Direct::new(self.slab_bytes()));
-                self.nearby = Some(Nearby { lease: Arc::new(Lease { file, mark }), slab_bytes, direct });
+        match self.meet(wait, is_fork).await {
+            Ok(nearby) => {
+                self.nearby = Some(nearby);
                 Ok(())
             }
             Err(_) if self.is_broken() => self.check(),
@@ -184,7 +201,7 @@ impl Borrower {
         }
     }
 
-    async fn meet(&mut self, wait: &Wait) -> Result<(Memfd, Mark), String> {
+    async fn meet(&mut self, wait: &Wait, is_fork: bool) -> Result<Nearby, String> {
         let inviter = Inviter::invite()?;
         let invitation = inviter.invitation.encode().to_vec();
         self.ask(wait, protocol::MEET, invitation, "meeting").await.map_err(|error| match error {
@@ -195,16 +212,36 @@ impl Borrower {
             other => other.to_string(),
         })?;
         let channel = inviter.meet()?;
-        let answer = self.ask(wait, protocol::FILE, Vec::new(), "file").await;
+        let wish = if is_fork { 1_u32.to_le_bytes().to_vec() } else { Vec::new() };
+        let answer = self.ask(wait, protocol::FILE, wish, "file").await;
         let answer = answer.map_err(|error| error.to_string())?;
         let mut answer = BodyReader(&answer);
         let bytes = answer.u64().ok_or("its answer makes no sense")?;
         let mark = answer.u64().ok_or("it does not tell when it takes its memory back")?;
-        let (_, mut fds) = channel.receive(&mut [0; 1]).map_err(|error| error.to_string())?;
-        let file = fds.pop().ok_or("it has passed no descriptor")?;
+        let Inherited(runs) = Inherited::decode(answer).ok_or("its answer makes no sense")?;
+        let (_, fds) = channel.receive(&mut [0; 1]).map_err(|error| error.to_string())?;
+        if fds.len() != 1 + runs.len() {
+            return Err(format!("it has passed {} descriptors, and speaks of {}", fds.len(), 1 + runs.len()));
+        }
         let bad = |error| format!("its file is not as it should be: {error}");
-        let file = Memfd::adopt(file, bytes).map_err(bad)?;
+        let mut files = fds.into_iter().map(|fd| Memfd::adopt(fd, bytes).map_err(bad));
+        let file = files.next().ok_or("it has passed no descriptor")??;
+        let inherited = files
+            .map(|of_other| {
+                Ok(Arc::new(Lease { file: of_other?, mark: Mark::of_peer(&file, mark).map_err(bad)? }))
+            })
+            .collect::<Result<_, String>>()?;
         let mark = Mark::of_peer(&file, mark).map_err(bad)?;
-        Ok((file, mark))
+        let slab_bytes = self.slab_bytes();
+        let mut direct = Direct::new(slab_bytes);
+        let slabs = bytes / slab_bytes;
+        for (file, runs) in (0..).zip(runs) {
+            for (first, count) in runs {
+                // Beyond its end there is nothing to be read.
+                let slabs = u64::from(first)..(u64::from(first) + u64::from(count)).min(slabs);
+                slabs.for_each(|slab| direct.inherited(slab as u32, file));
+            }
+        }
+        Ok(Nearby { lease: Arc::new(Lease { file, mark }), inherited, slab_bytes, direct })
     }
 }

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use netvm_core::limits::SLABS_MAX;
 use netvm_core::wire::{BodyReader, BodyWriter};
 
 use crate::error::LenderLimit;
@@ -24,8 +25,8 @@ pub(super) const DISCARD: u32 = 7;
 
 /// Body: an invitation to a meeting on this host. Answered when the lender has come, or refused.
 pub(super) const MEET: u32 = 8;
-/// Answer: bytes of the lease's file, whose descriptor is on the meeting's socket, and where in it a mark is that goes with the lease. Slabs that are
-/// borrowed from now on are in it.
+/// Body: nothing; or 1 by who has a fork's lease. Answer: bytes of the lease's file, whose descriptor is on the meeting's socket, and where in it a mark
+/// is that goes with the lease. Slabs that are borrowed from now on are in it. For 1 see [`Inherited`]. Lenders that do not know the body say no more.
 pub(super) const FILE: u32 = 9;
 /// Body: slab, offset, bytes, whole pages of a slab in the lease's file: the lender allocates them.
 pub(super) const PROVIDE: u32 = 10;
@@ -40,6 +41,9 @@ pub(super) const PING: u32 = 13;
 /// Answer: what it lends, 0 memory, 1 a file, 2 memory in which pages are packed; and 16 bytes by which this lender is told from others, whatever
 /// it is called, others each time it starts. Lenders that do not know this call lend memory.
 pub(super) const KIND: u32 = 14;
+
+/// Neither this lease nor a fork of it is given files of other leases any more.
+pub(super) const RENOUNCE: u32 = 15;
 
 /// How dear the memory of a lender is, by where it is: pages go to the cheapest that has room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -155,6 +159,61 @@ impl BorrowAnswer {
         };
         let slab = (had == 1).then_some(slab);
         (had <= 1).then_some(Self { slab, size_bytes, used_bytes, limit })
+    }
+}
+
+/// Where slabs are that a fork's lease has inherited: the rest of [`FILE`]'s answer. For each file, whose descriptors follow on the socket, the number
+/// of runs of slabs in there, and of each run its first slab and how many it has.
+pub(super) struct Inherited(pub(super) Vec<Runs>);
+
+/// Slabs: the first of each run, and how many it has.
+pub(super) type Runs = Vec<(u32, u32)>;
+
+/// Most files: descriptors go in one message, with the lease's own.
+pub(super) const INHERITED_MAX: usize = netvm_sys::fdpass::FDS_MAX - 1;
+/// Most runs in all of them: an answer must fit into one body.
+const RUNS_MAX: usize = 7000;
+
+const _: () = assert!(16 + 4 + 4 * INHERITED_MAX + 8 * RUNS_MAX <= netvm_core::limits::BODY_BYTES_MAX);
+
+impl Inherited {
+    /// Runs that do not fit are left out: such slabs go over the session.
+    pub(super) fn encode(&self, body: &mut BodyWriter) {
+        let mut left = RUNS_MAX;
+        body.u32(self.0.len() as u32);
+        for runs in &self.0 {
+            let runs = &runs[..runs.len().min(left)];
+            left -= runs.len();
+            body.u32(runs.len() as u32);
+            for &(first, count) in runs {
+                body.u32(first).u32(count);
+            }
+        }
+    }
+
+    /// None of lenders that say nothing about it.
+    pub(super) fn decode(mut body: BodyReader<'_>) -> Option<Self> {
+        if body.0.is_empty() {
+            return Some(Self(Vec::new()));
+        }
+        let (files, mut left) = (body.u32()? as usize, RUNS_MAX);
+        if files > INHERITED_MAX {
+            return None;
+        }
+        let runs = |_| {
+            let (runs, mut end) = (body.u32()? as usize, 0);
+            left = left.checked_sub(runs)?;
+            let mut run = |_| {
+                let (first, count) = (body.u32()?, body.u32()?);
+                let next = u64::from(first) + u64::from(count);
+                // One behind the other: no slab is named twice.
+                let is_next = u64::from(first) >= std::mem::replace(&mut end, next) && next <= SLABS_MAX;
+                is_next.then_some((first, count))
+            };
+            (0..runs).map(&mut run).collect()
+        };
+        let files = (0..files).map(runs).collect::<Option<_>>()?;
+        body.0.is_empty().then_some(Self(files))
     }
 }
 
@@ -279,6 +338,34 @@ impl LenderStatus {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_inherited_survives_the_wire_as_far_as_it_fits() {
+        let encode = |files: &[Vec<(u32, u32)>]| {
+            let mut body = BodyWriter::default();
+            Inherited(files.to_vec()).encode(&mut body);
+            body.0
+        };
+        let decode = |body: &[u8]| Inherited::decode(BodyReader(body)).map(|files| files.0);
+        let files = [vec![(0, 4), (9, 1)], vec![], vec![(5, 1)]];
+        let body = encode(&files);
+        assert_eq!(decode(&body).as_deref(), Some(&files[..]));
+        assert_eq!(decode(&[]), Some(vec![]));
+        for len in 1..body.len() {
+            assert_eq!(decode(&body[..len]), None, "{len} bytes");
+        }
+        assert_eq!(decode(&[body, vec![0]].concat()), None, "more than that");
+        assert_eq!(decode(&encode(&vec![vec![]; INHERITED_MAX + 1])), None);
+        let many = |count| (0..count).map(|run| (2 * run, 1)).collect::<Vec<_>>();
+        let fitting = decode(&encode(&[many(5000), many(5000), many(7)])).unwrap();
+        assert_eq!(fitting, [many(5000), many(2000), vec![]]);
+        for bad in [vec![(0, u32::MAX)], vec![(7, 2), (8, 1)], vec![(SLABS_MAX as u32, 1)]] {
+            assert_eq!(decode(&encode(&[bad])), None);
+        }
+        let mut body = BodyWriter::default();
+        body.u32(1).u32(u32::MAX);
+        assert_eq!(decode(&body.0), None);
+    }
 
     #[test]
     fn a_status_survives_the_wire_and_fits() {

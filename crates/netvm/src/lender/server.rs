@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use netvm_core::endpoint::{Event, Exports, Request};
@@ -13,12 +14,13 @@ use netvm_core::slab::direct::UNIT_BYTES;
 use netvm_core::slab::{LeaseId, SlabError, Slabs, is_slab};
 use netvm_core::wire::{BodyReader, BodyWriter, Refusal, Role, Status};
 use netvm_sys::epoll::{Epoll, Interest, Ready};
+use netvm_sys::memfd::Memfd;
 use netvm_sys::net::{Address, Listener};
 use netvm_sys::shared::SharedSlice;
 
 use super::clearing::Pace;
 use super::memories::Memories;
-use super::protocol::{self, BorrowAnswer, BorrowerStatus, LenderStatus};
+use super::protocol::{self, BorrowAnswer, BorrowerStatus, Inherited, LenderStatus};
 use super::recall::counted;
 use super::stop::StopFlag;
 use super::tickets::Tickets;
@@ -640,9 +642,9 @@ impl Lender {
             protocol::FORK => {
                 let mut key = [0; 16];
                 getrandom::fill(&mut key).map_err(|_| Status::Busy)?;
-                let fork = slabs.fork(lease).map_err(|_| Status::Busy)?;
+                let fork = self.memories.fork(lease).map_err(|_| Status::Busy)?;
                 for &slab in &served.returns.waiting {
-                    let _ = slabs.give_back(fork, slab);
+                    let _ = self.memories.slabs.give_back(fork, slab);
                 }
                 self.tickets.add(key, fork, lease);
                 out.bytes(&key);
@@ -653,6 +655,7 @@ impl Lender {
                 out.u32(u32::from(sole));
             }
             protocol::CANNOT => {}
+            protocol::RENOUNCE => self.memories.renounce(lease),
             protocol::KIND => drop(out.u32(self.memories.class().kind()).bytes(&self.identity)),
             protocol::DISCARD => {
                 let (slab, offset, bytes) = range(slabs, lease, &mut reader)?;
@@ -672,8 +675,19 @@ impl Lender {
                 let channel = served.met.take().ok_or(Status::BadRequest)?.believe();
                 let channel = channel.ok_or(Status::Unsupported)?;
                 let file = self.memories.give_file(lease).map_err(|_| Status::Full)?;
-                channel.send(&[1], &[file.as_fd()]).map_err(|_| Status::Unsupported)?;
                 out.u64(file.len()).u64(self.memories.slabs.size_bytes());
+                let of_others = match reader.u32() {
+                    Some(1) => self.memories.inherited(lease, protocol::INHERITED_MAX),
+                    _ => Vec::new(),
+                };
+                // Where such a descriptor cannot be had what is in there goes over the session.
+                let open = |(file, runs): (Arc<Memfd>, _)| Some((file.read_only().ok()?, runs));
+                let (files, runs): (Vec<_>, Vec<_>) = of_others.into_iter().filter_map(open).unzip();
+                let all: Vec<_> = [file.as_fd()].into_iter().chain(files.iter().map(AsFd::as_fd)).collect();
+                channel.send(&[1], &all).map_err(|_| Status::Unsupported)?;
+                if !runs.is_empty() {
+                    Inherited(runs).encode(&mut out);
+                }
             }
             protocol::PROVIDE => {
                 let (slab, offset, bytes) = range(slabs, lease, &mut reader)?;

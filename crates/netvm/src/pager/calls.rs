@@ -80,6 +80,8 @@ pub(super) enum Call {
     Budget {
         bytes: u64,
     },
+    /// Read what lenders on this host have for the parent of this process only over their connections.
+    ForgetInherited,
     /// Of several shards: give up all but so many frames; as many as that later. To be repeated while frames are left ([`Doorbell::left`]).
     Keep {
         frames: u64,
@@ -316,6 +318,10 @@ impl Engine {
             Call::Keep { frames, frames_max } => {
                 self.keep(frames, frames_max)?;
                 self.tell_left(desk);
+                Ok(())
+            }
+            Call::ForgetInherited => {
+                self.backing.forget_inherited();
                 Ok(())
             }
             Call::Publish => {

@@ -472,11 +472,11 @@ impl Engine {
     /// What the fork needs of a far stack comes in, and what a child must find at lenders is there.
     fn get_ready_to_fork(&mut self, stack_pointer: usize, also: &[usize]) -> Result<()> {
         // What only packed pages hold each child would give up by itself, to places of its own. They are to share one. A child that is alone may as
-        // well write for itself where it can read only that, or only that without asking its lender.
+        // well write for itself where it can read only that.
         let encrypts = self.backing.seals.encrypts();
         let is_one_of_several =
             || self.shared.is_some_and(|shared| shared.elapsed() < STARTING) || self.budget.has_children();
-        let is_shared = !(encrypts || self.backing.is_nearby()) || is_one_of_several();
+        let is_shared = !encrypts || is_one_of_several();
         if is_shared && !self.backing.is_stranded() {
             self.packing = !encrypts;
             self.promise_packed()?;

@@ -89,6 +89,13 @@ impl Pager {
         self.doorbell(0).turn().give_back();
     }
 
+    /// In a child of a fork that is about to give privileges up: closes what its lenders on this host have given it to read its parent's memory, which
+    /// the parent goes on to write. What it has of its parent's is read over connections then, which give it nothing else.
+    pub fn forget_inherited(&self) {
+        // It cannot be refused; an orphan has nothing.
+        let _ = self.shards[0].call(Call::ForgetInherited, self);
+    }
+
     /// For pthread_atfork, in the child.
     ///
     /// # Errors

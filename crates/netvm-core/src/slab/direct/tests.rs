@@ -169,6 +169,28 @@ fn what_is_not_in_the_file_or_beyond_the_slab_goes_over_the_session() {
 }
 
 #[test]
+fn what_is_inherited_is_read_behind_what_was_written() {
+    let mut direct = Direct::new(SLAB);
+    direct.inherited(3, 1);
+    direct.borrowed(4);
+    assert_eq!(direct.read(0, 3, 0, SLAB), Way::Inherited(1));
+    assert_eq!(direct.read(0, 3, 1, SLAB), Way::Session);
+    assert_eq!(direct.write(0, 3, 0, 1), Way::Session);
+    direct.written(0, 0, 3, 10, 10, |_, _| unreachable!("not this lease's file"));
+    assert_eq!(direct.read(0, 3, 19, 1), Way::Session);
+    assert_eq!((direct.read(0, 3, 20, 1), direct.read(1, 3, 19, 1)), (Way::Inherited(1), Way::Inherited(1)));
+    assert_eq!(direct.write(1, 3, 10, 10), Way::Session);
+    // Given back, and borrowed again.
+    direct.returned(3);
+    assert_eq!(direct.read(1, 3, 0, 1), Way::Session);
+    direct.borrowed(3);
+    direct.inherited(5, 0);
+    assert_eq!((direct.read(1, 3, 0, 1), direct.read(1, 5, 0, 1)), (Way::Direct, Way::Inherited(0)));
+    direct.forget_inherited();
+    assert_eq!((direct.read(1, 3, 0, 1), direct.read(1, 5, 0, 1)), (Way::Direct, Way::Session));
+}
+
+#[test]
 fn more_writes_than_can_be_remembered_keep_everything_on_the_session() {
     let mut direct = Direct::new(SLAB);
     direct.borrowed(0);

@@ -73,9 +73,10 @@ impl Borrower {
         body.bytes(ticket).u32(pid).text(&options.name);
         let answer = borrower.ask(wait, protocol::ATTACH, body.0, "lease").await?;
         borrower.slab_bytes = borrower.slab_size(&answer)?;
-        borrower.look_around(wait, options.link).await?;
+        let is_fork = *ticket != [0; 16];
+        borrower.look_around(wait, options.link, is_fork).await?;
         // Who takes a fork's lease knows.
-        if *ticket == [0; 16] {
+        if !is_fork {
             match borrower.ask(wait, protocol::KIND, Vec::new(), "kind of memory").await {
                 Ok(answer) => {
                     let mut answer = BodyReader(&answer);

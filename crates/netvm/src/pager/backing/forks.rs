@@ -44,6 +44,15 @@ impl Backing {
         tickets.iter().map(take).collect()
     }
 
+    /// From now on what the parent writes can be had in no way by what is open here.
+    pub(in crate::pager) fn forget_inherited(&mut self) {
+        for lender in 0..self.sides.len() {
+            if let Some(borrower) = self.sides[lender].borrower.as_mut() {
+                borrower.forget_inherited();
+            }
+        }
+    }
+
     /// After a fork, in the child. The parent's connections belong to descriptors that do not exist here.
     pub(in crate::pager) fn adopt(&mut self, borrowers: Vec<Option<Borrower>>) -> Result<()> {
         self.mending.leave();
