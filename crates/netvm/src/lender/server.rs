@@ -3,7 +3,6 @@
 use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use netvm_core::endpoint::{Event, Exports, Request};
@@ -14,13 +13,12 @@ use netvm_core::slab::direct::UNIT_BYTES;
 use netvm_core::slab::{LeaseId, SlabError, Slabs, is_slab};
 use netvm_core::wire::{BodyReader, BodyWriter, Refusal, Role, Status};
 use netvm_sys::epoll::{Epoll, Interest, Ready};
-use netvm_sys::memfd::Memfd;
 use netvm_sys::net::{Address, Listener};
 use netvm_sys::shared::SharedSlice;
 
 use super::clearing::Pace;
 use super::memories::Memories;
-use super::protocol::{self, BorrowAnswer, BorrowerStatus, Inherited, LenderStatus};
+use super::protocol::{self, BorrowAnswer, BorrowerStatus, LenderStatus};
 use super::recall::counted;
 use super::stop::StopFlag;
 use super::tickets::Tickets;
@@ -30,12 +28,12 @@ use crate::link::greeting::{self, Greeted, Greeting, Transport};
 use crate::link::session::{Failure, Memory, Session};
 use crate::link::spin::Spin;
 use crate::security::{Protection, Security};
-use crate::shm::LinkChoice;
-use crate::shm::meeting::{Invitation, Invited};
+use crate::shm::meeting::Invited;
 use view::{Returns, View, do_jobs};
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
+mod meeting;
 mod view;
 
 /// Most connections at once.
@@ -661,34 +659,8 @@ impl Lender {
                 let (slab, offset, bytes) = range(slabs, lease, &mut reader)?;
                 self.memories.discard(slab, offset, bytes);
             }
-            protocol::MEET => {
-                let invitation = Invitation::decode(body).ok_or(Status::BadRequest)?;
-                let wants_socket = LinkChoice::from_environment() == LinkChoice::Socket;
-                let has_none = self.memories.on_disk || self.memories.packing().is_some();
-                if wants_socket || has_none || self.memories.has_file(lease) {
-                    return Err(Status::Unsupported);
-                }
-                // It is on another host, or has given up.
-                served.met = Some(Invited::come(&invitation).map_err(|_| Status::Unsupported)?);
-            }
-            protocol::FILE => {
-                let channel = served.met.take().ok_or(Status::BadRequest)?.believe();
-                let channel = channel.ok_or(Status::Unsupported)?;
-                let file = self.memories.give_file(lease).map_err(|_| Status::Full)?;
-                out.u64(file.len()).u64(self.memories.slabs.size_bytes());
-                let of_others = match reader.u32() {
-                    Some(1) => self.memories.inherited(lease, protocol::INHERITED_MAX),
-                    _ => Vec::new(),
-                };
-                // Where such a descriptor cannot be had what is in there goes over the session.
-                let open = |(file, runs): (Arc<Memfd>, _)| Some((file.read_only().ok()?, runs));
-                let (files, runs): (Vec<_>, Vec<_>) = of_others.into_iter().filter_map(open).unzip();
-                let all: Vec<_> = [file.as_fd()].into_iter().chain(files.iter().map(AsFd::as_fd)).collect();
-                channel.send(&[1], &all).map_err(|_| Status::Unsupported)?;
-                if !runs.is_empty() {
-                    Inherited(runs).encode(&mut out);
-                }
-            }
+            protocol::MEET => self.meet(served, lease, body)?,
+            protocol::FILE => return self.give_files(served, lease, reader.u32() == Some(1)),
             protocol::PROVIDE => {
                 let (slab, offset, bytes) = range(slabs, lease, &mut reader)?;
                 if bytes > UNIT_BYTES || !self.memories.provide(lease, slab, offset, bytes) {

@@ -3,6 +3,7 @@
 use netvm_core::endpoint::Paging;
 
 use super::*;
+use crate::lender::protocol::Inherited;
 use crate::link::Stream;
 
 fn served(role: Role) -> Option<Served> {
@@ -43,7 +44,7 @@ pub(crate) fn fuzz(mut data: &[u8]) {
     while let [first, len, rest @ ..] = data {
         let (body, rest) = rest.split_at(usize::from(*len).min(rest.len()));
         data = rest;
-        let (who, method) = (usize::from(first % 3), u32::from(first / 3) % 9);
+        let (who, method) = (usize::from(first % 3), u32::from(first / 3) % 16);
         let mut body = body.to_vec();
         if let (protocol::ATTACH, Some(&named)) = (method, body.first())
             && let Some(key) = lender.tickets.key(usize::from(named).wrapping_sub(1))
@@ -52,6 +53,18 @@ pub(crate) fn fuzz(mut data: &[u8]) {
             body[..16].copy_from_slice(&key);
         }
         let _ = lender.answer(&mut peers[who], method, &body);
+        if let (protocol::FILE, Some(lease)) = (method, peers[who].lease)
+            && !packed
+        {
+            // As if they had met.
+            if !lender.memories.has_file(lease) {
+                let _ = lender.memories.give_file(lease);
+            }
+            let inherited = lender.memories.inherited(lease, protocol::INHERITED_MAX);
+            let slabs =
+                inherited.iter().flat_map(|(_, runs)| runs).flat_map(|&(first, count)| first..first + count);
+            slabs.for_each(|slab| assert!(lender.memories.slabs.holds(lease, slab), "another one's"));
+        }
         let used = lender.memories.slabs.used_bytes();
         assert!(used <= lender.memories.slabs.size_bytes(), "lent what there is not");
         // What it holds it may touch, and nothing else.
@@ -84,6 +97,11 @@ pub(crate) fn fuzz(mut data: &[u8]) {
 
 /// A lender's answer to whoever asks how it is doing.
 pub(crate) fn fuzz_status(body: &[u8]) {
+    if let Some(files) = Inherited::decode(BodyReader(body)) {
+        let mut again = BodyWriter::default();
+        files.encode(&mut again);
+        assert!(again.0 == body || files.0.is_empty());
+    }
     if let Some(status) = LenderStatus::decode(body) {
         assert_eq!(LenderStatus::decode(&status.encode()), Some(status));
     }
