@@ -44,8 +44,8 @@ pub(crate) trait Far: Send + Sync {
     fn fork_parent(&self);
     /// pthread_atfork, child. An error says why it has no far memory.
     fn fork_child(&self) -> Result<(), String>;
-    /// In a child: privileges are about to be given up.
-    fn forget_inherited(&self);
+    /// In a child: privileges are about to be given up. An error says why it has what it had.
+    fn forget_inherited(&self) -> Result<(), String>;
 }
 
 /// "Far" memory that is local: for tests, where userfaultfd may be missing.
@@ -122,7 +122,9 @@ impl Far for LocalArea {
     fn fork_child(&self) -> Result<(), String> {
         Ok(())
     }
-    fn forget_inherited(&self) {}
+    fn forget_inherited(&self) -> Result<(), String> {
+        Ok(())
+    }
 }
 
 /// Far memory of the pager.
@@ -236,7 +238,7 @@ impl Far for PagerFar {
         self.pager.fork_child().map_err(|error| error.to_string())
     }
 
-    fn forget_inherited(&self) {
-        self.pager.forget_inherited();
+    fn forget_inherited(&self) -> Result<(), String> {
+        self.pager.forget_inherited().map_err(|error| error.to_string())
     }
 }

@@ -76,13 +76,23 @@ pub(crate) fn after_fork() {
 pub(crate) fn before_less() {
     // Not of a child of vfork, which has its parent's memory, and no descriptor of the pager's.
     let is_this = PROCESS.load(Ordering::Relaxed) == std::process::id();
-    if is_this
-        && IS_CHILD.swap(false, Ordering::Relaxed)
-        && !run::is_orphaned()
-        && let Some(far) = run::started()
-    {
+    if !is_this || !IS_CHILD.load(Ordering::Relaxed) || run::is_orphaned() {
+        return;
+    }
+    if let Some(far) = run::started() {
         let _internal = Internal::enter();
-        far.forget_inherited();
+        if let Err(why) = far.forget_inherited() {
+            sys::give_up(&format!("a child cannot let go of what it can read of its parent's memory: {why}"));
+        }
+    }
+    // Not before: of two threads that come at once both go on when it is done.
+    IS_CHILD.store(false, Ordering::Relaxed);
+}
+
+/// Before prctl(2) with this option: some are filters of system calls, or what comes before one.
+pub(crate) fn before_prctl(option: c_int) {
+    if matches!(option, libc::PR_SET_NO_NEW_PRIVS | libc::PR_SET_SECCOMP | libc::PR_CAPBSET_DROP) {
+        before_less();
     }
 }
 
@@ -229,10 +239,7 @@ around!(
 /// As the C library's.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn prctl(option: c_int, a: usize, b: usize, c: usize, d: usize) -> c_int {
-    // What comes before a filter of system calls, or is one.
-    if matches!(option, libc::PR_SET_NO_NEW_PRIVS | libc::PR_SET_SECCOMP) {
-        before_less();
-    }
+    before_prctl(option);
     type Real = unsafe extern "C" fn(c_int, usize, usize, usize, usize) -> c_int;
     // SAFETY: this is the C library's function of that name. It takes what is there of its arguments, which are all words.
     let real = unsafe { std::mem::transmute::<*mut std::ffi::c_void, Real>(real::prctl.address()) };
@@ -258,6 +265,7 @@ macro_rules! change_of_groups {
             /// As the C library's.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name($($argument: $type),*) -> c_int {
+                before_less();
                 if changes_alone() {
                     let mut words = [0; 6];
                     words.iter_mut().zip([$($word),*]).for_each(|(word, argument)| *word = argument);

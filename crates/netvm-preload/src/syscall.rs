@@ -53,10 +53,18 @@ pub unsafe extern "C" fn syscall(
             _ => {
                 match number {
                     libc::SYS_sched_getaffinity => spawn::release(),
-                    libc::SYS_setuid | libc::SYS_setreuid | libc::SYS_setresuid => privileges::before_less(),
-                    libc::SYS_capset | libc::SYS_seccomp | libc::SYS_landlock_restrict_self => {
-                        privileges::before_less();
-                    }
+                    libc::SYS_prctl => privileges::before_prctl(a as c_int),
+                    libc::SYS_setuid
+                    | libc::SYS_setreuid
+                    | libc::SYS_setresuid
+                    | libc::SYS_setgid
+                    | libc::SYS_setregid
+                    | libc::SYS_setresgid
+                    | libc::SYS_setgroups
+                    | libc::SYS_chroot
+                    | libc::SYS_capset
+                    | libc::SYS_seccomp
+                    | libc::SYS_landlock_restrict_self => privileges::before_less(),
                     _ => {}
                 }
                 sys::as_in_c(raw(number, [a, b, c, d, e, f]))

@@ -164,6 +164,18 @@ impl FdSocket {
     /// `WouldBlock` when there is none; `InvalidData` when it is longer than `bytes` or has more than [`FDS_MAX`] descriptors, which
     /// are closed.
     pub fn receive(&self, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+        self.receive_with(bytes, libc::MSG_TRUNC | libc::MSG_CTRUNC)
+    }
+
+    /// The same, with as many descriptors as this process can have, from the first on.
+    ///
+    /// # Errors
+    /// As [`FdSocket::receive`].
+    pub fn receive_some(&self, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+        self.receive_with(bytes, libc::MSG_TRUNC)
+    }
+
+    fn receive_with(&self, bytes: &mut [u8], refused: i32) -> io::Result<(usize, Vec<OwnedFd>)> {
         let mut piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         let mut control = MaybeUninit::<Control>::zeroed();
         // SAFETY: all zeros is a valid message header.
@@ -195,7 +207,7 @@ impl FdSocket {
                 header = libc::CMSG_NXTHDR(&message, header);
             }
         }
-        if message.msg_flags & (libc::MSG_TRUNC | libc::MSG_CTRUNC) != 0 || fds.len() > FDS_MAX {
+        if message.msg_flags & refused != 0 || fds.len() > FDS_MAX {
             return Err(io::ErrorKind::InvalidData.into());
         }
         Ok((received as usize, fds))

@@ -32,6 +32,15 @@ impl Mark {
         Ok(Self { page })
     }
 
+    /// A child of a fork does not have it. It could have the kernel map any other page of the file in its place (remap_file_pages(2)).
+    ///
+    /// # Errors
+    /// ENOMEM, and it has.
+    pub fn keep_from_children(&self) -> io::Result<()> {
+        // SAFETY: our own mapping; the advice changes what a child inherits, not contents.
+        unsafe { raw::madvise(self.page, MARK_BYTES as usize, libc::MADV_DONTFORK) }
+    }
+
     /// Whether it is set. What was read or written in the file before was still what its owner had there if it is.
     #[inline]
     pub fn is_set(&self) -> bool {

@@ -20,7 +20,7 @@ use crate::uffd::{
 use std::fs::File;
 use std::io;
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
@@ -327,6 +327,14 @@ impl PagedArea {
     /// Descriptor to wait on for faults.
     pub fn as_fd(&self) -> BorrowedFd<'_> {
         self.uffd.as_fd()
+    }
+
+    /// All descriptors that it uses.
+    pub fn descriptors(&self) -> impl Iterator<Item = RawFd> + '_ {
+        let pagemap = self.pagemap.as_ref().map(Pagemap::descriptor);
+        let together = self.together.as_ref().map(|together| together.descriptor());
+        let memory = self.memory.as_ref().map(AsRawFd::as_raw_fd);
+        [Some(self.as_fd().as_raw_fd()), pagemap, together, memory].into_iter().flatten()
     }
 
     /// See [`Userfault::read_faults`].

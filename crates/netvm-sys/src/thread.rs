@@ -23,17 +23,28 @@ pub fn own_descriptors(keep: &[RawFd]) -> io::Result<()> {
     let mut next = 0;
     for fd in keep {
         if fd > next {
-            close_range(next, fd - 1)?;
+            close_range(next, fd - 1);
         }
         next = fd + 1;
     }
-    close_range(next, u32::MAX)
+    close_range(next, u32::MAX);
+    Ok(())
 }
 
-fn close_range(first: u32, last: u32) -> io::Result<()> {
+fn close_range(first: u32, last: u32) {
     // SAFETY: the table is this thread's own; nobody else uses these descriptors in it.
-    let result = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) };
-    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    let refused = unsafe { libc::syscall(libc::SYS_close_range, first, last, 0) } < 0;
+    if refused {
+        // A filter of system calls that does not know it.
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // SAFETY: a local that outlives the call.
+        let limit = match unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } {
+            0 => limit.rlim_max.min(1 << 20) as u32,
+            _ => 1 << 16,
+        };
+        let all: Vec<_> = (first..limit.min(last.saturating_add(1))).map(|fd| fd as RawFd).collect();
+        close_copies(&all);
+    }
 }
 
 /// Starts a detached thread that runs `first` before anything else at all.

@@ -6,7 +6,7 @@
 use crate::raw;
 use crate::uffd::PAGE_BYTES;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
 /// Most pages at a time.
 pub const TOGETHER_MAX: usize = 128;
@@ -19,6 +19,10 @@ pub(crate) struct Together {
 }
 
 impl Together {
+    pub(crate) fn descriptor(&self) -> RawFd {
+        self.pidfd.as_raw_fd()
+    }
+
     /// `None` where the kernel cannot, or a filter of system calls does not let us. `empty`: a page of the caller's without memory.
     pub(crate) fn new(empty: usize) -> Option<Self> {
         let process = std::process::id();

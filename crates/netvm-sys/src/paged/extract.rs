@@ -7,6 +7,7 @@ use crate::shared::SharedSlice;
 use crate::together::Together;
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsRawFd, RawFd};
 use std::os::unix::fs::FileExt;
 
 /// Why a page could not be extracted.
@@ -278,6 +279,10 @@ impl PagedArea {
 pub(super) struct Pagemap(File);
 
 impl Pagemap {
+    pub(super) fn descriptor(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+
     pub(super) fn open() -> io::Result<Self> {
         File::open("/proc/thread-self/pagemap").map(Self)
     }

@@ -125,11 +125,20 @@ impl Borrower {
         std::iter::once(self.as_fd()).chain(self.nearby.iter().flat_map(Nearby::files))
     }
 
+    /// It stays in this process: children have no memory that it shares with its lender.
+    pub(crate) fn keep_from_children(&self) {
+        if let Some(nearby) = &self.nearby {
+            nearby.keep_from_children();
+        }
+    }
+
     /// What a fork's lease has inherited it reads over the session from now on: its process can have nothing any more of what its parent writes later,
     /// nor can its children.
     pub(crate) fn forget_inherited(&mut self) {
-        let Some(nearby) = &mut self.nearby else { return };
-        nearby.forget_inherited();
+        if let Some(nearby) = &mut self.nearby {
+            nearby.forget_inherited();
+        }
+        // Also without: its forks might have some.
         // Lenders that do not know this call give nothing of others to anybody. What else is wrong is found out by who polls.
         let post = |borrower: &mut Self| {
             borrower.session.endpoint.post_call(INTERNAL, protocol::RENOUNCE, Vec::new())

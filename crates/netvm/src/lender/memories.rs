@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use netvm_core::slab::{LeaseId, SlabError, Slabs};
 use netvm_sys::mapping::Mapping;
@@ -35,6 +35,8 @@ pub(super) struct Memories {
     files: BTreeMap<LeaseId, Arc<Memfd>>,
     /// Who is not given files of others any more.
     renounced: BTreeSet<LeaseId>,
+    /// Files of leases that have been ended though their process may be there: it may be about to write where it had begun to.
+    doubted: Vec<Weak<Memfd>>,
     /// Slabs that are not in the common file.
     owners: BTreeMap<u32, Arc<Memfd>>,
     /// So many bytes of the slab that is to be cleared next have been.
@@ -84,6 +86,7 @@ impl Memories {
             hugepages,
             files: BTreeMap::new(),
             renounced: BTreeSet::new(),
+            doubted: Vec::new(),
             owners: BTreeMap::new(),
             cleared_bytes: 0,
         })
@@ -194,6 +197,23 @@ impl Memories {
             }
         }
         files
+    }
+
+    /// The lease is about to be ended without its process having said that it goes.
+    pub(super) fn doubt(&mut self, lease: LeaseId) {
+        self.doubted.retain(|file| file.strong_count() > 0);
+        self.doubted.extend(self.files.get(&lease).map(Arc::downgrade));
+    }
+
+    /// Whether the lease holds the slab, and nobody else does, or writes to it.
+    ///
+    /// # Errors
+    /// [`SlabError::NotHeld`].
+    pub(super) fn is_sole(&self, lease: LeaseId, slab: u32) -> Result<bool, SlabError> {
+        let is_doubted = self.owners.get(&slab).is_some_and(|owner| {
+            self.doubted.iter().any(|file| std::ptr::eq(file.as_ptr(), Arc::as_ptr(owner)))
+        });
+        Ok(self.slabs.sole_holder(lease, slab)? && !is_doubted)
     }
 
     pub(super) fn has_file(&self, lease: LeaseId) -> bool {
@@ -421,7 +441,17 @@ mod tests {
         memories.close(fork);
         assert_eq!(memories.slabs.give_back(child, later), Ok(true));
         memories.clear_next();
+        assert_eq!((memories.is_sole(child, slab), memories.is_sole(parent, slab)), (Ok(false), Ok(false)));
+        let stopped = memories.slabs.open().unwrap();
+        memories.give_file(stopped).unwrap();
+        memories.doubt(stopped);
+        memories.close(stopped);
+        memories.doubt(parent);
         memories.close(parent);
+        // It may be about to write there.
+        assert_eq!((memories.is_sole(child, slab), memories.doubted.len()), (Ok(false), 1));
+        memories.doubted.clear();
+        assert_eq!(memories.is_sole(child, slab), Ok(true));
         assert_eq!(memories.slab(slab, 4095, 1).unwrap().to_vec(), [3]);
         assert_eq!(memories.resident_bytes(), 4096);
         memories.close(child);

@@ -104,6 +104,14 @@ impl Nearby {
         Some(Place { lease, at: u64::from(slab) * self.slab_bytes + offset })
     }
 
+    /// A child of this process is to have nothing of it.
+    pub(super) fn keep_from_children(&self) {
+        for lease in self.inherited.iter().chain([&self.lease]) {
+            // Where there is no memory for that, the fork finds none either.
+            let _ = lease.mark.keep_from_children();
+        }
+    }
+
     /// All that it has.
     pub(super) fn files(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.inherited.iter().chain([&self.lease]).map(|lease| lease.file.as_fd())
@@ -219,14 +227,15 @@ impl Borrower {
         let bytes = answer.u64().ok_or("its answer makes no sense")?;
         let mark = answer.u64().ok_or("it does not tell when it takes its memory back")?;
         let Inherited(runs) = Inherited::decode(answer).ok_or("its answer makes no sense")?;
-        let (_, fds) = channel.receive(&mut [0; 1]).map_err(|error| error.to_string())?;
-        if fds.len() != 1 + runs.len() {
+        // Where no more descriptors are to be had, those files are not used.
+        let (_, fds) = channel.receive_some(&mut [0; 1]).map_err(|error| error.to_string())?;
+        if fds.len() > 1 + runs.len() {
             return Err(format!("it has passed {} descriptors, and speaks of {}", fds.len(), 1 + runs.len()));
         }
         let bad = |error| format!("its file is not as it should be: {error}");
         let mut files = fds.into_iter().map(|fd| Memfd::adopt(fd, bytes).map_err(bad));
         let file = files.next().ok_or("it has passed no descriptor")??;
-        let inherited = files
+        let inherited: Vec<_> = files
             .map(|of_other| {
                 Ok(Arc::new(Lease { file: of_other?, mark: Mark::of_peer(&file, mark).map_err(bad)? }))
             })
@@ -235,7 +244,7 @@ impl Borrower {
         let slab_bytes = self.slab_bytes();
         let mut direct = Direct::new(slab_bytes);
         let slabs = bytes / slab_bytes;
-        for (file, runs) in (0..).zip(runs) {
+        for (file, runs) in (0..inherited.len() as u32).zip(runs) {
             for (first, count) in runs {
                 // Beyond its end there is nothing to be read.
                 let slabs = u64::from(first)..(u64::from(first) + u64::from(count)).min(slabs);

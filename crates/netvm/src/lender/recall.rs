@@ -133,6 +133,7 @@ impl Lender {
                 let reason = format!("it has not answered for {} s", silent.as_secs());
                 if let Some(Peer::Served(served)) = self.peers[index].take() {
                     self.recalls.forget(index as u64);
+                    served.lease.into_iter().for_each(|lease| self.memories.doubt(lease));
                     self.part(*served, &Failure::Link(std::io::Error::other(reason)));
                 }
             } else if !served.pinged {

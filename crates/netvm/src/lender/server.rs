@@ -649,7 +649,7 @@ impl Lender {
             }
             protocol::SOLE => {
                 let slab = reader.u32().ok_or(Status::BadRequest)?;
-                let sole = slabs.sole_holder(lease, slab).map_err(|_| Status::NoHandle)?;
+                let sole = self.memories.is_sole(lease, slab).map_err(|_| Status::NoHandle)?;
                 out.u32(u32::from(sole));
             }
             protocol::CANNOT => {}

@@ -32,7 +32,7 @@ use netvm_sys::thread::Gate;
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::os::fd::{AsRawFd, RawFd};
+use std::os::fd::RawFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -304,7 +304,7 @@ impl Engine {
     }
 
     pub(super) fn descriptors(&self) -> Vec<RawFd> {
-        std::iter::once(self.paged.as_fd().as_raw_fd()).chain(self.backing.descriptors()).collect()
+        self.paged.descriptors().chain(self.backing.descriptors()).collect()
     }
 
     /// The body of the pager's thread. Returns when nobody has the pager any more; an error is the end of the process, since pages

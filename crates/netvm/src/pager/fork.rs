@@ -91,9 +91,11 @@ impl Pager {
 
     /// In a child of a fork that is about to give privileges up: closes what its lenders on this host have given it to read its parent's memory, which
     /// the parent goes on to write. What it has of its parent's is read over connections then, which give it nothing else.
-    pub fn forget_inherited(&self) {
-        // It cannot be refused; an orphan has nothing.
-        let _ = self.shards[0].call(Call::ForgetInherited, self);
+    ///
+    /// # Errors
+    /// [`PagerError::System`] where the pager's thread cannot be called; in an orphan, which has nothing.
+    pub fn forget_inherited(&self) -> Result<()> {
+        self.shards[0].call(Call::ForgetInherited, self)
     }
 
     /// For pthread_atfork, in the child.
@@ -109,6 +111,10 @@ impl Pager {
         let (Some(state), Some(mut engine)) = (state, engine) else {
             netvm_sys::thread::die("a forked child found no pager state");
         };
+        if !self.own_table.load(Ordering::Relaxed) {
+            // What the parent's pager has open this process has, too: its faults, its memory, its connections.
+            netvm_sys::thread::close_copies(&engine.descriptors());
+        }
         let granted =
             state.borrowers.and_then(|borrowers| Ok((borrowers, Granted::get(&self.config, &engine)?)));
         let (borrowers, granted) = match granted {

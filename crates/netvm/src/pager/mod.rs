@@ -209,6 +209,8 @@ pub struct Pager {
     forking: Mutex<Option<fork::ForkState>>,
     /// This is the child of a fork that could not be given far memory.
     orphaned: AtomicBool,
+    /// The pager's thread has a table of descriptors of its own.
+    own_table: AtomicBool,
 }
 
 impl std::fmt::Debug for Pager {
@@ -314,6 +316,7 @@ impl Pager {
             addresses: range::Addresses::default(),
             forking: Mutex::new(None),
             orphaned: AtomicBool::new(false),
+            own_table: AtomicBool::new(false),
         });
         let threads = engines.len();
         let mut own_tables = 0;
@@ -336,6 +339,7 @@ impl Pager {
         let of_thread = Arc::clone(&desk);
         let own_table = self.start_thread(move |opened| engine.run(&of_thread, opened))? == OWN_TABLE;
         desk.is_served.store(true, Ordering::Relaxed);
+        self.own_table.store(own_table, Ordering::Relaxed);
         if own_table {
             // The thread has its own copies; ours would only be in the program's way.
             netvm_sys::thread::close_copies(&descriptors);

@@ -351,6 +351,7 @@ impl Sides {
     /// After a fork, in the child: the parent's connections and threads do not exist here.
     pub(super) fn adopt(&mut self, lender: u32, borrower: Option<Borrower>) {
         let side = &mut self[lender];
+        borrower.iter().for_each(Borrower::keep_from_children);
         std::mem::forget(std::mem::replace(&mut side.borrower, borrower));
         std::mem::forget(side.comeback.take());
         (side.late, side.ear, side.probed) = (false, Ear::default(), Instant::now());

@@ -39,10 +39,12 @@ impl Borrower {
     /// # Errors
     /// As [`Borrower::connect`]; [`Error::Op`] when the ticket is used or too old.
     pub fn adopt(ticket: &ForkTicket, options: &BorrowOptions) -> Result<Self> {
-        alone(async |wait| Self::adopt_beside(wait, ticket, options).await)
+        let adopted = alone(async |wait| Self::adopt_beside(wait, ticket, options).await);
+        adopted.inspect(Self::keep_from_children)
     }
 
-    /// Takes several in the time of the slowest of their lenders.
+    /// Takes several in the time of the slowest of their lenders, for a child of this process: there each is told to
+    /// [`Borrower::keep_from_children`].
     pub(crate) fn adopt_all<'a>(
         tickets: impl IntoIterator<Item = &'a ForkTicket>,
         options: &BorrowOptions,
@@ -75,8 +77,9 @@ impl Borrower {
         borrower.slab_bytes = borrower.slab_size(&answer)?;
         let is_fork = *ticket != [0; 16];
         borrower.look_around(wait, options.link, is_fork).await?;
-        // Who takes a fork's lease knows.
+        // Who takes a fork's lease knows, and is perhaps about to fork itself.
         if !is_fork {
+            borrower.keep_from_children();
             match borrower.ask(wait, protocol::KIND, Vec::new(), "kind of memory").await {
                 Ok(answer) => {
                     let mut answer = BodyReader(&answer);
