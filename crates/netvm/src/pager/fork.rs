@@ -93,7 +93,7 @@ impl Pager {
     /// the parent goes on to write. What it has of its parent's is read over connections then, which give it nothing else.
     ///
     /// # Errors
-    /// [`PagerError::System`] where the pager's thread cannot be called; in an orphan, which has nothing.
+    /// Where the pager's thread cannot be called; in an orphan, which has nothing.
     pub fn forget_inherited(&self) -> Result<()> {
         self.shards[0].call(Call::ForgetInherited, self)
     }
