@@ -346,6 +346,18 @@ fn a_child_reads_its_parents_memory_by_itself_until_it_gives_privileges_up() {
     }
 }
 
+/// With five descriptors or six there is a connection, and not all files of what lenders share.
+#[test]
+fn children_of_a_process_with_few_descriptors_have_all_or_nothing() {
+    for link in ["auto", "shm", "socket"] {
+        let Some((output, _)) = run_and_count(8 << 20, "few", 0, 131_072, TierPolicy::Lender, None, link)
+        else {
+            return;
+        };
+        println!("{link}: {}", String::from_utf8_lossy(&output.stdout).trim());
+    }
+}
+
 /// The lender's socket is in a folder that only root may enter.
 #[test]
 fn children_of_a_process_that_has_put_root_aside_have_far_memory() {

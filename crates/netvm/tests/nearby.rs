@@ -286,6 +286,40 @@ fn memory_that_was_taken_away_is_neither_read_nor_written() {
     }
 }
 
+/// As if a child had been stopped for longer than that: what its parent has written to the slab since is not what it had inherited.
+#[test]
+fn what_a_child_had_inherited_is_not_read_when_its_lease_is_over() {
+    let (size_bytes, lease_timeout) = (4 * SLAB, Some(Duration::from_millis(400)));
+    let config = LenderConfig { size_bytes, slab_bytes: SLAB, lease_timeout, ..LenderConfig::default() };
+    let lender = Serving::start(config);
+    let memory = Mapping::anonymous(4096).unwrap();
+    let mut parent = lender.connect_by(LinkChoice::Shm);
+    let slab = parent.borrow_slab().unwrap();
+    for _ in 0..2 {
+        memory.shared().fill(7);
+        parent.post_write(0, slab, 0, memory.shared()).unwrap();
+        settle(&mut parent);
+    }
+    let mut child = parent.fork().unwrap();
+    let there = Mapping::anonymous(4096).unwrap();
+    child.post_read(0, slab, 0, there.shared()).unwrap();
+    assert!(child.has_ended(), "directly");
+    settle(&mut child);
+    assert!(there.shared().to_vec() == [7; 4096]);
+    // It stands still, and its parent does not.
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !parent.sole_holder(slab).unwrap() {
+        assert!(Instant::now() < deadline, "it waits for ever");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    memory.shared().fill(8);
+    parent.post_write(0, slab, 0, memory.shared()).unwrap();
+    assert!(parent.has_ended(), "directly");
+    settle(&mut parent);
+    assert_eq!(child.post_read(0, slab, 0, there.shared()), Err(PostError::Closed));
+    assert!(child.poll(&mut Vec::new()).unwrap_err().to_string().contains(&lender.address));
+}
+
 #[test]
 fn memory_is_not_shared_with_whoever_does_not_want_it() {
     let lender = Serving::new(4);
