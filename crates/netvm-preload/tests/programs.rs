@@ -346,10 +346,11 @@ fn a_child_reads_its_parents_memory_by_itself_until_it_gives_privileges_up() {
     }
 }
 
-/// With five descriptors or six there is a connection, and not all files of what lenders share.
+/// With some numbers of descriptors there is a connection, and not all files of what lenders share. (The lender ends when nobody can come any more
+/// for what forks left there that could not: after 10 s.)
 #[test]
 fn children_of_a_process_with_few_descriptors_have_all_or_nothing() {
-    for link in ["auto", "shm", "socket"] {
+    for link in ["auto", "shm"] {
         let Some((output, _)) = run_and_count(8 << 20, "few", 0, 131_072, TierPolicy::Lender, None, link)
         else {
             return;

@@ -22,8 +22,8 @@ use crate::shm::meeting::Inviter;
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub(crate) file: Memfd,
-    /// The lender takes it away before anything else, when it ends the lease.
-    mark: Mark,
+    /// The lender takes it away before anything else, when it ends the lease. One for all files of a lease.
+    mark: Arc<Mark>,
 }
 
 impl Lease {
@@ -31,7 +31,7 @@ impl Lease {
     #[cfg(test)]
     pub(crate) fn of(file: Memfd, bytes: u64) -> std::io::Result<Self> {
         netvm_sys::mark::set(&file, bytes)?;
-        let mark = Mark::of_peer(&file, bytes)?;
+        let mark = Arc::new(Mark::of_peer(&file, bytes)?);
         Ok(Self { file, mark })
     }
 
@@ -106,10 +106,8 @@ impl Nearby {
 
     /// A child of this process is to have nothing of it.
     pub(super) fn keep_from_children(&self) {
-        for lease in self.inherited.iter().chain([&self.lease]) {
-            // Where there is no memory for that, the fork finds none either.
-            let _ = lease.mark.keep_from_children();
-        }
+        // Where there is no memory for that, the fork finds none either.
+        let _ = self.lease.mark.keep_from_children();
     }
 
     /// All that it has.
@@ -235,12 +233,9 @@ impl Borrower {
         let bad = |error| format!("its file is not as it should be: {error}");
         let mut files = fds.into_iter().map(|fd| Memfd::adopt(fd, bytes).map_err(bad));
         let file = files.next().ok_or("it has passed no descriptor")??;
-        let inherited: Vec<_> = files
-            .map(|of_other| {
-                Ok(Arc::new(Lease { file: of_other?, mark: Mark::of_peer(&file, mark).map_err(bad)? }))
-            })
-            .collect::<Result<_, String>>()?;
-        let mark = Mark::of_peer(&file, mark).map_err(bad)?;
+        let mark = Arc::new(Mark::of_peer(&file, mark).map_err(bad)?);
+        let with_mark = |file| Arc::new(Lease { file, mark: Arc::clone(&mark) });
+        let inherited = files.map(|file| file.map(with_mark)).collect::<Result<Vec<_>, _>>()?;
         let slab_bytes = self.slab_bytes();
         let mut direct = Direct::new(slab_bytes);
         let slabs = bytes / slab_bytes;
@@ -251,6 +246,6 @@ impl Borrower {
                 slabs.for_each(|slab| direct.inherited(slab as u32, file));
             }
         }
-        Ok(Nearby { lease: Arc::new(Lease { file, mark }), inherited, slab_bytes, direct })
+        Ok(Nearby { lease: with_mark(file), inherited, slab_bytes, direct })
     }
 }
