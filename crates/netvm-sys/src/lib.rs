@@ -5,6 +5,7 @@ pub mod allocator;
 mod before;
 pub mod bench_floor;
 pub mod bench_sigbus;
+pub mod bpf;
 pub mod cpu;
 pub mod descendants;
 pub mod device;

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
 
+use crate::bpf::Pages;
 use crate::memfd::{Memfd, huge_page_bytes};
 use crate::shared::SharedSlice;
 use crate::{guarded, raw};
@@ -133,11 +134,7 @@ impl Mapping {
     /// changed then.
     pub fn replace(&self, offset: u64, bytes: u64, file: &Memfd, huge: bool) -> io::Result<()> {
         use std::os::fd::AsFd;
-        let end = offset.checked_add(bytes).filter(|&end| end <= file.len() && end <= self.bytes as u64);
-        if end.is_none() || bytes == 0 || !(offset | bytes).is_multiple_of(4096) {
-            return Err(io::Error::from_raw_os_error(libc::EINVAL));
-        }
-        let start = self.memory.as_ptr() as usize + offset as usize;
+        let start = self.part(offset, bytes, file.len())?;
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE | libc::MAP_FIXED;
         let fd = file.as_fd().as_raw_fd();
         // SAFETY: whole pages of our own range (checked), of which there are only `SharedSlice`s: whoever uses one sees other bytes, as if others had
@@ -162,6 +159,40 @@ impl Mapping {
         // SAFETY: freshly mapped, and its addresses stay ours for good (see drop).
         let memory = unsafe { SharedSlice::from_raw(start as *mut u8, bytes) };
         Ok(Self { memory, bytes, file: None, huge: false })
+    }
+
+    /// Puts all of `pages`, which `fill` has given what is to be seen there, in the place of what this mapping has from `offset` on, for those who use
+    /// its memory and for all later.
+    ///
+    /// # Errors
+    /// As [`Mapping::replace`], and what `fill` says. Nothing has changed then.
+    pub fn replace_with_pages(
+        &self,
+        offset: u64,
+        pages: &Pages,
+        fill: impl FnOnce(SharedSlice) -> io::Result<()>,
+    ) -> io::Result<()> {
+        use std::os::fd::AsFd;
+        let start = self.part(offset, pages.bytes(), u64::MAX)?;
+        // By an address of their own first: nobody sees them half full.
+        let new = Self::map(pages.bytes() as usize, WRITABLE, libc::MAP_SHARED, pages.as_fd().as_raw_fd())?;
+        fill(new.shared())?;
+        let (from, bytes) = (new.memory.as_ptr() as usize, new.bytes);
+        // SAFETY: the source is ours alone, and is not used there afterwards (below); the target is whole pages of our own range (checked), of which there are only
+        // `SharedSlice`s: whoever uses one sees other bytes, as if others had written them. Maps do not become shorter.
+        unsafe { raw::move_to(from, bytes, start) }?;
+        // Its addresses are nobody's any more.
+        std::mem::forget(new);
+        Ok(())
+    }
+
+    /// The address of whole pages of this mapping, for which something else has `have` bytes from the beginning on.
+    fn part(&self, offset: u64, bytes: u64, have: u64) -> io::Result<usize> {
+        let end = offset.checked_add(bytes).filter(|&end| end <= have && end <= self.bytes as u64);
+        if end.is_none() || bytes == 0 || !(offset | bytes).is_multiple_of(4096) {
+            return Err(io::Error::from_raw_os_error(libc::EINVAL));
+        }
+        Ok(self.memory.as_ptr() as usize + offset as usize)
     }
 
     /// Whether it is made of huge pages, which are never paged out.

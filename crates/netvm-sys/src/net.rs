@@ -11,8 +11,12 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
+mod datagram;
+mod interface;
 mod pieces;
 
+pub use datagram::{Datagrams, Origin};
+pub use interface::Interface;
 use pieces::GATHERED_BYTES_MAX;
 pub use pieces::{Incoming, Outgoing, PIECES_MAX};
 
@@ -77,6 +81,13 @@ impl Stream {
     pub fn reached(&self) -> Option<String> {
         let fd = self.tcp.then(|| self.fd.try_clone().ok()).flatten()?;
         TcpStream::from(fd).peer_addr().ok().map(|address| address.to_string())
+    }
+
+    /// Its own address and its peer's. None for Unix sockets, and when the peer is gone.
+    pub fn ends(&self) -> Option<(SocketAddr, SocketAddr)> {
+        let fd = self.tcp.then(|| self.fd.try_clone().ok()).flatten()?;
+        let stream = TcpStream::from(fd);
+        Some((stream.local_addr().ok()?, stream.peer_addr().ok()?))
     }
 
     /// A pair of sockets connected to each other.
