@@ -3,7 +3,11 @@
 //! A *lease* is what one borrower's connection holds. Forking a lease makes a second holder of every slab of the first. A slab that
 //! nobody holds any more is free again when it has been cleared.
 
+pub mod datagram;
 pub mod direct;
+mod unsettled;
+
+pub use unsettled::Unsettled;
 
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;

@@ -1,18 +1,12 @@
 //! Which transfers a borrower on the lender's host does by itself, and which go over the session: docs/design/nearby.md.
 
-use alloc::collections::{BTreeMap, VecDeque};
+use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 
-use crate::limits::WINDOW;
+use super::unsettled::Unsettled;
 
 /// Memory is provided in units of so many bytes, or of a slab when that is smaller.
 pub const UNIT_BYTES: u64 = 4 << 20;
-/// Most writes whose application is unknown: as many as the session lets be on their way. With more everything would go over the session, behind
-/// which a lender that is slower than its borrower is never through.
-const UNKNOWN_MAX: usize = WINDOW as usize;
-/// With so many the lender is asked which it has applied: of writes alone it tells rarely.
-const ASK_FROM: usize = 32;
-
 /// The way of a transfer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
@@ -52,24 +46,12 @@ enum File {
     Inherited(u32),
 }
 
-/// A write over the session that may not have been applied.
-#[derive(Clone, Copy, Debug)]
-struct Unknown {
-    sequence: u64,
-    slab: u32,
-    start: u64,
-    end: u64,
-}
-
 /// What a borrower knows of the memory that it shares with its lender.
 #[derive(Debug)]
 pub struct Direct {
     slab_bytes: u64,
     slabs: BTreeMap<u32, File>,
-    /// In the order of their numbers.
-    unknown: VecDeque<Unknown>,
-    /// Some writes were too many to be remembered: all below this number.
-    unknown_below: u64,
+    unsettled: Unsettled,
     /// Units that the lender has been asked for, by the number of the asking.
     asked: BTreeMap<u32, Unit>,
     next_asking: u32,
@@ -81,9 +63,7 @@ impl Direct {
         Self {
             slab_bytes,
             slabs: BTreeMap::new(),
-            // Now: who serves swap must not allocate later.
-            unknown: VecDeque::with_capacity(UNKNOWN_MAX),
-            unknown_below: 0,
+            unsettled: Unsettled::new(),
             asked: BTreeMap::new(),
             next_asking: 0,
         }
@@ -126,7 +106,11 @@ impl Direct {
             Some(&File::Inherited(file)) => Way::Inherited(file),
             None => return Way::Session,
         };
-        if inside && self.is_settled(applied, slab, offset, offset + bytes) { way } else { Way::Session }
+        if inside && self.unsettled.allows(applied, slab, offset..offset + bytes) {
+            way
+        } else {
+            Way::Session
+        }
     }
 
     /// How to write. What goes over the session has to be told with [`Direct::written`].
@@ -139,7 +123,7 @@ impl Direct {
             }
             _ => false,
         };
-        if provided && self.is_settled(applied, slab, offset, offset + bytes) {
+        if provided && self.unsettled.allows(applied, slab, offset..offset + bytes) {
             Way::Direct
         } else {
             Way::Session
@@ -157,14 +141,9 @@ impl Direct {
         bytes: u64,
         mut provide: impl FnMut(Unit, u32) -> bool,
     ) {
-        self.forget(applied);
         let Some(file) = self.slabs.get_mut(&slab) else { return };
         let Some(end) = offset.checked_add(bytes).filter(|&end| end <= self.slab_bytes) else { return };
-        if self.unknown.len() < UNKNOWN_MAX {
-            self.unknown.push_back(Unknown { sequence, slab, start: offset, end });
-        } else {
-            self.unknown_below = sequence + 1;
-        }
+        self.unsettled.written(applied, sequence, slab, offset..end);
         let File::Own(units) = file else { return };
         let first = (offset / UNIT_BYTES) as u32;
         for (index, state) in (first..).zip(units_of(units, offset, bytes)) {
@@ -179,7 +158,7 @@ impl Direct {
 
     /// Whether the lender should be asked which writes it has applied, behind all that were posted; `applied` are known.
     pub fn wants_word(&self, applied: u64) -> bool {
-        self.unknown.len() >= ASK_FROM || self.unknown_below > applied
+        self.unsettled.wants_word(applied)
     }
 
     /// The lender has answered the asking with this number.
@@ -192,24 +171,6 @@ impl Direct {
         if let Some(state) = state.filter(|state| **state == State::Asked(asked)) {
             *state = if done { State::Provided } else { State::Refused };
         }
-    }
-
-    /// So many writes are known to have been applied.
-    #[inline]
-    fn forget(&mut self, applied: u64) {
-        while self.unknown.front().is_some_and(|write| write.sequence < applied) {
-            self.unknown.pop_front();
-        }
-    }
-
-    /// Whether all session writes of these bytes are known to have been applied.
-    #[inline]
-    fn is_settled(&mut self, applied: u64, slab: u32, start: u64, end: u64) -> bool {
-        if self.unknown_below > applied {
-            return false;
-        }
-        self.forget(applied);
-        !self.unknown.iter().any(|write| write.slab == slab && write.start < end && start < write.end)
     }
 }
 

@@ -194,7 +194,7 @@ fn what_is_inherited_is_read_behind_what_was_written() {
 fn more_writes_than_can_be_remembered_keep_everything_on_the_session() {
     let mut direct = Direct::new(SLAB);
     direct.borrowed(0);
-    let count = UNKNOWN_MAX as u64 + 36;
+    let count = crate::limits::WINDOW + 36;
     for sequence in 0..count {
         direct.written(0, sequence, 0, sequence, 1, |_, _| true);
     }

@@ -1,0 +1,388 @@
+//! Reads that are asked for with single datagrams: what is in them, which answers belong to which read, and when to give up. docs/design/datagrams.md has the whole.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+use crate::wire::BodyReader;
+
+mod trust;
+
+use trust::Trust;
+
+/// Bytes of a datagram's header; what was read follows it.
+pub const HEADER_BYTES: usize = 40;
+/// Slabs are in maps by units of so many bytes.
+pub const UNIT_BYTES: u64 = 2 << 20;
+/// What is asked for at once where packets have room for it,
+pub const PAGE_BYTES: u32 = 4096;
+/// and where they have not.
+pub const PART_BYTES: u32 = 1024;
+/// Bytes of the longest packet, but for the link's own header: IPv6, UDP, header, page.
+pub const PACKET_BYTES_MAX: u32 = 40 + 8 + HEADER_BYTES as u32 + PAGE_BYTES;
+/// Most bytes of one read.
+pub const READ_BYTES_MAX: u32 = 2 * PAGE_BYTES;
+/// Most reads on their way.
+pub const READS_MAX: usize = 32;
+
+/// What a datagram is, by its first four bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A request.
+    Read,
+    /// The bytes, from the lender's kernel,
+    ByKernel,
+    /// from its process.
+    ByProcess,
+    /// No bytes: the session is to be asked.
+    Refused,
+}
+
+impl Kind {
+    /// As it is on the wire, little endian.
+    pub const fn magic(self) -> u32 {
+        match self {
+            Self::Read => u32::from_le_bytes(*b"nvR1"),
+            Self::ByKernel => u32::from_le_bytes(*b"nvK1"),
+            Self::ByProcess => u32::from_le_bytes(*b"nvP1"),
+            Self::Refused => u32::from_le_bytes(*b"nvN1"),
+        }
+    }
+
+    fn from_magic(magic: u32) -> Option<Self> {
+        [Self::Read, Self::ByKernel, Self::ByProcess, Self::Refused]
+            .into_iter()
+            .find(|kind| kind.magic() == magic)
+    }
+}
+
+/// The header of all datagrams.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// What it is.
+    pub kind: Kind,
+    /// Of which slab,
+    pub slab: u32,
+    /// from which byte on,
+    pub offset: u32,
+    /// how many.
+    pub bytes: u32,
+    /// By which the lender knows the lease.
+    pub key: [u8; 16],
+    /// By which an answer is known.
+    pub sequence: u64,
+}
+
+impl Header {
+    /// As it is sent.
+    pub fn encode(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        for (place, word) in
+            bytes.chunks_exact_mut(4).zip([self.kind.magic(), self.slab, self.offset, self.bytes])
+        {
+            place.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes[16..32].copy_from_slice(&self.key);
+        bytes[32..].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes
+    }
+
+    /// From the beginning of a datagram.
+    pub fn decode(datagram: &[u8]) -> Option<Self> {
+        let mut body = BodyReader(datagram.get(..HEADER_BYTES)?);
+        Some(Self {
+            kind: Kind::from_magic(body.u32()?)?,
+            slab: body.u32()?,
+            offset: body.u32()?,
+            bytes: body.u32()?,
+            key: body.key()?,
+            sequence: body.u64()?,
+        })
+    }
+
+    /// Whether it asks for a page or a part of one, as programs do that follow these rules.
+    pub fn is_request(&self) -> bool {
+        self.kind == Kind::Read
+            && (self.bytes == PAGE_BYTES || self.bytes == PART_BYTES)
+            && self.offset.is_multiple_of(self.bytes)
+    }
+}
+
+/// A read on its way.
+#[derive(Clone, Copy, Debug)]
+pub struct Read<T> {
+    /// Whose it is.
+    pub token: u64,
+    /// Of which slab,
+    pub slab: u32,
+    /// from which byte on,
+    pub offset: u32,
+    /// how many.
+    pub bytes: u32,
+    /// Where they are to go.
+    pub locals: T,
+    /// Of its first datagram.
+    sequence: u64,
+    /// A bit for each datagram that has not been answered.
+    missing: u8,
+    asked_ns: u64,
+}
+
+/// Where the bytes of an answer go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Which of the reads,
+    pub read: usize,
+    /// from which of its bytes on,
+    pub at: u32,
+    /// how many.
+    pub bytes: u32,
+}
+
+/// What an answer is to be taken for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// These bytes.
+    Bytes(Place),
+    /// The read has to be done over the session.
+    Refused,
+    /// It belongs to nothing, or is not as it should be.
+    Nothing,
+}
+
+/// The reads of one lease.
+#[derive(Debug)]
+pub struct Reads<T> {
+    key: [u8; 16],
+    reads: Vec<Read<T>>,
+    next_sequence: u64,
+    /// Bytes that one datagram asks for.
+    part_bytes: u32,
+    /// Reads that were given up, by whether their answers still come it is known what they were: lost, or late.
+    doubtful: VecDeque<Doubtful>,
+    trust: Trust,
+    counts: Counts,
+}
+
+/// The datagrams of a read that was given up.
+#[derive(Clone, Copy, Debug)]
+struct Doubtful {
+    sequence: u64,
+    count: u32,
+    asked_ns: u64,
+}
+
+/// So long after it was sent, or when so many others are doubtful, a datagram that was not answered is lost.
+const LOST_AFTER_NS: u64 = 100_000_000;
+const DOUBTFUL_MAX: usize = 8;
+
+/// What has become of datagrams.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Answers of the lender's kernel: pages, or parts of pages.
+    pub by_kernel: u64,
+    /// Answers of its process.
+    pub by_process: u64,
+    /// Reads that had to be done over the session after all.
+    pub given_up: u64,
+}
+
+impl<T: Copy> Reads<T> {
+    /// By this key; the first sequence should be one that nobody can guess. `packet_bytes_max` is what a packet may have on the whole way, but for the link's own header.
+    pub fn new(key: [u8; 16], first_sequence: u64, packet_bytes_max: u32) -> Self {
+        Self {
+            key,
+            reads: Vec::with_capacity(READS_MAX),
+            next_sequence: first_sequence,
+            part_bytes: if packet_bytes_max >= PACKET_BYTES_MAX { PAGE_BYTES } else { PART_BYTES },
+            doubtful: VecDeque::with_capacity(DOUBTFUL_MAX),
+            trust: Trust::new(),
+            counts: Counts::default(),
+        }
+    }
+
+    /// Whether these bytes can be asked for by datagrams now.
+    pub fn can(&mut self, now_ns: u64, offset: u64, bytes: u32) -> bool {
+        let pages = u64::from(PAGE_BYTES);
+        bytes > 0
+            && bytes <= READ_BYTES_MAX
+            && (offset | u64::from(bytes)).is_multiple_of(pages)
+            && offset <= u64::from(u32::MAX - READ_BYTES_MAX)
+            && self.reads.len() < READS_MAX
+            && {
+                self.doubt(now_ns);
+                self.trust.is_on(now_ns)
+            }
+    }
+
+    /// Begins a read, of which [`Reads::can`] has been true; what to send for it.
+    pub fn ask(
+        &mut self,
+        now_ns: u64,
+        token: u64,
+        slab: u32,
+        offset: u32,
+        bytes: u32,
+        locals: T,
+    ) -> impl Iterator<Item = Header> + use<T> {
+        let (key, part, sequence) = (self.key, self.part_bytes, self.next_sequence);
+        let count = bytes / part;
+        self.next_sequence = sequence.wrapping_add(count.into());
+        let missing = ((1u16 << count) - 1) as u8;
+        self.reads.push(Read { token, slab, offset, bytes, locals, sequence, missing, asked_ns: now_ns });
+        (0..count).map(move |index| Header {
+            kind: Kind::Read,
+            slab,
+            offset: offset + index * part,
+            bytes: part,
+            key,
+            sequence: sequence.wrapping_add(index.into()),
+        })
+    }
+
+    /// The last read could not be sent: it has never been.
+    pub fn take_back(&mut self) {
+        self.reads.pop();
+    }
+
+    /// Reads on their way.
+    pub fn len(&self) -> usize {
+        self.reads.len()
+    }
+
+    /// Whether none is.
+    pub fn is_empty(&self) -> bool {
+        self.reads.is_empty()
+    }
+
+    /// One of them.
+    pub fn get(&self, read: usize) -> Option<&Read<T>> {
+        self.reads.get(read)
+    }
+
+    /// The bytes that come next if nothing is lost or overtaken.
+    pub fn expected(&self) -> Option<Place> {
+        let part = self.part_bytes;
+        self.reads.first().map(|read| Place {
+            read: 0,
+            at: read.missing.trailing_zeros() * part,
+            bytes: part,
+        })
+    }
+
+    /// What a datagram of so many bytes, with this header, is, and of which read. [`Reads::arrived`] and [`Reads::refused`] are to be told of it.
+    pub fn answer(&mut self, now_ns: u64, header: &Header, datagram_bytes: usize) -> (usize, Answer) {
+        let part = self.part_bytes;
+        let found = self.reads.iter().enumerate().find_map(|(index, read)| {
+            let number = u32::try_from(header.sequence.wrapping_sub(read.sequence)).ok()?;
+            (number < 8 && read.missing >> number & 1 == 1).then_some((index, number, read))
+        });
+        let Some((index, number, read)) = found else {
+            self.came_late(now_ns, header);
+            return (0, Answer::Nothing);
+        };
+        let at = number * part;
+        let is_it = header.slab == read.slab && header.offset == read.offset + at && header.bytes == part;
+        let whole = HEADER_BYTES + part as usize;
+        let answer = match header.kind {
+            _ if !is_it => Answer::Nothing,
+            Kind::ByKernel | Kind::ByProcess if datagram_bytes == whole => {
+                Answer::Bytes(Place { read: index, at, bytes: part })
+            }
+            Kind::Refused => Answer::Refused,
+            _ => Answer::Nothing,
+        };
+        (index, answer)
+    }
+
+    /// What had been given up was under way.
+    fn came_late(&mut self, now_ns: u64, header: &Header) {
+        let is_it = |one: &Doubtful| header.sequence.wrapping_sub(one.sequence) < one.count.into();
+        if header.kind != Kind::Read
+            && let Some(index) = self.doubtful.iter().position(is_it)
+            && let Some(Doubtful { asked_ns, .. }) = self.doubtful.remove(index)
+        {
+            self.trust.answered(now_ns.saturating_sub(asked_ns));
+        }
+    }
+
+    /// The bytes of this place are there; the read, if those were all.
+    pub fn arrived(&mut self, now_ns: u64, place: Place, kind: Kind) -> Option<Read<T>> {
+        let part = self.part_bytes;
+        let read = self.reads.get_mut(place.read)?;
+        read.missing &= !(1 << (place.at / part));
+        if kind == Kind::ByKernel {
+            self.counts.by_kernel += 1;
+        } else {
+            self.counts.by_process += 1;
+        }
+        if read.missing != 0 {
+            return None;
+        }
+        let read = self.reads.remove(place.read);
+        self.trust.answered(now_ns.saturating_sub(read.asked_ns));
+        Some(read)
+    }
+
+    /// A read is not answered by datagrams.
+    pub fn refused(&mut self, now_ns: u64, read: usize) -> Option<Read<T>> {
+        let is_one = read < self.reads.len();
+        is_one.then(|| {
+            self.counts.given_up += 1;
+            self.trust.lost(now_ns);
+            self.reads.remove(read)
+        })
+    }
+
+    /// Those that were given up long ago, or are too many, are lost.
+    fn doubt(&mut self, now_ns: u64) {
+        let is_lost = |one: &Doubtful| now_ns.saturating_sub(one.asked_ns) >= LOST_AFTER_NS;
+        while self.doubtful.len() >= DOUBTFUL_MAX || self.doubtful.front().is_some_and(is_lost) {
+            self.doubtful.pop_front();
+            self.trust.lost(now_ns);
+        }
+    }
+
+    /// A read whose answer does not come any more: it is to be done over the session.
+    pub fn overdue(&mut self, now_ns: u64) -> Option<Read<T>> {
+        // They were asked one after the other.
+        let oldest = self.reads.first()?;
+        if now_ns.saturating_sub(oldest.asked_ns) < self.trust.patience_ns() {
+            return None;
+        }
+        self.doubt(now_ns);
+        let read = self.reads.remove(0);
+        self.counts.given_up += 1;
+        let count = read.bytes / self.part_bytes;
+        self.doubtful.push_back(Doubtful { sequence: read.sequence, count, asked_ns: read.asked_ns });
+        Some(read)
+    }
+
+    /// For how long to wait, at most, before [`Reads::overdue`] is asked; none on its way: `None`.
+    pub fn patience_ns(&self, now_ns: u64) -> Option<u64> {
+        let waited = now_ns.saturating_sub(self.reads.first()?.asked_ns);
+        Some(self.trust.patience_ns().saturating_sub(waited))
+    }
+
+    /// Whether answers come while they are being asked for, nearly: to look at once is worth it.
+    pub fn are_quick(&self) -> bool {
+        self.trust.is_quick()
+    }
+
+    /// All reads on their way, which are given up, though nothing is known of their answers.
+    pub fn give_up(&mut self) -> impl Iterator<Item = Read<T>> + '_ {
+        self.reads.drain(..)
+    }
+
+    /// Something was wrong that may have come so: nothing is asked for any more. False when nothing was asked for any more already, or nothing has ever come.
+    pub fn distrust(&mut self) -> bool {
+        self.trust.end()
+    }
+
+    /// What has become of datagrams since this was last asked.
+    pub fn take_counts(&mut self) -> Counts {
+        core::mem::take(&mut self.counts)
+    }
+}
+
+#[cfg(test)]
+mod tests;
