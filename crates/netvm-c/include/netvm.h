@@ -188,9 +188,10 @@ NETVM_API int netvm_node_poll(netvm_node *node);
 
 enum netvm_link {
     NETVM_LINK_AUTO = 0,  /* shared memory where it can be had, the connection otherwise; the environment variable NETVM_LINK (auto,
-                             shm, socket) can say more */
+                             shm, socket, datagrams) can say more */
     NETVM_LINK_SHM = 1,   /* memory of a node on this host is mapped; what cannot be mapped cannot be imported */
-    NETVM_LINK_SOCKET = 2 /* everything goes over the connection */
+    NETVM_LINK_SOCKET = 2, /* everything goes over the connection */
+    NETVM_LINK_DATAGRAMS = 3 /* and reads of far pages by datagrams, where the lender answers them */
 };
 
 /* How this node finds peers that have failed without a word, stopped or cut off: one that has been silent for `interval_ns` is asked for

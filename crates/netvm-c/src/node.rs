@@ -74,10 +74,11 @@ pub(crate) const ENCRYPTIONS: [(&str, u32, Encryption); 3] = [
 pub(crate) const RIGHTS: [(&str, c_int, Rights); 2] =
     [("NETVM_READ", 1, Rights::Read), ("NETVM_READ_WRITE", 3, Rights::ReadWrite)];
 
-pub(crate) const LINKS: [(&str, u32, LinkChoice); 3] = [
+pub(crate) const LINKS: [(&str, u32, LinkChoice); 4] = [
     ("NETVM_LINK_AUTO", 0, LinkChoice::Auto),
     ("NETVM_LINK_SHM", 1, LinkChoice::Shm),
     ("NETVM_LINK_SOCKET", 2, LinkChoice::Socket),
+    ("NETVM_LINK_DATAGRAMS", 3, LinkChoice::Datagrams),
 ];
 
 /// What a number stands for.

@@ -80,7 +80,7 @@ impl Peer {
                     mapped: None,
                     places: Mutex::new(0),
                 };
-                if choice != LinkChoice::Socket {
+                if choice.may_share() {
                     match peer.neighbour.map(peer, choice, handle, len, rights, notifications) {
                         Ok(mapped) => region.mapped = Some(mapped),
                         Err(reason) if choice == LinkChoice::Shm => {
@@ -163,7 +163,7 @@ impl Region {
     /// Maps what an object that is only called has to be mapped. Whether there is something.
     pub(crate) fn map_word(&mut self) -> bool {
         let peer = &self.connection.session;
-        if peer.neighbour.choice() != LinkChoice::Socket {
+        if peer.neighbour.choice().may_share() {
             // Never copied by the kernel: it does not compute.
             self.mapped = peer.neighbour.map(peer, LinkChoice::Shm, self.handle, 0, self.rights, 0).ok();
         }

@@ -42,6 +42,10 @@ stats! {
     remote_reads,
     /// Of these, pages that whoever wanted them read from the memory of a lender on this host, at once.
     read_at_once,
+    /// Datagrams with a page, or a part of one, that lenders' kernels have sent, before anybody was woken there.
+    kernel_reads,
+    /// Reads by datagrams that had to be done over the connection after all.
+    datagrams_given_up,
     /// Pages written to lenders.
     remote_writes,
     /// Pages that were touched for the first time.

@@ -560,7 +560,7 @@ static void values(void) {
     ARGUMENT(netvm_connect(node, "127.0.0.1:1", &connect, &peer));
     connect.reserved = 0;
     connect.reconnect = 0;
-    connect.link = 3;
+    connect.link = 4;
     ARGUMENT(netvm_connect(node, "127.0.0.1:1", &connect, &peer));
 
     ARGUMENT(netvm_memory_alloc(0, 0, &memory));

@@ -60,7 +60,7 @@ static netvm_pager *start(const char *lender, const char *no_record) {
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
     CHECK(strstr(netvm_last_error(), "CPU 4294967295") != NULL);
     pager_cpu = options.cpu = (uint32_t)sched_getcpu();
-    options.link = 3;
+    options.link = 4;
     EXPECT(NETVM_ERR_ARGUMENT, netvm_pager_start(&options, &pager));
     options.link = NETVM_LINK_SOCKET;
     options.lender_timeout_ns = -1;

@@ -296,7 +296,25 @@ fn links() -> Vec<Finding> {
             Some("the connection is used instead; a container needs the peer's network name space"),
         ),
     };
-    vec![tcp, unix, shm, private_memory()]
+    vec![tcp, unix, shm, private_memory(), kernel_reads()]
+}
+
+/// Whether a lender of this user has its kernel answer reads.
+fn kernel_reads() -> Finding {
+    match netvm::lender::probe_kernel_reads() {
+        Ok(()) => finding(
+            "kernel reads",
+            Verdict::Ok,
+            "`netvm lend` has the kernel answer reads from other hosts",
+            None,
+        ),
+        Err(error) => finding(
+            "kernel reads",
+            Verdict::Without,
+            format!("reads from other hosts wake the lender: {error}"),
+            Some("to have the kernel answer them a lender needs Linux 6.6, CAP_BPF and CAP_NET_ADMIN"),
+        ),
+    }
 }
 
 const REACHED: &str = "reached";

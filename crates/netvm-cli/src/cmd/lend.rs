@@ -4,7 +4,7 @@ use super::Outcome;
 use super::secret::SecurityArgs;
 use crate::machine::{HUGE_ADVISE, lent_hugepages, meminfo};
 use crate::size::Size;
-use clap::Args;
+use clap::{Args, ValueEnum};
 use netvm::lender::{Compress, Lender, LenderConfig};
 use netvm::security::{Encryption, Secret, Security};
 use netvm_sys::signal::{SIGINT, SIGTERM, Signals};
@@ -92,12 +92,24 @@ pub struct LendArgs {
     /// [default: 50, with a single CPU 0]
     #[arg(long, value_name = "US", value_parser = clap::value_parser!(u32).range(..=10_000))]
     spin_us: Option<u32>,
+    /// Whether the kernel answers reads of single pages, before anybody is woken: needs Linux 6.6, CAP_BPF and CAP_NET_ADMIN (root has them), and is used
+    /// by programs on other machines. `netvm status` tells how many it has answered
+    #[arg(long, value_name = "WHEN", default_value = "auto")]
+    kernel_reads: KernelReads,
     /// Run on this CPU only
     #[arg(long)]
     cpu: Option<usize>,
     /// Take the secret from standard input; end when that ends and the last borrower has gone
     #[arg(long, hide = true)]
     private: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum KernelReads {
+    /// Where the kernel lets this user
+    Auto,
+    /// Never
+    Off,
 }
 
 /// Hundredths of a percent.
@@ -194,6 +206,7 @@ pub fn run(args: LendArgs) -> Outcome {
         quota_bytes: args.quota.map_or(0, |size| size.0),
         lease_timeout: args.lease_timeout.map(Duration::from_secs),
         leave_timeout: args.leave_timeout.map(Duration::from_secs),
+        kernel_reads: args.kernel_reads == KernelReads::Auto,
         security,
     })?;
     let size = match compress {

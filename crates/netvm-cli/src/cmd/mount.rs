@@ -248,7 +248,7 @@ fn serve(
 /// Mapped if it can be; else over the connection. Not by copies from the exporter's memory: they want its memory map, which it may hold
 /// while it waits for this mount.
 fn import(peer: &Peer, name: &str, key: &RemoteKey) -> Result<Region, Error> {
-    if LinkChoice::from_environment() != LinkChoice::Socket {
+    if LinkChoice::from_environment().may_share() {
         peer.choose(LinkChoice::Shm);
         if let Ok(region) = peer.import(name, key) {
             return Ok(region);

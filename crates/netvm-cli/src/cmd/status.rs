@@ -52,6 +52,7 @@ pub fn run(args: &StatusArgs) -> Outcome {
                 "address": address, "size_bytes": status.size_bytes, "used_bytes": status.used_bytes,
                 "resident_bytes": status.resident_bytes,
                 "slab_bytes": status.slab_bytes, "ops": status.ops, "ops_per_s": status.ops_per_s,
+                "kernel_reads": status.kernel_reads,
                 "uptime_s": status.uptime.as_secs(), "draining": status.draining, "borrowers": borrowers,
                 "missing_bytes": status.missing_bytes, "stuck": status.stuck, "quota_bytes": status.quota_bytes,
                 "connection": status.protection.to_string(), "class": status.class.name(),
@@ -81,6 +82,9 @@ pub fn run(args: &StatusArgs) -> Outcome {
         out!("short of   {}: asked back{stuck}", Size(status.missing_bytes));
     }
     out!("operations {} ({}/s)", status.ops, status.ops_per_s);
+    if status.kernel_reads > 0 {
+        out!("by kernel  {} more reads, of which the lender knows nothing", status.kernel_reads);
+    }
     out!("up         {} s", status.uptime.as_secs());
     out!("borrowers  {}", status.borrowers.len());
     if !status.borrowers.is_empty() {

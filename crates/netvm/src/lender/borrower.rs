@@ -31,7 +31,10 @@ const PROBE: u64 = BORROW_BIT | PROVIDE_BIT;
 
 mod calls;
 mod connecting;
+mod datagrams;
 mod forks;
+
+use datagrams::Asker;
 
 /// A connection without operations under way, for another thread or process.
 pub struct BorrowerParts {
@@ -44,6 +47,7 @@ pub struct BorrowerParts {
     call_timeout: Duration,
     limits: (u32, u32),
     nearby: Option<Nearby>,
+    asker: Option<Box<Asker>>,
     kind: Class,
     identity: Option<[u8; 16]>,
 }
@@ -82,6 +86,8 @@ pub struct Borrower {
     room_bytes: Option<u64>,
     /// The lender is on this host.
     pub(super) nearby: Option<Nearby>,
+    /// The lender answers datagrams.
+    asker: Option<Box<Asker>>,
     /// What it lends, as far as it has been asked.
     kind: Class,
     /// By which it is told from others, if it has been asked.
@@ -122,7 +128,8 @@ impl Borrower {
 
     /// All descriptors that it uses.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        std::iter::once(self.as_fd()).chain(self.nearby.iter().flat_map(Nearby::files))
+        let asker = self.asker.iter().map(|asker| asker.as_fd());
+        std::iter::once(self.as_fd()).chain(self.nearby.iter().flat_map(Nearby::files)).chain(asker)
     }
 
     /// It stays in this process: children have no memory that it shares with its lender.
@@ -174,7 +181,8 @@ impl Borrower {
 
     /// Operations that have not completed; a [`Borrower::probe`] is none.
     pub fn pending(&self) -> usize {
-        self.session.endpoint.pending() - usize::from(self.probing) + self.ready.len()
+        let by_datagrams = self.asker.as_ref().map_or(0, |asker| asker.pending());
+        self.session.endpoint.pending() - usize::from(self.probing) + self.ready.len() + by_datagrams
     }
 
     /// Asks the lender for a sign of life, if it does not owe one: what is on this host is read and written without it, and writes end when they
@@ -275,6 +283,9 @@ impl Borrower {
                 return self.ended_directly(token, tried);
             }
         }
+        if self.asker.is_some() && self.ask_by_datagrams(token, slab, offset, locals) {
+            return Ok(());
+        }
         let slot = self.session.endpoint.post_read(token, slab, offset, bytes)?;
         self.posted(slot, locals);
         Ok(())
@@ -312,6 +323,12 @@ impl Borrower {
         let sequence = self.session.endpoint.posted_writes();
         let slot = self.session.endpoint.post_write(token, slab, offset, bytes)?;
         self.posted(slot, locals);
+        if let Some(asker) = &mut self.asker {
+            asker.unsettled.written(applied, sequence, slab, offset..offset.saturating_add(bytes.into()));
+            if asker.unsettled.wants_word(applied) {
+                self.probe();
+            }
+        }
         let Self { session, slab_bytes, nearby: Some(nearby), .. } = self else { return Ok(()) };
         nearby.direct.written(applied, sequence, slab, offset, bytes.into(), |unit, asking| {
             let (token, body) = (PROVIDE_BIT | u64::from(asking), nearby::provision(unit, *slab_bytes));
@@ -459,6 +476,7 @@ impl Borrower {
     /// # Errors
     /// [`Error::LenderLost`] or [`Error::Protocol`], now and ever after; all operations under way are in `completions` as failed.
     pub fn poll(&mut self, completions: &mut Vec<Completion>) -> Result<()> {
+        self.poll_datagrams();
         // Nothing is expected of the connection; whether it has ended is looked at now and then.
         let is_idle = self.session.endpoint.pending() == 0 && !self.session.has_output();
         if is_idle && self.has_ended() && self.unheard < UNHEARD_MAX && self.broken.is_none() {
@@ -641,6 +659,7 @@ impl Borrower {
             return;
         }
         self.broken = Some(error.clone());
+        self.end_datagrams();
         (self.waiting_since, self.probing) = (None, false);
         self.session.endpoint.fail();
         while let Some(event) = self.session.event() {

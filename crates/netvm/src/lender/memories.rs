@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::{Arc, Weak};
 
+use netvm_core::slab::datagram::UNIT_BYTES;
 use netvm_core::slab::{LeaseId, SlabError, Slabs};
+use netvm_sys::bpf::Pages;
 use netvm_sys::mapping::Mapping;
 use netvm_sys::mark::{self, MARK_BYTES};
 use netvm_sys::memfd::Memfd;
@@ -41,7 +43,12 @@ pub(super) struct Memories {
     owners: BTreeMap<u32, Arc<Memfd>>,
     /// So many bytes of the slab that is to be cleared next have been.
     cleared_bytes: u64,
+    /// Units of slabs that the kernel reads, too ([datagrams](../../../../docs/design/datagrams.md)): mapped in the place of the common file.
+    units: BTreeMap<Unit, Arc<Pages>>,
 }
+
+/// A slab, and which of its units.
+pub(super) type Unit = (u32, u32);
 
 impl Memories {
     /// What it lends.
@@ -89,6 +96,7 @@ impl Memories {
             doubted: Vec::new(),
             owners: BTreeMap::new(),
             cleared_bytes: 0,
+            units: BTreeMap::new(),
         })
     }
 
@@ -148,7 +156,64 @@ impl Memories {
         files.dedup_by_key(|file| Arc::as_ptr(file));
         let files =
             files.into_iter().map(|file| file.resident_bytes().unwrap_or(0).saturating_sub(MARK_BYTES));
-        self.common.resident_bytes().unwrap_or(0) + files.sum::<u64>()
+        let units: u64 = self.units.values().map(|pages| pages.bytes()).sum();
+        self.common.resident_bytes().unwrap_or(0) + files.sum::<u64>() + units
+    }
+
+    /// Whether the kernel may read what is lent here: it is memory, as it is, and in pages of the usual size.
+    pub(super) fn may_have_units(&self) -> bool {
+        !self.on_disk && self.packing.is_none() && !self.hugepages
+    }
+
+    /// The pages of a unit for the kernel to read, where it is moved to if it has none. `None` where that is not possible.
+    ///
+    /// # Errors
+    /// The kernel has no memory for that, or no descriptor.
+    pub(super) fn unit(&mut self, unit: Unit) -> std::io::Result<Option<Arc<Pages>>> {
+        if let Some(pages) = self.units.get(&unit) {
+            return Ok(Some(Arc::clone(pages)));
+        }
+        let (slab, index) = unit;
+        let (offset, bytes) = self.unit_range(index);
+        if !self.may_have_units() || bytes == 0 || self.owners.contains_key(&slab) {
+            return Ok(None);
+        }
+        let pages = Arc::new(Pages::new((bytes / PAGE_BYTES) as u32)?);
+        let start = u64::from(slab) * self.slabs.slab_bytes() + offset;
+        self.mapping.replace_with_pages(start, &pages, |memory| self.common.read_at(start, &[memory]))?;
+        let _ = self.common.punch_hole(start, bytes);
+        self.units.insert(unit, Arc::clone(&pages));
+        Ok(Some(pages))
+    }
+
+    /// Where in a slab a unit begins, and how many bytes it has; none beyond the end.
+    fn unit_range(&self, index: u32) -> (u64, u64) {
+        let offset = u64::from(index) * UNIT_BYTES;
+        (offset, self.slabs.slab_bytes().saturating_sub(offset).min(UNIT_BYTES))
+    }
+
+    /// The kernel has no business any more in units of which nothing is lent in this range, or all is discarded: those.
+    fn end_units(&mut self, slab: u32, offset: u64, bytes: u64, is_lent: bool) -> Vec<Unit> {
+        let (first, end) = (offset / UNIT_BYTES, (offset + bytes).div_ceil(UNIT_BYTES));
+        let touched: Vec<Unit> =
+            self.units.range((slab, first as u32)..(slab, end as u32)).map(|(&unit, _)| unit).collect();
+        let mut ended = Vec::new();
+        for unit in touched {
+            let (start, len) = self.unit_range(unit.1);
+            let at = u64::from(slab) * self.slabs.slab_bytes() + start;
+            let is_whole = !is_lent || (offset <= start && start + len <= offset + bytes);
+            // The file has nothing there.
+            if is_whole && self.mapping.replace(at, len, &self.common, self.hugepages).is_ok() {
+                self.units.remove(&unit);
+                ended.push(unit);
+                continue;
+            }
+            let (from, to) = (offset.max(start), (offset + bytes).min(start + len));
+            if let Some(memory) = self.slab(slab, from, (to - from) as u32) {
+                memory.fill(0);
+            }
+        }
+        ended
     }
 
     /// A file of its own for the lease: slabs that it borrows from now on are in there, and behind all slabs a mark that is there as long as the
@@ -303,6 +368,7 @@ impl Memories {
         let Some(slab) = self.slabs.uncleared() else { return };
         let (from, slab_bytes) = (self.cleared_bytes, self.slabs.slab_bytes());
         let bytes = bytes.min(slab_bytes - from);
+        // Who knew of them has been told when nobody held the slab any more.
         self.empty(slab, from, bytes, false);
         self.cleared_bytes = from + bytes;
         if self.cleared_bytes < slab_bytes {
@@ -322,11 +388,18 @@ impl Memories {
     }
 
     /// Makes a part of a slab that is lent, or all of it, read as zeros and gives its memory back.
-    pub(super) fn discard(&self, slab: u32, offset: u64, bytes: u64) {
-        self.empty(slab, offset, bytes, true);
+    /// The units that the kernel had and has no more.
+    pub(super) fn discard(&mut self, slab: u32, offset: u64, bytes: u64) -> Vec<Unit> {
+        self.empty(slab, offset, bytes, true)
     }
 
-    fn empty(&self, slab: u32, offset: u64, bytes: u64, is_lent: bool) {
+    fn empty(&mut self, slab: u32, offset: u64, bytes: u64, is_lent: bool) -> Vec<Unit> {
+        let ended = self.end_units(slab, offset, bytes, is_lent);
+        self.empty_file(slab, offset, bytes, is_lent);
+        ended
+    }
+
+    fn empty_file(&self, slab: u32, offset: u64, bytes: u64, is_lent: bool) {
         if let Some(packing) = &self.packing {
             return packing.borrow_mut().discard(slab, offset, bytes, &self.common);
         }

@@ -190,7 +190,7 @@ impl Borrower {
     /// When the connection is lost; or, with [`LinkChoice::Shm`], when the memory cannot be shared.
     pub(super) async fn look_around(&mut self, wait: &Wait, link: LinkChoice, is_fork: bool) -> Result<()> {
         let link = link.or_environment();
-        if link == LinkChoice::Socket {
+        if !link.may_share() {
             return Ok(());
         }
         match self.meet(wait, is_fork).await {

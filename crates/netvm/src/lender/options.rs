@@ -21,6 +21,11 @@ pub struct BorrowOptions {
     pub security: Security,
     /// Whether a lender on this host is read and written without it.
     pub link: LinkChoice,
+    /// Whether reads of one or two pages may be asked for by datagrams, by who can tell a page that is wrong: some may be.
+    /// Not over encrypted connections, unless what is written there is encrypted anyway ([`BorrowOptions::seals`]).
+    pub datagrams: bool,
+    /// What is written has been encrypted by who writes it.
+    pub seals: bool,
 }
 
 impl Default for BorrowOptions {
@@ -32,6 +37,8 @@ impl Default for BorrowOptions {
             call_timeout: Duration::from_secs(4),
             security: Security::default(),
             link: LinkChoice::Auto,
+            datagrams: false,
+            seals: false,
         }
     }
 }

@@ -45,6 +45,9 @@ pub(super) const KIND: u32 = 14;
 /// Neither this lease nor a fork of it is given files of other leases any more.
 pub(super) const RENOUNCE: u32 = 15;
 
+/// Answer: a UDP port of the lender, and 16 bytes by which datagrams there are known to be of this lease. Refused by who answers none.
+pub(super) const DATAGRAMS: u32 = 16;
+
 /// How dear the memory of a lender is, by where it is: pages go to the cheapest that has room.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Class {
@@ -269,6 +272,8 @@ pub struct LenderStatus {
     pub memory_bytes: u64,
     /// Bytes of pages that this memory has no room for, and that are in a file.
     pub spilled_bytes: u64,
+    /// Datagrams, of a page or a part of one each, that its kernel has answered: they are in no other count.
+    pub kernel_reads: u64,
     /// Who borrows (the first 200 when there are more).
     pub borrowers: Vec<BorrowerStatus>,
     /// What protects the connection that asked; not on the wire.
@@ -292,7 +297,7 @@ impl LenderStatus {
             body.u32(u32::from(borrower.nearby)).u64(borrower.recalled_bytes);
             body.u32(u32::from(borrower.cannot));
         }
-        body.u32(self.class.kind()).u64(self.memory_bytes).u64(self.spilled_bytes);
+        body.u32(self.class.kind()).u64(self.memory_bytes).u64(self.spilled_bytes).u64(self.kernel_reads);
         body.0
     }
 
@@ -314,6 +319,7 @@ impl LenderStatus {
             class: Class::Remote,
             memory_bytes: 0,
             spilled_bytes: 0,
+            kernel_reads: 0,
             borrowers: Vec::new(),
             protection: Protection::None,
         };
@@ -331,6 +337,7 @@ impl LenderStatus {
         // Lenders that do not say so lend memory.
         status.class = body.u32().map_or(Class::Remote, Class::from_kind);
         (status.memory_bytes, status.spilled_bytes) = (body.u64().unwrap_or(0), body.u64().unwrap_or(0));
+        status.kernel_reads = body.u64().unwrap_or(0);
         Some(status)
     }
 }
@@ -380,7 +387,13 @@ mod tests {
         };
         let class = Class::Packed;
         let (memory_bytes, spilled_bytes) = (4, 5);
-        let all = LenderStatus { size_bytes: 1, ops_per_s: 3, stuck: true, ..LenderStatus::default() };
+        let all = LenderStatus {
+            size_bytes: 1,
+            ops_per_s: 3,
+            stuck: true,
+            kernel_reads: 6,
+            ..LenderStatus::default()
+        };
         let mut status = LenderStatus { class, memory_bytes, spilled_bytes, ..all };
         status.borrowers = vec![borrower; 300];
         let body = status.encode();
@@ -388,9 +401,9 @@ mod tests {
         status.borrowers.truncate(BORROWERS_MAX);
         assert_eq!(LenderStatus::decode(&body), Some(status));
         // Of a lender that does not say what it lends.
-        let old = LenderStatus::decode(&body[..body.len() - 20]);
+        let old = LenderStatus::decode(&body[..body.len() - 28]);
         assert_eq!(old.map(|status| status.class), Some(Class::Remote));
-        for len in 0..body.len() - 20 {
+        for len in 0..body.len() - 28 {
             assert!(LenderStatus::decode(&body[..len]).is_none(), "{len} bytes");
         }
     }

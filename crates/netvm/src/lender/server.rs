@@ -29,8 +29,10 @@ use crate::link::session::{Failure, Memory, Session};
 use crate::link::spin::Spin;
 use crate::security::{Protection, Security};
 use crate::shm::meeting::Invited;
+use datagrams::Readers;
 use view::{Returns, View, do_jobs};
 
+mod datagrams;
 #[cfg(any(test, feature = "fuzzing"))]
 pub(crate) mod fuzzing;
 mod meeting;
@@ -44,8 +46,10 @@ const ROUNDS_MAX: usize = 8;
 const PAGE_BYTES: u64 = 4096;
 const STOP_ID: u64 = u64::MAX;
 const PARENT_ID: u64 = u64::MAX - 1;
-/// Listeners have the numbers from here on.
+/// Listeners have the numbers from here on,
 const LISTENER_ID: u64 = 1 << 32;
+/// and sockets for datagrams from here on.
+const DATAGRAM_ID: u64 = 1 << 33;
 pub(super) const TICK: Duration = Duration::from_millis(500);
 
 /// How to lend.
@@ -88,6 +92,8 @@ pub struct LenderConfig {
     /// When it has been asked to stop, it waits for so long until borrowers have moved what they have to others. `None`: as long as it
     /// takes.
     pub leave_timeout: Option<Duration>,
+    /// Have the kernel answer reads of pagers, where it may be had for that ([datagrams](../../../../docs/design/datagrams.md)): Linux 6.6, CAP_BPF and CAP_NET_ADMIN.
+    pub kernel_reads: bool,
     /// Who may connect. Without a secret it listens on loopback and unix sockets only.
     pub security: Security,
 }
@@ -122,6 +128,7 @@ impl Default for LenderConfig {
             quota_bytes: 0,
             lease_timeout: None,
             leave_timeout: None,
+            kernel_reads: false,
             security: Security::default(),
         }
     }
@@ -169,6 +176,7 @@ pub struct Lender {
     identity: [u8; 16],
     listeners: Vec<Listener>,
     pub(super) memories: Memories,
+    readers: Readers,
     epoll: Epoll,
     pub(super) peers: Vec<Option<Peer>>,
     pub(super) recalls: Recalls,
@@ -247,6 +255,7 @@ impl Lender {
             identity,
             listeners,
             memories,
+            readers: Readers::default(),
             epoll,
             peers: Vec::new(),
             recalls: Recalls::new(),
@@ -334,6 +343,7 @@ impl Lender {
                             self.parent_gone = true;
                         }
                     }
+                    DATAGRAM_ID.. => self.answer_datagrams((id - DATAGRAM_ID) as usize),
                     LISTENER_ID.. => self.accept((id - LISTENER_ID) as usize),
                     _ => self.attend(id as usize, interest),
                 }
@@ -369,7 +379,7 @@ impl Lender {
             }
         }
         for lease in self.tickets.take_stale(now) {
-            self.memories.close(lease);
+            self.close(lease);
         }
         self.forgive(now);
         self.memories.tick();
@@ -556,9 +566,14 @@ impl Lender {
         let bytes = lease.map_or(0, |lease| self.memories.slabs.lease_bytes(lease));
         if let Some(lease) = lease {
             self.tickets.forget_parent(lease);
-            self.memories.close(lease);
+            self.close(lease);
         }
         self.say(format_args!("{name} (pid {pid}) has gone, {} MiB come back: {failure}", bytes >> 20));
+    }
+
+    fn close(&mut self, lease: LeaseId) {
+        self.readers.close(lease);
+        self.memories.close(lease);
     }
 
     fn called(&mut self, served: &mut Served, request: Request, method: u32, body: &[u8]) {
@@ -657,9 +672,14 @@ impl Lender {
             protocol::KIND => drop(out.u32(self.memories.class().kind()).bytes(&self.identity)),
             protocol::DISCARD => {
                 let (slab, offset, bytes) = range(slabs, lease, &mut reader)?;
-                self.memories.discard(slab, offset, bytes);
+                let ended = self.memories.discard(slab, offset, bytes);
+                self.readers.ended(&ended);
             }
             protocol::MEET => self.meet(served, lease, body)?,
+            protocol::DATAGRAMS => {
+                let (port, key) = self.admit_reader(served, lease)?;
+                out.u32(port.into()).bytes(&key);
+            }
             protocol::FILE => return self.give_files(served, lease, reader.u32() == Some(1)),
             protocol::PROVIDE => {
                 let (slab, offset, bytes) = range(slabs, lease, &mut reader)?;
@@ -679,6 +699,7 @@ impl Lender {
             // The rest of a write that came too late.
             served.session.endpoint.revoke(slab, |_, bytes| vec![0; bytes as usize]);
             if let Some(lease) = served.lease {
+                self.readers.returned(lease, slab);
                 let _ = self.memories.slabs.give_back(lease, slab);
             }
         }
@@ -733,6 +754,7 @@ impl Lender {
             class: self.memories.class(),
             memory_bytes: self.memories.packed_bytes().0,
             spilled_bytes: self.memories.packed_bytes().1,
+            kernel_reads: self.readers.by_kernel(),
             protection: Protection::None,
         }
     }

@@ -240,10 +240,21 @@ impl Backing {
             events: libc::POLLIN | if borrower.wants_write() { libc::POLLOUT } else { 0 },
             revents: 0,
         }));
+        let awaited = self.sides.borrowers().filter_map(Borrower::awaited_datagrams);
+        fds.extend(awaited.map(|(fd, _)| libc::pollfd {
+            fd: fd.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        }));
     }
 
     /// For how long to wait for an answer before [`Backing::check_answers`].
     pub(super) fn patience(&self) -> Duration {
+        let awaited = self.sides.borrowers().filter_map(Borrower::awaited_datagrams);
+        awaited.map(|(_, patience)| patience).fold(self.patience_with_sessions(), Duration::min)
+    }
+
+    fn patience_with_sessions(&self) -> Duration {
         if self.replicas == 1 {
             (self.timeout / 8).min(HEARD)
         } else if self.reads > 0 {
@@ -501,6 +512,10 @@ impl Backing {
     /// A lender returned a page of `slot` that differs from what was written. The page is to be read again, from another; an error
     /// when there is no other.
     pub(super) fn distrust(&mut self, lender: u32, slot: Slot) -> Result<()> {
+        // Anybody may have sent that. The session is asked.
+        if self.sides.live(lender).is_some_and(Borrower::distrust_datagrams) {
+            return Ok(());
+        }
         if self.parts.is_some() {
             return self.suspect(slot);
         }
@@ -643,6 +658,14 @@ impl Backing {
         stats.lenders_lost = self.stats.lenders_lost;
         stats.lenders_back = self.stats.lenders_back;
         stats.hedged_reads = self.stats.hedged_reads;
+        for lender in 0..self.sides.len() {
+            let Some(borrower) = &mut self.sides[lender].borrower else { continue };
+            let counts = borrower.take_datagram_counts();
+            self.stats.kernel_reads += counts.by_kernel;
+            self.stats.datagrams_given_up += counts.given_up;
+        }
+        stats.kernel_reads = self.stats.kernel_reads;
+        stats.datagrams_given_up = self.stats.datagrams_given_up;
         stats.wrong_pages = self.stats.wrong_pages;
         stats.pages_repaired = self.slots.mended();
         stats.pages_moved = self.slots.moved();

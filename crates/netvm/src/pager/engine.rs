@@ -208,6 +208,9 @@ impl Engine {
             call_timeout: usual.call_timeout.min(config.lender_timeout),
             security: config.security.clone(),
             link: config.link,
+            // Of parts nobody could tell which one was wrong.
+            datagrams: config.erasure.is_none(),
+            seals: config.encrypt_pages,
             ..usual
         };
         let run = config.run.as_deref();

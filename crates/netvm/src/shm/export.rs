@@ -75,9 +75,7 @@ impl Sharing {
         body: &[u8],
     ) -> Result<Vec<u8>, Status> {
         match Request::decode(body).ok_or(Status::BadRequest)? {
-            Request::Meet(_) | Request::Share { .. }
-                if LinkChoice::from_environment() == LinkChoice::Socket =>
-            {
+            Request::Meet(_) | Request::Share { .. } if !LinkChoice::from_environment().may_share() => {
                 Err(Status::Unsupported)
             }
             Request::Meet(invitation) => self.meet(&invitation),

@@ -37,6 +37,8 @@ pub enum LinkChoice {
     Shm,
     /// The connection.
     Socket,
+    /// The connection, as if it were to another host, and from pagers datagrams for reads where the lender answers them.
+    Datagrams,
 }
 
 impl FromStr for LinkChoice {
@@ -47,7 +49,8 @@ impl FromStr for LinkChoice {
             "auto" => Ok(Self::Auto),
             "shm" => Ok(Self::Shm),
             "socket" => Ok(Self::Socket),
-            _ => Err("a link is auto, shm or socket"),
+            "datagrams" => Ok(Self::Datagrams),
+            _ => Err("a link is auto, shm, socket or datagrams"),
         }
     }
 }
@@ -64,6 +67,16 @@ impl LinkChoice {
 
     pub(crate) fn or_environment(self) -> Self {
         if self == Self::Auto { Self::from_environment() } else { self }
+    }
+
+    /// Whether memory may be shared.
+    pub fn may_share(self) -> bool {
+        matches!(self, Self::Auto | Self::Shm)
+    }
+
+    /// Whether datagrams may be used.
+    pub(crate) fn wants_datagrams(self) -> bool {
+        matches!(self.or_environment(), Self::Auto | Self::Datagrams)
     }
 }
 

@@ -3,6 +3,7 @@
 use std::error::Error;
 use std::time::Duration;
 
+use netvm::lender::LinkChoice;
 use netvm::pager::{Erasure, FaultPath};
 
 use super::child::Helper;
@@ -63,6 +64,8 @@ impl Far {
     ) -> Result<Started, Box<dyn Error>> {
         let lent = self.size_bytes.next_multiple_of(16 << 20) + (64 << 20);
         let mut command = words(&format!("lend --private --listen 127.0.0.1:0 --size {lent}"));
+        let by_kernel = placement.link == LinkChoice::Datagrams;
+        command.extend(words(if by_kernel { "--kernel-reads auto" } else { "--kernel-reads off" }));
         command.extend(pinned("cpu", placement.lender));
         if placement.spin {
             command.extend(words("--spin-us 1000"));
@@ -96,7 +99,11 @@ impl Far {
         )));
         command.extend(pinned("cpu", placement.program));
         command.extend(pinned("pager-cpu", placement.pager));
-        command.extend(words(if placement.nearby { "--link shm" } else { "--link socket" }));
+        command.extend(words(match placement.link {
+            LinkChoice::Shm => "--link shm",
+            LinkChoice::Datagrams => "--link datagrams",
+            LinkChoice::Socket | LinkChoice::Auto => "--link socket",
+        }));
         if let Some(erasure) = self.erasure {
             command.extend(words(&format!("--erasure {erasure}")));
         }
@@ -117,7 +124,7 @@ mod tests {
             pager: None,
             lender: None,
             spin: false,
-            nearby: true,
+            link: LinkChoice::Shm,
         };
         let far = Far {
             size_bytes: 1 << 20,

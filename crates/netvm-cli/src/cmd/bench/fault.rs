@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use netvm::lender::LinkChoice;
 use netvm::pager::{Erasure, FaultPath};
 use netvm_sys::bench_floor::{allowed_cpus, unpin_thread};
 use netvm_sys::cpu::pin;
@@ -120,9 +121,13 @@ enum Placements {
     Nearby,
     /// The same as the kernel likes: several threads on several CPUs
     NearbyUnpinned,
+    /// All on one CPU, over the network, and reads of single pages answered by the lender's kernel (needs CAP_BPF and CAP_NET_ADMIN)
+    Kernel,
+    /// The same as the kernel likes
+    KernelUnpinned,
     /// As the kernel likes
     Unpinned,
-    /// All of them but nearby-unpinned
+    /// All of them but nearby-unpinned and kernel-unpinned
     All,
 }
 
@@ -143,8 +148,15 @@ pub struct Placement {
     pub lender: Option<usize>,
     /// Lender and pager look for messages instead of sleeping.
     pub spin: bool,
-    /// The lender's memory is shared.
-    pub nearby: bool,
+    /// How the lender's memory is reached: shared; over connections; or also by datagrams that its kernel answers.
+    pub link: LinkChoice,
+}
+
+impl Placement {
+    /// Nothing crosses a network.
+    pub fn is_nearby(&self) -> bool {
+        self.link == LinkChoice::Shm
+    }
 }
 
 fn placements(wanted: Placements) -> Result<Vec<Placement>, Failure> {
@@ -159,7 +171,7 @@ fn placements(wanted: Placements) -> Result<Vec<Placement>, Failure> {
             pager: first,
             lender: first,
             spin: false,
-            nearby: false,
+            link: LinkChoice::Socket,
         });
     }
     if matches!(wanted, Placements::OtherCpu | Placements::All) {
@@ -170,7 +182,7 @@ fn placements(wanted: Placements) -> Result<Vec<Placement>, Failure> {
                 pager: second,
                 lender: first,
                 spin: false,
-                nearby: false,
+                link: LinkChoice::Socket,
             });
         } else {
             tell!("skipped: other-cpu (needs two CPUs)");
@@ -184,7 +196,7 @@ fn placements(wanted: Placements) -> Result<Vec<Placement>, Failure> {
                 pager: first,
                 lender: second,
                 spin: true,
-                nearby: false,
+                link: LinkChoice::Socket,
             });
         } else {
             tell!("skipped: spin (needs two CPUs)");
@@ -197,7 +209,7 @@ fn placements(wanted: Placements) -> Result<Vec<Placement>, Failure> {
             pager: first,
             lender: first,
             spin: false,
-            nearby: true,
+            link: LinkChoice::Shm,
         });
     }
     if matches!(wanted, Placements::NearbyUnpinned) {
@@ -207,7 +219,27 @@ fn placements(wanted: Placements) -> Result<Vec<Placement>, Failure> {
             pager: None,
             lender: None,
             spin: false,
-            nearby: true,
+            link: LinkChoice::Shm,
+        });
+    }
+    if matches!(wanted, Placements::Kernel | Placements::All) {
+        all.push(Placement {
+            name: "kernel",
+            program: first,
+            pager: first,
+            lender: first,
+            spin: false,
+            link: LinkChoice::Datagrams,
+        });
+    }
+    if matches!(wanted, Placements::KernelUnpinned) {
+        all.push(Placement {
+            name: "kernel-unpinned",
+            program: None,
+            pager: None,
+            lender: None,
+            spin: false,
+            link: LinkChoice::Datagrams,
         });
     }
     if matches!(wanted, Placements::Unpinned | Placements::All) {
@@ -217,7 +249,7 @@ fn placements(wanted: Placements) -> Result<Vec<Placement>, Failure> {
             pager: None,
             lender: None,
             spin: false,
-            nearby: false,
+            link: LinkChoice::Socket,
         });
     }
     if all.is_empty() { Err("no placement can be measured on this host".into()) } else { Ok(all) }
@@ -501,7 +533,7 @@ impl Setup {
         // In the floor of the network this thread stands for the pager, in that of the fault for the program.
         let be = |cpu: Option<usize>| cpu.map_or_else(|| unpin_thread(cpus), pin);
         be(self.placement.pager)?;
-        if !self.placement.nearby {
+        if !self.placement.is_nearby() {
             let trip = floors::round_trip(&self.echo_address, self.placement.spin, plan.floor)?;
             table.add(name, Some("floor-tcp"), ROUND_TRIP, Ok(trip));
             table.add(name, Some("floor-tcp"), STREAM, Ok(floors::stream(&self.echo_address, plan.floor)?));

@@ -106,7 +106,7 @@ impl Walks<'_> {
         let time = self.far.case / 6;
         be(placement.pager)?;
         // Where the lender's memory is shared nothing crosses a network.
-        let (trip, stream) = match placement.nearby {
+        let (trip, stream) = match placement.is_nearby() {
             true => (0.0, floors::copy_sequential(time)?),
             false => (floors::round_trip(echo, placement.spin, time)?.median, floors::stream(echo, time)?),
         };
@@ -154,7 +154,7 @@ impl Walks<'_> {
             }
         }
         drop(pairs);
-        let link = if placement.nearby { "shm" } else { "tcp" };
+        let link = if placement.is_nearby() { "shm" } else { "tcp" };
         for (case, threads, peer, outcomes) in found {
             let mut row = row(percent, compressible, case, threads, &outcomes);
             (row.peer, row.placement, row.link) = (peer, Some(placement.name), Some(link.into()));

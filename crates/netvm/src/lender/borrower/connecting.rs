@@ -77,6 +77,10 @@ impl Borrower {
         borrower.slab_bytes = borrower.slab_size(&answer)?;
         let is_fork = *ticket != [0; 16];
         borrower.look_around(wait, options.link, is_fork).await?;
+        let is_sealed = borrower.protection() == Protection::Encrypted && !options.seals;
+        if options.datagrams && borrower.nearby.is_none() && !is_sealed && options.link.wants_datagrams() {
+            borrower.look_for_datagrams(wait).await?;
+        }
         // Who takes a fork's lease knows, and is perhaps about to fork itself.
         if !is_fork {
             borrower.keep_from_children();
@@ -111,6 +115,7 @@ impl Borrower {
             call_timeout: options.call_timeout,
             limits: (theirs.ops_max, theirs.window),
             nearby: None,
+            asker: None,
             kind: Class::Remote,
             identity: None,
         }))
@@ -123,7 +128,17 @@ impl Borrower {
     pub fn into_parts(self) -> BorrowerParts {
         assert!(self.pending() == 0, "operations are under way");
         let Self {
-            session, lender, slab_bytes, security, call_timeout, limits, nearby, kind, identity, ..
+            session,
+            lender,
+            slab_bytes,
+            security,
+            call_timeout,
+            limits,
+            nearby,
+            asker,
+            kind,
+            identity,
+            ..
         } = self;
         let transport = session.into_links().next().expect("one rail");
         BorrowerParts {
@@ -134,6 +149,7 @@ impl Borrower {
             call_timeout,
             limits,
             nearby,
+            asker,
             kind,
             identity,
         }
@@ -149,6 +165,7 @@ impl Borrower {
             call_timeout,
             limits,
             nearby,
+            asker,
             kind,
             identity,
         } = parts;
@@ -170,6 +187,7 @@ impl Borrower {
             recall: None,
             room_bytes: None,
             nearby,
+            asker,
             kind,
             identity,
             unheard: 0,

@@ -13,7 +13,7 @@ impl Lender {
     /// [`protocol::MEET`].
     pub(super) fn meet(&self, served: &mut Served, lease: LeaseId, invitation: &[u8]) -> Result<(), Status> {
         let invitation = Invitation::decode(invitation).ok_or(Status::BadRequest)?;
-        let wants_socket = LinkChoice::from_environment() == LinkChoice::Socket;
+        let wants_socket = !LinkChoice::from_environment().may_share();
         let has_none = self.memories.on_disk || self.memories.packing().is_some();
         if wants_socket || has_none || self.memories.has_file(lease) {
             return Err(Status::Unsupported);

@@ -1,0 +1,430 @@
+//! Reads that are asked for by datagrams, and that the lender's kernel answers where it may: docs/design/datagrams.md.
+
+mod common;
+
+use common::pages::Pages;
+use common::{Random, Serving, alone};
+use netvm::lender::{BorrowOptions, Borrower, Completion, LenderConfig, LinkChoice, status};
+use netvm::pager::{FaultPath, Pager, PagerConfig, TierPolicy};
+use netvm_sys::mapping::Mapping;
+use netvm_sys::shared::SharedSlice;
+use std::net::UdpSocket;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+const MIB: u64 = 1 << 20;
+const PAGE: usize = 4096;
+
+/// Whether lenders of this user have their kernel answer.
+fn by_kernel() -> bool {
+    match netvm::lender::probe_kernel_reads() {
+        Ok(()) => true,
+        Err(error) => {
+            let thread = std::thread::current();
+            eprintln!("{}: skipped ({error})", thread.name().unwrap_or_default());
+            false
+        }
+    }
+}
+
+fn lend_at(listen: &str, mib: u64, slab_bytes: u64) -> Serving {
+    let listen = vec![listen.to_owned()];
+    let config = LenderConfig {
+        listen,
+        size_bytes: mib * MIB,
+        slab_bytes,
+        kernel_reads: true,
+        ..LenderConfig::default()
+    };
+    Serving::start(config)
+}
+
+/// Until the process ends, as pagers do not end before.
+fn lend(mib: u64) -> &'static Serving {
+    Box::leak(Box::new(lend_at("127.0.0.1:0", mib, 4 * MIB)))
+}
+
+fn start(lenders: &[&str], change: impl FnOnce(&mut PagerConfig)) -> Arc<Pager> {
+    let mut config = PagerConfig {
+        local_bytes: 8 * MIB,
+        lenders: lenders.iter().map(|&lender| lender.to_owned()).collect(),
+        area_bytes: 1 << 34,
+        tier: TierPolicy::Lender,
+        link: LinkChoice::Datagrams,
+        ..PagerConfig::default()
+    };
+    change(&mut config);
+    Pager::start(config).unwrap()
+}
+
+#[test]
+fn far_memory_stays_as_written_and_comes_from_the_kernel() {
+    let Some(_alone) = alone() else { return };
+    if !by_kernel() {
+        return;
+    }
+    type Change = fn(&mut PagerConfig);
+    let plain: Change = |_| ();
+    let settings: [(&str, usize, Change); 6] = [
+        ("thread", 1, plain),
+        ("in-thread", 1, |config| config.fault_path = FaultPath::InThread),
+        ("encrypted", 1, |config| config.encrypt_pages = true),
+        ("two copies", 2, |config| config.replicas = 2),
+        ("shards", 1, |config| config.shards = 2),
+        ("two pages", 1, |config| config.page_bytes = 8192),
+    ];
+    for (round, (name, lenders, change)) in settings.into_iter().enumerate() {
+        let lenders: Vec<_> = (0..lenders).map(|_| lend(96)).collect();
+        let addresses: Vec<_> = lenders.iter().map(|lender| lender.address.as_str()).collect();
+        let pager = start(&addresses, change);
+        let memory = common::mapped::mapped(&pager, 0, 40 << 20);
+        let mut pages = Pages::written(memory, round as u64 + 1);
+        let (since, mut rounds) = (Instant::now(), 0);
+        while pager.stats().kernel_reads < 3000 {
+            pages.churn(1000);
+            rounds += 1;
+            assert!(since.elapsed() < Duration::from_secs(60), "{name}: {:?}", pager.stats());
+        }
+        pages.check_all();
+        let stats = pager.stats();
+        println!("{name}: {rounds} rounds, {stats:?}");
+        assert!(stats.wrong_pages == 0 && stats.lenders_lost == 0, "{name}: {stats:?}");
+        assert!(stats.datagrams_given_up < stats.kernel_reads / 10, "{name}: {stats:?}");
+        let answered: u64 = addresses.iter().map(|address| status(address).unwrap().kernel_reads).sum();
+        assert!(answered >= stats.kernel_reads, "{name}: {answered} {stats:?}");
+    }
+}
+
+/// Threads that read and write while others discard, and while the local memory becomes less and more.
+#[test]
+fn what_is_dropped_and_written_anew_is_never_seen_again() {
+    let Some(_alone) = alone() else { return };
+    if !by_kernel() {
+        return;
+    }
+    for path in [FaultPath::Thread, FaultPath::InThread] {
+        let lender = lend(128);
+        let pager = start(&[&lender.address], |config| {
+            (config.fault_path, config.local_bytes_max) = (path, 16 * MIB);
+        });
+        let bytes = 12 << 20;
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for thread in 0..3 {
+                let (pager, over) = (&pager, &over);
+                scope.spawn(move || {
+                    let memory = common::mapped::mapped(pager, thread as usize * bytes, bytes);
+                    for round in 0..6 {
+                        let mut pages = Pages::written(memory, thread << 8 | round);
+                        pages.churn(4000);
+                        pages.check_all();
+                        pager.discard(memory.as_ptr() as usize, memory.len()).unwrap();
+                        let mut zeros = vec![1; memory.len()];
+                        memory.read_into(0, &mut zeros).unwrap();
+                        assert!(zeros.iter().all(|&byte| byte == 0));
+                    }
+                    over.store(true, Ordering::Relaxed);
+                });
+            }
+            for mib in [4, 12, 6, 10].into_iter().cycle() {
+                if over.load(Ordering::Relaxed) {
+                    break;
+                }
+                pager.set_local_bytes(mib * MIB).unwrap();
+                std::thread::sleep(Duration::from_millis(50));
+            }
+        });
+        let stats = pager.stats();
+        println!("{path}: {stats:?}");
+        assert!(stats.kernel_reads > 500 && stats.wrong_pages == 0, "{path}: {stats:?}");
+    }
+}
+
+/// As if a firewall let connections through, and nothing else: nobody is at the port that the lender tells, at the address that it was reached at.
+#[test]
+fn without_datagrams_all_goes_over_the_connection() {
+    let Some(_alone) = alone() else { return };
+    if !by_kernel() {
+        return;
+    }
+    let lender = lend(64);
+    // Takes them, and says nothing.
+    let port: u16 = lender.address.rsplit(':').next().unwrap().parse().unwrap();
+    let silent = UdpSocket::bind(("127.0.0.2", port)).unwrap();
+    let forward = forwarded("127.0.0.2:0", &lender.address);
+    let pager = start(&[&forward], |_| ());
+    let mut pages = Pages::written(common::mapped::mapped(&pager, 0, 32 << 20), 5);
+    let since = Instant::now();
+    pages.churn(3000);
+    let stats = pager.stats();
+    println!("{:?} {stats:?}", since.elapsed());
+    assert!(stats.datagrams_given_up > 0 && stats.kernel_reads == 0, "{stats:?}");
+    assert!(stats.datagrams_given_up < 20 && stats.wrong_pages == 0 && stats.lenders_lost == 0, "{stats:?}");
+    pages.check_all();
+    drop(silent);
+}
+
+/// Passes a connection on, from another address of this host.
+fn forwarded(listen: &str, lender: &str) -> String {
+    let listener = std::net::TcpListener::bind(listen).unwrap();
+    let (address, lender) = (listener.local_addr().unwrap().to_string(), lender.to_owned());
+    std::thread::spawn(move || {
+        for near in listener.incoming().map_while(Result::ok) {
+            let Ok(far) = std::net::TcpStream::connect(&lender) else { continue };
+            let _ = (near.set_nodelay(true), far.set_nodelay(true));
+            let ends = [(near.try_clone(), far.try_clone()), (far.try_clone(), near.try_clone())];
+            for (from, to) in ends {
+                let (mut from, mut to) = (from.unwrap(), to.unwrap());
+                std::thread::spawn(move || std::io::copy(&mut from, &mut to));
+            }
+        }
+    });
+    address
+}
+
+/// A lease, one page of memory for each of its operations.
+struct Client {
+    borrower: Borrower,
+    memory: Mapping,
+    done: Vec<Completion>,
+}
+
+impl Client {
+    fn connect(address: &str) -> Self {
+        Self::of(Borrower::connect(address, &options()).unwrap())
+    }
+
+    fn of(borrower: Borrower) -> Self {
+        Self { borrower, memory: Mapping::anonymous(64 * PAGE).unwrap(), done: Vec::new() }
+    }
+
+    fn local(&self, pages: usize) -> SharedSlice {
+        self.memory.shared().sub(0, pages * PAGE).unwrap()
+    }
+
+    fn wait(&mut self) -> Result<(), netvm::error::Error> {
+        while self.borrower.pending() > 0 {
+            self.borrower.poll(&mut self.done)?;
+        }
+        self.done.drain(..).try_for_each(|completion| completion.result)
+    }
+
+    fn write(&mut self, slab: u32, page: u64, byte: u8) {
+        self.local(1).fill(byte);
+        self.borrower.post_write(1, slab, page * PAGE as u64, self.local(1)).unwrap();
+        self.wait().unwrap();
+    }
+
+    fn settle(&mut self) {
+        self.borrower.flush(Duration::from_secs(4)).unwrap();
+    }
+
+    fn read(&mut self, slab: u32, page: u64) -> Result<u8, netvm::error::Error> {
+        let local = self.local(1);
+        local.fill(0xEE);
+        self.borrower.post_read(2, slab, page * PAGE as u64, local).unwrap();
+        self.wait()?;
+        let bytes = local.to_vec();
+        assert!(bytes.iter().all(|byte| byte == &bytes[0]), "torn: {:?}", &bytes[..8]);
+        Ok(bytes[0])
+    }
+
+    /// So many of the last reads were answered by the lender's kernel and by its process.
+    fn counts(&mut self) -> (u64, u64) {
+        let counts = self.borrower.take_datagram_counts();
+        (counts.by_kernel, counts.by_process)
+    }
+
+    #[track_caller]
+    fn until_by_kernel(&mut self, slab: u32, page: u64, byte: u8) {
+        let since = Instant::now();
+        loop {
+            assert_eq!(self.read(slab, page).unwrap(), byte);
+            if self.counts().0 > 0 {
+                return;
+            }
+            assert!(since.elapsed() < Duration::from_secs(10), "the kernel never answers");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+    }
+}
+
+fn options() -> BorrowOptions {
+    BorrowOptions {
+        name: "test".into(),
+        link: LinkChoice::Datagrams,
+        datagrams: true,
+        ..BorrowOptions::default()
+    }
+}
+
+#[test]
+fn reads_see_what_was_written_before_them_whoever_answers() {
+    if !by_kernel() {
+        return;
+    }
+    // Slabs of one unit and a half, and of a page.
+    for (listen, slab_bytes) in [("127.0.0.1:0", 3 * MIB), ("[::1]:0", 3 * MIB), ("0.0.0.0:0", 4096)] {
+        if listen.starts_with('[') && std::net::TcpListener::bind(listen).is_err() {
+            println!("skipped (no IPv6)");
+            continue;
+        }
+        let insecure = netvm::security::Security { insecure: true, ..Default::default() };
+        let config = LenderConfig {
+            listen: vec![listen.to_owned()],
+            size_bytes: 24 * MIB,
+            slab_bytes,
+            kernel_reads: true,
+            security: insecure,
+            ..LenderConfig::default()
+        };
+        let lender = Serving::start(config);
+        let mut client = Client::connect(&lender.address.replace("0.0.0.0", "127.0.0.1"));
+        let slab = client.borrower.borrow_slab().unwrap();
+        let last = slab_bytes / PAGE as u64 - 1;
+        client.write(slab, last, 7);
+        // The write may be on its way: over the session, behind it.
+        assert_eq!((client.read(slab, last).unwrap(), client.counts()), (7, (0, 0)));
+        client.settle();
+        assert_eq!((client.read(slab, last).unwrap(), client.counts()), (7, (0, 1)), "{listen}");
+        client.until_by_kernel(slab, last, 7);
+        assert_eq!((client.read(slab, last).unwrap(), client.counts()), (7, (1, 0)));
+        // What is written now goes where the kernel reads.
+        let (mut random, mut by_kernel) = (Random::new(3), 0);
+        for round in 0..2000 {
+            let (page, byte) = (random.next() % (last + 1), round as u8);
+            client.write(slab, page, byte);
+            if random.next().is_multiple_of(2) {
+                client.settle();
+            }
+            assert_eq!(client.read(slab, page).unwrap(), byte, "{round}");
+            by_kernel += client.counts().0;
+        }
+        assert!(by_kernel > 200, "{listen}: {by_kernel}");
+        client.write(slab, last, 9);
+        client.settle();
+        client.borrower.post_discard(3, slab, 0, slab_bytes).unwrap();
+        client.wait().unwrap();
+        let discarded = client.read(slab, last).unwrap();
+        // Who reads what it has dropped may see it once more.
+        assert!([0, 9].contains(&discarded), "{discarded}");
+        client.write(slab, last, 8);
+        client.settle();
+        client.until_by_kernel(slab, last, 8);
+        assert!(client.borrower.pending() == 0);
+    }
+}
+
+#[test]
+fn a_lease_reads_what_it_holds_and_nothing_else() {
+    if !by_kernel() {
+        return;
+    }
+    let lender = lend_at("127.0.0.1:0", 8, 2 * MIB);
+    let (mut one, mut two) = (Client::connect(&lender.address), Client::connect(&lender.address));
+    let slab = one.borrower.borrow_slab().unwrap();
+    one.write(slab, 3, 7);
+    one.settle();
+    one.until_by_kernel(slab, 3, 7);
+    let refused = two.read(slab, 3).unwrap_err().to_string();
+    assert!(refused.contains("refused") || refused.contains("lent"), "{refused}");
+    assert_eq!(two.counts(), (0, 0));
+    // A fork's lease reads what it has inherited, by a key of its own.
+    let ticket = one.borrower.fork_ticket().unwrap();
+    let mut child = Client::of(Borrower::adopt(&ticket, &options()).unwrap());
+    child.until_by_kernel(slab, 3, 7);
+    one.borrower.return_slab(slab).unwrap();
+    assert_eq!(child.read(slab, 3).unwrap(), 7);
+    assert!(one.read(slab, 3).is_err() || one.counts().0 > 0, "its own page, or none");
+    drop(child);
+    // When nobody holds it any more, it is another's, and empty.
+    let since = Instant::now();
+    let mut borrowed = Vec::new();
+    while borrowed.len() < 4 {
+        borrowed.extend(two.borrower.borrow_slab().ok());
+        assert!(since.elapsed() < Duration::from_secs(10));
+    }
+    assert!(borrowed.contains(&slab));
+    for &slab in &borrowed {
+        two.write(slab, 4, 5);
+        two.settle();
+        two.until_by_kernel(slab, 4, 5);
+        assert_eq!(two.read(slab, 3).unwrap(), 0, "another's");
+    }
+    assert!(one.read(slab, 4) != Ok(5), "another's");
+}
+
+#[test]
+fn datagrams_of_strangers_and_of_any_content_change_nothing() {
+    if !by_kernel() {
+        return;
+    }
+    let lender = lend_at("127.0.0.1:0", 8, 2 * MIB);
+    let mut client = Client::connect(&lender.address);
+    let slab = client.borrower.borrow_slab().unwrap();
+    client.write(slab, 1, 7);
+    client.settle();
+    client.until_by_kernel(slab, 1, 7);
+    let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
+    stranger.connect(&lender.address).unwrap();
+    stranger.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
+    let mut random = Random::new(9);
+    for round in 0..4000 {
+        let mut bytes: Vec<u8> = (0..random.next() % 90).map(|_| random.next() as u8).collect();
+        // Some are requests but for the key.
+        if round % 4 == 0 {
+            bytes.resize(40, 0);
+            bytes[..16].copy_from_slice(b"nvR1\0\0\0\0\0\x10\0\0\0\x10\0\0");
+        }
+        let _ = stranger.send(&bytes);
+        if round % 64 == 0 {
+            assert_eq!(client.read(slab, 1).unwrap(), 7);
+        }
+    }
+    assert!(stranger.recv(&mut [0; 100]).is_err(), "an answer to a stranger");
+    assert!(client.counts().0 > 30);
+    assert_eq!(status(&lender.address).unwrap().borrowers.len(), 1);
+}
+
+#[test]
+fn who_may_not_or_does_not_want_to_goes_over_the_connection() {
+    let lender = Serving::new(8);
+    let mut client = Client::connect(&lender.address);
+    let slab = client.borrower.borrow_slab().unwrap();
+    client.write(slab, 1, 7);
+    client.settle();
+    assert_eq!((client.read(slab, 1).unwrap(), client.counts()), (7, (0, 0)), "not asked to");
+    if !by_kernel() {
+        return;
+    }
+    let lender = lend_at("127.0.0.1:0", 8, 2 * MIB);
+    for (datagrams, link) in [(false, LinkChoice::Datagrams), (true, LinkChoice::Socket)] {
+        let borrower = Borrower::connect(&lender.address, &BorrowOptions { datagrams, link, ..options() });
+        let mut client = Client::of(borrower.unwrap());
+        let slab = client.borrower.borrow_slab().unwrap();
+        client.write(slab, 1, 7);
+        client.settle();
+        assert_eq!((client.read(slab, 1).unwrap(), client.counts()), (7, (0, 0)), "{datagrams} {link:?}");
+    }
+}
+
+#[test]
+fn a_lender_that_goes_takes_reads_with_it() {
+    if !by_kernel() {
+        return;
+    }
+    let lender = lend_at("127.0.0.1:0", 8, 2 * MIB);
+    let mut client = Client::connect(&lender.address);
+    let slab = client.borrower.borrow_slab().unwrap();
+    client.write(slab, 1, 7);
+    client.settle();
+    client.until_by_kernel(slab, 1, 7);
+    drop(lender);
+    let since = Instant::now();
+    while client.read(slab, 1).is_ok() {
+        assert!(since.elapsed() < Duration::from_secs(5), "it reads on");
+    }
+    assert!(client.borrower.post_read(1, slab, 0, client.local(1)).is_err());
+    assert_eq!(client.borrower.pending(), 0);
+}
