@@ -15,7 +15,7 @@ mod datagram;
 mod interface;
 mod pieces;
 
-pub use datagram::{Datagrams, Origin};
+pub use datagram::{Datagrams, Origin, octets};
 pub use interface::Interface;
 use pieces::GATHERED_BYTES_MAX;
 pub use pieces::{Incoming, Outgoing, PIECES_MAX};

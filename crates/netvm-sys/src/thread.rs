@@ -430,3 +430,23 @@ pub fn readable(descriptor: &impl std::os::fd::AsFd) -> libc::pollfd {
     use std::os::fd::AsRawFd;
     libc::pollfd { fd: descriptor.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 }
 }
+
+/// How many descriptors this process may have.
+pub fn descriptors_max() -> usize {
+    descriptors_limit().map_or(0, |limit| usize::try_from(limit.rlim_cur).unwrap_or(usize::MAX))
+}
+
+/// Lets this process have as many descriptors as it may allow itself. Not for libraries: programs that use select(2) must have few.
+pub fn raise_descriptors_max() {
+    if let Some(limit) = descriptors_limit() {
+        let limit = libc::rlimit { rlim_cur: limit.rlim_max, ..limit };
+        // SAFETY: the kernel reads the local. What it refuses changes nothing.
+        let _ = unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &limit) };
+    }
+}
+
+fn descriptors_limit() -> Option<libc::rlimit> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel writes to the local.
+    (unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &mut limit) } == 0).then_some(limit)
+}

@@ -46,6 +46,8 @@ stats! {
     kernel_reads,
     /// Reads by datagrams that had to be done over the connection after all.
     datagrams_given_up,
+    /// Pages that came wrong by datagrams, and were read again over the connection: nobody is to blame.
+    wrong_datagrams,
     /// Pages written to lenders.
     remote_writes,
     /// Pages that were touched for the first time.

@@ -164,6 +164,10 @@ pub fn run(args: LendArgs) -> Outcome {
         .into());
     }
     let signals = Signals::block(&[SIGTERM, SIGINT]);
+    if args.kernel_reads == KernelReads::Auto {
+        // Each unit that the kernel reads has one.
+        netvm_sys::thread::raise_descriptors_max();
+    }
     if let Some(cpu) = args.cpu {
         netvm_sys::cpu::pin(cpu).map_err(|error| format!("cannot run on CPU {cpu}: {error}"))?;
     }

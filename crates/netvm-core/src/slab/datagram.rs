@@ -9,16 +9,22 @@ mod trust;
 
 use trust::Trust;
 
-/// Bytes of a datagram's header; what was read follows it.
-pub const HEADER_BYTES: usize = 40;
+/// Bytes of a request,
+pub const REQUEST_BYTES: usize = 40;
+/// and of an answer's header, which what was read follows.
+pub const ANSWER_BYTES: usize = 24;
 /// Slabs are in maps by units of so many bytes.
 pub const UNIT_BYTES: u64 = 2 << 20;
-/// What is asked for at once where packets have room for it,
+/// What is asked for at once. The answer is one datagram,
 pub const PAGE_BYTES: u32 = 4096;
-/// and where they have not.
-pub const PART_BYTES: u32 = 1024;
-/// Bytes of the longest packet, but for the link's own header: IPv6, UDP, header, page.
-pub const PACKET_BYTES_MAX: u32 = 40 + 8 + HEADER_BYTES as u32 + PAGE_BYTES;
+/// or, where packets are smaller, three: of so many bytes, and what is left for the last.
+pub const PART_BYTES: u32 = 1368;
+/// Of a page.
+pub const PARTS: u32 = PAGE_BYTES.div_ceil(PART_BYTES);
+/// Bytes of the packet with an answer of so many bytes, but for the link's own header: IPv6 or IPv4, UDP, header, bytes.
+pub const fn packet_bytes(is_v6: bool, bytes: u32) -> u32 {
+    (if is_v6 { 40 } else { 20 }) + 8 + ANSWER_BYTES as u32 + bytes
+}
 /// Most bytes of one read.
 pub const READ_BYTES_MAX: u32 = 2 * PAGE_BYTES;
 /// Most reads on their way.
@@ -62,48 +68,74 @@ pub struct Header {
     pub kind: Kind,
     /// Of which slab,
     pub slab: u32,
-    /// from which byte on,
+    /// from which byte on: in a request that of a page;
     pub offset: u32,
-    /// how many.
+    /// how many: in a request those of the longest answer, [`PAGE_BYTES`] or [`PART_BYTES`].
     pub bytes: u32,
-    /// By which the lender knows the lease.
-    pub key: [u8; 16],
     /// By which an answer is known.
     pub sequence: u64,
 }
 
+/// Asks for a page.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// For which.
+    pub header: Header,
+    /// By which the lender knows the lease.
+    pub key: [u8; 16],
+}
+
 impl Header {
     /// As it is sent.
-    pub fn encode(&self) -> [u8; HEADER_BYTES] {
-        let mut bytes = [0; HEADER_BYTES];
-        for (place, word) in
-            bytes.chunks_exact_mut(4).zip([self.kind.magic(), self.slab, self.offset, self.bytes])
-        {
+    pub fn encode(&self) -> [u8; ANSWER_BYTES] {
+        let mut bytes = [0; ANSWER_BYTES];
+        let words = [self.kind.magic(), self.slab, self.offset, self.bytes];
+        for (place, word) in bytes.chunks_exact_mut(4).zip(words) {
             place.copy_from_slice(&word.to_le_bytes());
         }
-        bytes[16..32].copy_from_slice(&self.key);
-        bytes[32..].copy_from_slice(&self.sequence.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.sequence.to_le_bytes());
         bytes
     }
 
     /// From the beginning of a datagram.
     pub fn decode(datagram: &[u8]) -> Option<Self> {
-        let mut body = BodyReader(datagram.get(..HEADER_BYTES)?);
+        let mut body = BodyReader(datagram.get(..ANSWER_BYTES)?);
         Some(Self {
             kind: Kind::from_magic(body.u32()?)?,
             slab: body.u32()?,
             offset: body.u32()?,
             bytes: body.u32()?,
-            key: body.key()?,
             sequence: body.u64()?,
         })
     }
 
-    /// Whether it asks for a page or a part of one, as programs do that follow these rules.
-    pub fn is_request(&self) -> bool {
-        self.kind == Kind::Read
-            && (self.bytes == PAGE_BYTES || self.bytes == PART_BYTES)
-            && self.offset.is_multiple_of(self.bytes)
+    /// The headers of all answers to this request.
+    pub fn answers(self, kind: Kind) -> impl Iterator<Item = Self> {
+        let parts = PAGE_BYTES.div_ceil(self.bytes.max(1)).min(PARTS);
+        (0..parts).map(move |part| {
+            let at = part * self.bytes;
+            let bytes = self.bytes.min(PAGE_BYTES - at);
+            Self { kind, offset: self.offset.wrapping_add(at), bytes, ..self }
+        })
+    }
+}
+
+impl Request {
+    /// As it is sent.
+    pub fn encode(&self) -> [u8; REQUEST_BYTES] {
+        let mut bytes = [0; REQUEST_BYTES];
+        bytes[..ANSWER_BYTES].copy_from_slice(&self.header.encode());
+        bytes[ANSWER_BYTES..].copy_from_slice(&self.key);
+        bytes
+    }
+
+    /// Of a whole datagram, if it is one that these rules allow.
+    pub fn decode(datagram: &[u8]) -> Option<Self> {
+        let (header, key) = (Header::decode(datagram)?, datagram.get(ANSWER_BYTES..)?.try_into().ok()?);
+        let is_one = header.kind == Kind::Read
+            && (header.bytes == PAGE_BYTES || header.bytes == PART_BYTES)
+            && header.offset.is_multiple_of(PAGE_BYTES);
+        is_one.then_some(Self { header, key })
     }
 }
 
@@ -120,9 +152,9 @@ pub struct Read<T> {
     pub bytes: u32,
     /// Where they are to go.
     pub locals: T,
-    /// Of its first datagram.
+    /// Of its first page.
     sequence: u64,
-    /// A bit for each datagram that has not been answered.
+    /// A bit for each answer that has not come, [`PARTS`] for each page.
     missing: u8,
     asked_ns: u64,
 }
@@ -155,7 +187,7 @@ pub struct Reads<T> {
     key: [u8; 16],
     reads: Vec<Read<T>>,
     next_sequence: u64,
-    /// Bytes that one datagram asks for.
+    /// Bytes of the longest answer.
     part_bytes: u32,
     /// Reads that were given up, by whether their answers still come it is known what they were: lost, or late.
     doubtful: VecDeque<Doubtful>,
@@ -187,17 +219,19 @@ pub struct Counts {
 }
 
 impl<T: Copy> Reads<T> {
-    /// By this key; the first sequence should be one that nobody can guess. `packet_bytes_max` is what a packet may have on the whole way, but for the link's own header.
-    pub fn new(key: [u8; 16], first_sequence: u64, packet_bytes_max: u32) -> Self {
-        Self {
+    /// By this key; the first sequence should be one that nobody can guess. `packet_bytes_max` is what a packet may have on the whole way, but for the link's own header:
+    /// `None` when not even a part fits.
+    pub fn new(key: [u8; 16], first_sequence: u64, is_v6: bool, packet_bytes_max: u32) -> Option<Self> {
+        let fits = |bytes: &u32| packet_bytes(is_v6, *bytes) <= packet_bytes_max;
+        Some(Self {
             key,
             reads: Vec::with_capacity(READS_MAX),
             next_sequence: first_sequence,
-            part_bytes: if packet_bytes_max >= PACKET_BYTES_MAX { PAGE_BYTES } else { PART_BYTES },
+            part_bytes: [PAGE_BYTES, PART_BYTES].into_iter().find(fits)?,
             doubtful: VecDeque::with_capacity(DOUBTFUL_MAX),
             trust: Trust::new(),
             counts: Counts::default(),
-        }
+        })
     }
 
     /// Whether these bytes can be asked for by datagrams now.
@@ -223,19 +257,15 @@ impl<T: Copy> Reads<T> {
         offset: u32,
         bytes: u32,
         locals: T,
-    ) -> impl Iterator<Item = Header> + use<T> {
+    ) -> impl Iterator<Item = Request> + use<T> {
         let (key, part, sequence) = (self.key, self.part_bytes, self.next_sequence);
-        let count = bytes / part;
-        self.next_sequence = sequence.wrapping_add(count.into());
-        let missing = ((1u16 << count) - 1) as u8;
+        let (pages, parts) = (bytes / PAGE_BYTES, PAGE_BYTES.div_ceil(part));
+        self.next_sequence = sequence.wrapping_add(pages.into());
+        let missing = (0..pages).fold(0, |missing, page| missing | ((1 << parts) - 1) << (page * PARTS));
         self.reads.push(Read { token, slab, offset, bytes, locals, sequence, missing, asked_ns: now_ns });
-        (0..count).map(move |index| Header {
-            kind: Kind::Read,
-            slab,
-            offset: offset + index * part,
-            bytes: part,
-            key,
-            sequence: sequence.wrapping_add(index.into()),
+        (0..pages).map(move |page| {
+            let (offset, sequence) = (offset + page * PAGE_BYTES, sequence.wrapping_add(page.into()));
+            Request { header: Header { kind: Kind::Read, slab, offset, bytes: part, sequence }, key }
         })
     }
 
@@ -261,37 +291,49 @@ impl<T: Copy> Reads<T> {
 
     /// The bytes that come next if nothing is lost or overtaken.
     pub fn expected(&self) -> Option<Place> {
-        let part = self.part_bytes;
-        self.reads.first().map(|read| Place {
-            read: 0,
-            at: read.missing.trailing_zeros() * part,
-            bytes: part,
-        })
+        let read = self.reads.first()?;
+        Some(self.place(0, read.missing.trailing_zeros()))
+    }
+
+    /// Of the answer with this number of a read.
+    fn place(&self, read: usize, number: u32) -> Place {
+        let (page, at) = (number / PARTS, number % PARTS * self.part_bytes);
+        Place { read, at: page * PAGE_BYTES + at, bytes: self.part_bytes.min(PAGE_BYTES - at) }
     }
 
     /// What a datagram of so many bytes, with this header, is, and of which read. [`Reads::arrived`] and [`Reads::refused`] are to be told of it.
     pub fn answer(&mut self, now_ns: u64, header: &Header, datagram_bytes: usize) -> (usize, Answer) {
-        let part = self.part_bytes;
         let found = self.reads.iter().enumerate().find_map(|(index, read)| {
-            let number = u32::try_from(header.sequence.wrapping_sub(read.sequence)).ok()?;
-            (number < 8 && read.missing >> number & 1 == 1).then_some((index, number, read))
+            let page = u32::try_from(header.sequence.wrapping_sub(read.sequence)).ok()?;
+            (page < read.bytes / PAGE_BYTES).then_some((index, page, read))
         });
-        let Some((index, number, read)) = found else {
+        let Some((index, page, read)) = found else {
             self.came_late(now_ns, header);
             return (0, Answer::Nothing);
         };
-        let at = number * part;
-        let is_it = header.slab == read.slab && header.offset == read.offset + at && header.bytes == part;
-        let whole = HEADER_BYTES + part as usize;
+        let at = header.offset.wrapping_sub(read.offset + page * PAGE_BYTES);
+        let last = PAGE_BYTES.div_ceil(self.part_bytes) - 1;
+        let place = self.place(index, page * PARTS + (at / self.part_bytes).min(last));
+        let is_missing = read.missing >> self.number(place) & 1 == 1;
+        let is_it = header.slab == read.slab
+            && header.offset.wrapping_sub(read.offset) == place.at
+            && header.bytes == place.bytes
+            && is_missing;
         let answer = match header.kind {
-            _ if !is_it => Answer::Nothing,
-            Kind::ByKernel | Kind::ByProcess if datagram_bytes == whole => {
-                Answer::Bytes(Place { read: index, at, bytes: part })
+            Kind::Refused if header.slab == read.slab => Answer::Refused,
+            Kind::ByKernel | Kind::ByProcess
+                if is_it && datagram_bytes == ANSWER_BYTES + place.bytes as usize =>
+            {
+                Answer::Bytes(place)
             }
-            Kind::Refused => Answer::Refused,
             _ => Answer::Nothing,
         };
         (index, answer)
+    }
+
+    /// Which of a read's answers has the bytes of this place.
+    fn number(&self, Place { at, .. }: Place) -> u32 {
+        at / PAGE_BYTES * PARTS + at % PAGE_BYTES / self.part_bytes
     }
 
     /// What had been given up was under way.
@@ -307,9 +349,10 @@ impl<T: Copy> Reads<T> {
 
     /// The bytes of this place are there; the read, if those were all.
     pub fn arrived(&mut self, now_ns: u64, place: Place, kind: Kind) -> Option<Read<T>> {
-        let part = self.part_bytes;
+        self.trust.heard(kind == Kind::ByKernel);
+        let number = self.number(place);
         let read = self.reads.get_mut(place.read)?;
-        read.missing &= !(1 << (place.at / part));
+        read.missing &= !(1 << number);
         if kind == Kind::ByKernel {
             self.counts.by_kernel += 1;
         } else {
@@ -328,17 +371,31 @@ impl<T: Copy> Reads<T> {
         let is_one = read < self.reads.len();
         is_one.then(|| {
             self.counts.given_up += 1;
-            self.trust.lost(now_ns);
-            self.reads.remove(read)
+            let read = self.reads.remove(read);
+            self.trust.lost(now_ns, read.asked_ns);
+            read
         })
+    }
+
+    /// Nobody is there: all reads on their way have to be done over the session.
+    pub fn unheard(&mut self, now_ns: u64) -> impl Iterator<Item = Read<T>> + '_ {
+        let Self { reads, trust, counts, .. } = self;
+        counts.given_up += reads.len() as u64;
+        reads.drain(..).inspect(move |read| trust.lost(now_ns, read.asked_ns))
+    }
+
+    /// Those of a slab are to be done over the session, before what follows there.
+    pub fn take_of(&mut self, slab: u32) -> impl Iterator<Item = Read<T>> + '_ {
+        self.reads.extract_if(.., move |read| read.slab == slab)
     }
 
     /// Those that were given up long ago, or are too many, are lost.
     fn doubt(&mut self, now_ns: u64) {
         let is_lost = |one: &Doubtful| now_ns.saturating_sub(one.asked_ns) >= LOST_AFTER_NS;
         while self.doubtful.len() >= DOUBTFUL_MAX || self.doubtful.front().is_some_and(is_lost) {
-            self.doubtful.pop_front();
-            self.trust.lost(now_ns);
+            if let Some(Doubtful { asked_ns, .. }) = self.doubtful.pop_front() {
+                self.trust.lost(now_ns, asked_ns);
+            }
         }
     }
 
@@ -350,9 +407,10 @@ impl<T: Copy> Reads<T> {
             return None;
         }
         self.doubt(now_ns);
+        self.trust.late();
         let read = self.reads.remove(0);
         self.counts.given_up += 1;
-        let count = read.bytes / self.part_bytes;
+        let count = read.bytes / PAGE_BYTES;
         self.doubtful.push_back(Doubtful { sequence: read.sequence, count, asked_ns: read.asked_ns });
         Some(read)
     }
@@ -373,9 +431,19 @@ impl<T: Copy> Reads<T> {
         self.reads.drain(..)
     }
 
-    /// Something was wrong that may have come so: nothing is asked for any more. False when nothing was asked for any more already, or nothing has ever come.
-    pub fn distrust(&mut self) -> bool {
-        self.trust.end()
+    /// Something was wrong that has come so: nothing is asked for a while.
+    pub fn distrust(&mut self, now_ns: u64) {
+        self.trust.pause(now_ns);
+    }
+
+    /// Nothing is asked for any more.
+    pub fn end(&mut self) {
+        self.trust.end();
+    }
+
+    /// Whether answers of reads that were given up may be there.
+    pub fn has_doubtful(&self) -> bool {
+        !self.doubtful.is_empty()
     }
 
     /// What has become of datagrams since this was last asked.

@@ -37,6 +37,8 @@ pub enum If {
 pub enum Helper {
     /// (table or pages, address of the key): what is there, or 0.
     Lookup = 1,
+    /// (packet, interface, flags): sends a copy of the packet there; addresses in it are void afterwards. 0, or less.
+    CloneRedirect = 13,
     /// (packet, offset, from, bytes, flags): writes into the packet; 0, or less.
     StoreBytes = 9,
     /// (interface, flags): the verdict that sends the packet there.

@@ -25,18 +25,17 @@ pub struct Datagrams {
 pub struct Origin {
     /// Its sender.
     pub from: SocketAddr,
+    /// The address that it was sent to, from which it is to be answered; `None` when the kernel does not tell.
+    pub to: Option<IpAddr>,
     /// The interface that it came in by; 0 when the kernel does not tell.
     pub interface: u32,
 }
 
-impl Origin {
-    /// The sender's address as IPv6 has it, also of IPv4, and port.
-    pub fn parts(&self) -> ([u8; 16], u16) {
-        let address = match self.from.ip() {
-            IpAddr::V4(address) => address.to_ipv6_mapped(),
-            IpAddr::V6(address) => address,
-        };
-        (Ipv6Addr::octets(&address), self.from.port())
+/// An address as IPv6 has it, also one of IPv4.
+pub fn octets(address: IpAddr) -> [u8; 16] {
+    match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+        IpAddr::V6(address) => address.octets(),
     }
 }
 
@@ -127,15 +126,20 @@ impl Datagrams {
         self.socket.send(bytes).map(drop)
     }
 
-    /// Sends a datagram of these pieces to `to`.
+    /// Answers with a datagram of these pieces, from the address that was asked.
     ///
     /// # Errors
     /// `WouldBlock`; EMSGSIZE.
-    pub fn send_to(&self, pieces: &Outgoing<'_>, to: SocketAddr) -> io::Result<()> {
-        let place = super::Place::from(to);
+    pub fn answer(&self, pieces: &Outgoing<'_>, origin: &Origin) -> io::Result<()> {
+        let place = super::Place::from(origin.from);
         let (address, len, _) = place.raw();
         let mut message = pieces.pieces.message();
         (message.msg_name, message.msg_namelen) = (address.cast_mut().cast(), len as libc::socklen_t);
+        let mut control = Control::default();
+        if let Some(asked) = origin.to {
+            message.msg_control = control.0.as_mut_ptr().cast();
+            message.msg_controllen = control.from(asked, origin.from.is_ipv6()) as _;
+        }
         let flags = libc::MSG_NOSIGNAL | libc::MSG_DONTWAIT;
         // SAFETY: the pieces live as long as the list (borrowed bytes) or by SharedSlice's contract, the address as long as the call; the kernel only reads.
         retried(|| unsafe { libc::sendmsg(self.socket.as_raw_fd(), &message, flags) }).map(drop)
@@ -165,9 +169,7 @@ impl Datagrams {
     /// # Errors
     /// `WouldBlock` when there is none.
     pub fn receive_from(&self, bytes: &mut [u8]) -> io::Result<(usize, Origin)> {
-        #[repr(align(8))]
-        struct Control([u8; CONTROL_BYTES]);
-        let mut control = Control([0; CONTROL_BYTES]);
+        let mut control = Control::default();
         let mut piece = libc::iovec { iov_base: bytes.as_mut_ptr().cast(), iov_len: bytes.len() };
         // SAFETY: all zeros is a valid address, and a valid message header; the latter is filled in below.
         let (mut place, mut message) =
@@ -180,9 +182,13 @@ impl Datagrams {
         // SAFETY: the kernel writes into the bytes, which are exclusively borrowed, and into the locals, as many bytes as it is told of.
         let count = retried(|| unsafe { libc::recvmsg(self.socket.as_raw_fd(), &mut message, flags) })?;
         let from = match i32::from(place.sin6_family) {
-            libc::AF_INET6 => {
-                SocketAddr::new(Ipv6Addr::from(place.sin6_addr.s6_addr).into(), u16::from_be(place.sin6_port))
-            }
+            libc::AF_INET6 => std::net::SocketAddrV6::new(
+                Ipv6Addr::from(place.sin6_addr.s6_addr),
+                u16::from_be(place.sin6_port),
+                place.sin6_flowinfo,
+                place.sin6_scope_id,
+            )
+            .into(),
             _ => {
                 // SAFETY: of the other family: that is smaller, has its port and address in its first bytes, and no padding there.
                 let place = unsafe { &*(&raw const place).cast::<libc::sockaddr_in>() };
@@ -192,12 +198,58 @@ impl Datagrams {
                 )
             }
         };
-        Ok((count, Origin { from, interface: interface(&message) }))
+        let (to, interface) = asked(&message);
+        Ok((count, Origin { from, to, interface }))
     }
 }
 
-/// By which interface a datagram came, as a control message says.
-fn interface(message: &libc::msghdr) -> u32 {
+/// Room for a control message that tells an address and an interface, of either family.
+#[repr(align(8))]
+struct Control([u8; CONTROL_BYTES]);
+
+impl Default for Control {
+    fn default() -> Self {
+        Self([0; CONTROL_BYTES])
+    }
+}
+
+impl Control {
+    /// Has a datagram sent from this address; how many bytes there are of that.
+    fn from(&mut self, address: IpAddr, is_v6: bool) -> usize {
+        fn put<T>(bytes: &mut [u8], level: i32, kind: i32, data: &T) -> usize {
+            // SAFETY: two computations on a number.
+            let (len, space) =
+                unsafe { (libc::CMSG_LEN(size_of::<T>() as u32), libc::CMSG_SPACE(size_of::<T>() as u32)) };
+            assert!(bytes.len() >= space as usize);
+            let header = bytes.as_mut_ptr().cast::<libc::cmsghdr>();
+            // SAFETY: header and data have room there (asserted), aligned as they must be (`Control`); the data is plain.
+            unsafe {
+                (*header).cmsg_len = len as _;
+                ((*header).cmsg_level, (*header).cmsg_type) = (level, kind);
+                std::ptr::copy_nonoverlapping(data, libc::CMSG_DATA(header).cast(), 1);
+            }
+            space as usize
+        }
+        match address {
+            IpAddr::V4(address) if !is_v6 => {
+                let address = libc::in_addr { s_addr: u32::from_ne_bytes(address.octets()) };
+                let none = libc::in_addr { s_addr: 0 };
+                let info = libc::in_pktinfo { ipi_ifindex: 0, ipi_spec_dst: address, ipi_addr: none };
+                put(&mut self.0, libc::IPPROTO_IP, libc::IP_PKTINFO, &info)
+            }
+            address => {
+                let info = libc::in6_pktinfo {
+                    ipi6_addr: libc::in6_addr { s6_addr: octets(address) },
+                    ipi6_ifindex: 0,
+                };
+                put(&mut self.0, libc::IPPROTO_IPV6, libc::IPV6_PKTINFO, &info)
+            }
+        }
+    }
+}
+
+/// The address that a datagram was sent to and the interface that it came in by, as a control message says.
+fn asked(message: &libc::msghdr) -> (Option<IpAddr>, u32) {
     // SAFETY: a header that the kernel has filled in, whose control bytes are still there.
     let mut control = unsafe { libc::CMSG_FIRSTHDR(message) };
     while !control.is_null() {
@@ -206,16 +258,18 @@ fn interface(message: &libc::msghdr) -> u32 {
             let (header, data) = (&*control, libc::CMSG_DATA(control));
             match (header.cmsg_level, header.cmsg_type) {
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
-                    return data.cast::<libc::in_pktinfo>().read_unaligned().ipi_ifindex as u32;
+                    let info = data.cast::<libc::in_pktinfo>().read_unaligned();
+                    return (Some(info.ipi_addr.s_addr.to_ne_bytes().into()), info.ipi_ifindex as u32);
                 }
                 (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
-                    return data.cast::<libc::in6_pktinfo>().read_unaligned().ipi6_ifindex;
+                    let info = data.cast::<libc::in6_pktinfo>().read_unaligned();
+                    return (Some(info.ipi6_addr.s6_addr.into()), info.ipi6_ifindex);
                 }
                 _ => control = libc::CMSG_NXTHDR(message, control),
             }
         }
     }
-    0
+    (None, 0)
 }
 
 impl AsFd for Datagrams {
@@ -250,14 +304,15 @@ mod tests {
             client.send(b"two").unwrap();
             let (count, origin) = server.receive_from(&mut bytes).unwrap();
             assert_eq!((count, &bytes), (19, b"one too "));
-            assert!(origin.interface > 0 && origin.parts().1 == client.address().unwrap().port());
+            assert!(origin.interface > 0 && origin.from.port() == client.address().unwrap().port());
             assert_eq!(server.receive_from(&mut bytes).unwrap().0, 3);
             let memory = crate::mapping::Mapping::anonymous(4096).unwrap();
             let shared: SharedSlice = memory.shared();
             shared.fill(7);
             let mut answer = Outgoing::new();
             assert!(answer.bytes(b"head") && answer.shared(shared));
-            server.send_to(&answer, origin.from).unwrap();
+            assert_eq!(origin.to, Some(server.address().unwrap().ip()));
+            server.answer(&answer, &origin).unwrap();
             assert_eq!(client.peek(&mut bytes).unwrap(), 8);
             let (mut head, to) = ([0; 4], memory.shared().sub(0, 4000).unwrap());
             to.fill(0);

@@ -275,6 +275,31 @@ impl Borrower {
         offset: u64,
         locals: &[SharedSlice],
     ) -> Result<(), PostError> {
+        self.post_read_by(token, slab, offset, locals, true)
+    }
+
+    /// As [`Borrower::post_read_pages`], and not by datagrams: the bytes are what the lender has.
+    ///
+    /// # Errors
+    /// [`PostError::Full`] is backpressure: poll, then post again.
+    pub(crate) fn post_sure_read(
+        &mut self,
+        token: u64,
+        slab: u32,
+        offset: u64,
+        locals: &[SharedSlice],
+    ) -> Result<(), PostError> {
+        self.post_read_by(token, slab, offset, locals, false)
+    }
+
+    fn post_read_by(
+        &mut self,
+        token: u64,
+        slab: u32,
+        offset: u64,
+        locals: &[SharedSlice],
+        by_datagrams: bool,
+    ) -> Result<(), PostError> {
         let bytes = total(locals)?;
         let applied = self.session.endpoint.applied_writes();
         if let Some(nearby) = self.take_turn()? {
@@ -283,7 +308,7 @@ impl Borrower {
                 return self.ended_directly(token, tried);
             }
         }
-        if self.asker.is_some() && self.ask_by_datagrams(token, slab, offset, locals) {
+        if by_datagrams && self.asker.is_some() && self.ask_by_datagrams(token, slab, offset, locals) {
             return Ok(());
         }
         let slot = self.session.endpoint.post_read(token, slab, offset, bytes)?;
@@ -361,7 +386,7 @@ impl Borrower {
             self.break_off(Error::LenderLost { lender: self.lender.clone(), reason });
             return Err(PostError::Closed);
         }
-        self.ready.push(Completion { token, result: Ok(()), slab: None });
+        self.ready.push(Completion { token, result: Ok(()), slab: None, unsure: false });
         Ok(())
     }
 
@@ -409,6 +434,7 @@ impl Borrower {
     /// # Errors
     /// [`PostError::Full`] is backpressure: poll, then post again.
     pub fn post_return(&mut self, token: u64, slab: u32) -> Result<(), PostError> {
+        self.bring_back(slab)?;
         let mut body = BodyWriter::default();
         body.u32(slab);
         self.post_call(token, protocol::RETURN, body)?;
@@ -450,6 +476,7 @@ impl Borrower {
     }
 
     fn forget(&mut self, slab: u32) {
+        self.shun(slab);
         if let Some(nearby) = &mut self.nearby {
             nearby.direct.returned(slab);
         }
@@ -578,7 +605,12 @@ impl Borrower {
                             let Some(answer) = BorrowAnswer::decode(&body) else {
                                 let error = self.nonsense();
                                 let token = token & !BORROW_BIT;
-                                self.ready.push(Completion { token, result: Err(error.clone()), slab });
+                                self.ready.push(Completion {
+                                    token,
+                                    result: Err(error.clone()),
+                                    slab,
+                                    unsure: false,
+                                });
                                 self.break_off(error.clone());
                                 return Err(error);
                             };
@@ -597,7 +629,7 @@ impl Borrower {
                             Err(self.broken.clone().unwrap_or_else(|| self.nonsense()))
                         }
                     };
-                    self.ready.push(Completion { token: token & !BORROW_BIT, result, slab });
+                    self.ready.push(Completion { token: token & !BORROW_BIT, result, slab, unsure: false });
                 }
                 Event::WriteRefused(status) => {
                     let reason = format!("it refused a write ({status}), so data is missing");
@@ -668,7 +700,7 @@ impl Borrower {
                 && token & (BORROW_BIT | PROVIDE_BIT) != PROVIDE_BIT
             {
                 let token = token & !BORROW_BIT;
-                self.ready.push(Completion { token, result: Err(error.clone()), slab: None });
+                self.ready.push(Completion { token, result: Err(error.clone()), slab: None, unsure: false });
             }
         }
     }

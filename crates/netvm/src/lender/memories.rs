@@ -45,6 +45,8 @@ pub(super) struct Memories {
     cleared_bytes: u64,
     /// Units of slabs that the kernel reads, too ([datagrams](../../../../docs/design/datagrams.md)): mapped in the place of the common file.
     units: BTreeMap<Unit, Arc<Pages>>,
+    /// Most of them: each has a descriptor, and two mappings more than there were.
+    units_max: usize,
 }
 
 /// A slab, and which of its units.
@@ -97,6 +99,7 @@ impl Memories {
             owners: BTreeMap::new(),
             cleared_bytes: 0,
             units: BTreeMap::new(),
+            units_max: 0,
         })
     }
 
@@ -160,9 +163,18 @@ impl Memories {
         self.common.resident_bytes().unwrap_or(0) + files.sum::<u64>() + units
     }
 
-    /// Whether the kernel may read what is lent here: it is memory, as it is, and in pages of the usual size.
+    /// Whether the kernel may read what is lent here: it is memory, as it is, in pages of the usual size, and in slabs that are not too many.
     pub(super) fn may_have_units(&self) -> bool {
-        !self.on_disk && self.packing.is_none() && !self.hugepages
+        let is_memory = !self.on_disk && self.packing.is_none() && !self.hugepages;
+        is_memory && self.slabs.slab_bytes() >= UNIT_BYTES
+    }
+
+    /// From now on the kernel may have units: as many as leave half of the descriptors and mappings that there may be to others.
+    pub(super) fn allow_units(&mut self) {
+        let descriptors_max = netvm_sys::thread::descriptors_max();
+        let mappings_max = std::fs::read_to_string("/proc/sys/vm/max_map_count");
+        let mappings_max = mappings_max.ok().and_then(|text| text.trim().parse().ok()).unwrap_or(65_530);
+        self.units_max = (descriptors_max / 2).min(mappings_max / 4);
     }
 
     /// The pages of a unit for the kernel to read, where it is moved to if it has none. `None` where that is not possible.
@@ -175,7 +187,8 @@ impl Memories {
         }
         let (slab, index) = unit;
         let (offset, bytes) = self.unit_range(index);
-        if !self.may_have_units() || bytes == 0 || self.owners.contains_key(&slab) {
+        let has_room = self.units.len() < self.units_max;
+        if !self.may_have_units() || !has_room || bytes == 0 || self.owners.contains_key(&slab) {
             return Ok(None);
         }
         let pages = Arc::new(Pages::new((bytes / PAGE_BYTES) as u32)?);

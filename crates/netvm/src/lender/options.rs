@@ -52,6 +52,8 @@ pub struct Completion {
     pub result: Result<()>,
     /// What [`super::Borrower::post_borrow`] got.
     pub slab: Option<u32>,
+    /// What was read came by datagrams ([`BorrowOptions::datagrams`]): if it is wrong it is to be read again, and nobody is to blame.
+    pub unsure: bool,
 }
 
 /// A claim to a copy of a lease: plain data, good for one [`super::Borrower::adopt`] within ten seconds, in any process.

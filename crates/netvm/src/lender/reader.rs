@@ -3,32 +3,43 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
 
-use netvm_core::slab::datagram::{HEADER_BYTES, Kind, PACKET_BYTES_MAX, PAGE_BYTES, PART_BYTES, UNIT_BYTES};
+use netvm_core::slab::datagram::{
+    ANSWER_BYTES, Header, Kind, PAGE_BYTES, PART_BYTES, REQUEST_BYTES, UNIT_BYTES, packet_bytes,
+};
 use netvm_sys::bpf::{Attachment, Code, Helper, If, Label, Pages, Program, R, Table, Width, verdict};
 use netvm_sys::mapping::Mapping;
 use netvm_sys::net::Interface;
 
 /// Bytes by which the program finds a unit.
-const KEY_BYTES: usize = 48;
+const KEY_BYTES: usize = 64;
 /// Most units that it knows, for all leases together: 2 TiB.
 const UNITS_MAX: u32 = 1 << 20;
 
-/// By what the program finds a unit of a slab: who asks, and for what.
+/// By what the program finds a unit of a slab: who asks whom, and for what.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct UnitKey([u8; KEY_BYTES]);
 
+/// Who asks whom: addresses as IPv6 has them, and ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Flow {
+    pub(super) from: ([u8; 16], u16),
+    pub(super) to: ([u8; 16], u16),
+}
+
 impl UnitKey {
-    /// For a lease's key, by who asks from there.
-    pub(super) fn new(key: &[u8; 16], origin: ([u8; 16], u16), slab: u32, unit: u32) -> Self {
-        let (address, port) = origin;
+    /// For a lease's key.
+    pub(super) fn new(key: &[u8; 16], flow: &Flow, slab: u32, unit: u32) -> Self {
         let mut bytes = [0; KEY_BYTES];
         bytes[..16].copy_from_slice(key);
         bytes[16..20].copy_from_slice(&slab.to_ne_bytes());
         bytes[20..24].copy_from_slice(&unit.to_ne_bytes());
-        bytes[24..40].copy_from_slice(&address);
-        bytes[40..42].copy_from_slice(&port.to_be_bytes());
+        bytes[24..40].copy_from_slice(&flow.from.0);
+        bytes[40..56].copy_from_slice(&flow.to.0);
+        bytes[56..58].copy_from_slice(&flow.from.1.to_be_bytes());
+        bytes[58..60].copy_from_slice(&flow.to.1.to_be_bytes());
         Self(bytes)
     }
 }
@@ -44,10 +55,19 @@ pub(super) struct Reader {
     table: Arc<Table>,
     counts: Pages,
     counted: Mapping,
-    /// By the interface: why not, if not.
-    attached: BTreeMap<u32, Result<Attachment, String>>,
+    /// By the interface: `None` when it cannot be, or has been of no use there.
+    attached: BTreeMap<u32, Option<Attachment>>,
     words: Sender<Word>,
+    /// Words that the program has not been told yet.
+    untold: Arc<AtomicUsize>,
+    /// Datagrams that it should have answered, since it has answered this many.
+    missed: (u32, u64),
 }
+
+/// No more units are moved when the program has not been told of so many.
+const UNTOLD_MAX: usize = 64;
+/// After so many datagrams that it should have answered, and did not, it is of no use: another program comes first, perhaps.
+const MISSED_MAX: u32 = 256;
 
 impl Reader {
     /// A table without units.
@@ -60,19 +80,23 @@ impl Reader {
         }
         let (table, counts) = (Table::new(KEY_BYTES as u32, UNITS_MAX)?, Pages::new(1)?);
         // Whether programs may be had is found out now, and not when somebody waits for a page.
-        Program::load(NAME, &program(&table, &counts, Shape { link_bytes: 14, whole: true }))?;
+        Program::load(NAME, &program(&table, &counts, Shape { link_bytes: 14, packet_bytes_max: u32::MAX }))?;
         let counted = Mapping::anonymous(PAGE_BYTES as usize)?;
         counted.replace_with_pages(0, &counts, |_| Ok(()))?;
         let table = Arc::new(table);
         let (words, heard) = mpsc::channel();
-        let told = Arc::clone(&table);
+        let (told, untold) = (Arc::clone(&table), Arc::new(AtomicUsize::new(0)));
+        let left = Arc::clone(&untold);
         std::thread::Builder::new().name("netvm-reader".to_owned()).spawn(move || {
             netvm_sys::thread::block_signals();
             while let Ok(first) = heard.recv() {
-                tell(&told, [first].into_iter().chain(heard.try_iter()));
+                let words: Vec<_> = [first].into_iter().chain(heard.try_iter()).collect();
+                let count = words.len();
+                tell(&told, words);
+                left.fetch_sub(count, Ordering::Relaxed);
             }
         })?;
-        Ok(Self { table, counts, counted, attached: BTreeMap::new(), words })
+        Ok(Self { table, counts, counted, attached: BTreeMap::new(), words, untold, missed: (0, 0) })
     }
 
     /// Has the program look at what comes in by an interface. Of the first time it is told whether it does.
@@ -88,35 +112,61 @@ impl Reader {
                 Some(bytes) => bytes,
                 None => return Err("links of its kind are not known".to_owned()),
             };
-            let shape = Shape { link_bytes, whole: found.packet_bytes_max >= PACKET_BYTES_MAX };
+            let shape = Shape { link_bytes, packet_bytes_max: found.packet_bytes_max };
             let program = Program::load(NAME, &program(&self.table, &self.counts, shape));
             program.and_then(|program| program.attach(interface)).map_err(|error| error.to_string())
         };
         let attached = attach();
         let told = attached.as_ref().map(|_| name.clone()).map_err(|why| format!("{name}: {why}"));
-        self.attached.insert(interface, attached);
+        self.attached.insert(interface, attached.ok());
         Some(told)
     }
 
     /// Whether the program sees what comes in by this interface.
     pub(super) fn sees(&self, interface: u32) -> bool {
-        matches!(self.attached.get(&interface), Some(Ok(_)))
+        matches!(self.attached.get(&interface), Some(Some(_)))
+    }
+
+    /// Whether more can be told now.
+    pub(super) fn has_room(&self) -> bool {
+        self.untold.load(Ordering::Relaxed) < UNTOLD_MAX
+    }
+
+    /// A datagram has come in by this interface that the program should have answered. True when that has been so often that the program is of no use there,
+    /// and is not there any more.
+    pub(super) fn has_missed(&mut self, interface: u32) -> bool {
+        let answered = self.answered();
+        let (missed, before) = self.missed;
+        self.missed = if answered == before { (missed + 1, before) } else { (1, answered) };
+        if self.missed.0 < MISSED_MAX {
+            return false;
+        }
+        self.missed.0 = 0;
+        self.attached.insert(interface, None);
+        true
+    }
+
+    fn say(&self, word: Word) {
+        self.untold.fetch_add(1, Ordering::Relaxed);
+        let _ = self.words.send(word);
     }
 
     /// From soon on the program finds these pages.
     pub(super) fn tell(&self, key: UnitKey, pages: Arc<Pages>) {
-        let _ = self.words.send(Word::Known(key, pages));
+        self.say(Word::Known(key, pages));
     }
 
     /// From soon on it does not.
     pub(super) fn forget(&self, key: UnitKey) {
-        let _ = self.words.send(Word::Gone(key));
+        self.say(Word::Gone(key));
     }
 
     /// Whether the program could be attached: to no interface, which is another error than not at all.
     fn attachable(&self) -> io::Result<()> {
-        let program =
-            Program::load(NAME, &program(&self.table, &self.counts, Shape { link_bytes: 14, whole: true }))?;
+        let program = Program::load(
+            NAME,
+            &program(&self.table, &self.counts, Shape { link_bytes: 14, packet_bytes_max: u32::MAX }),
+        )?;
         match program.attach(u32::MAX >> 1) {
             Err(error) if error.raw_os_error() == Some(libc::ENODEV) => Ok(()),
             attached => attached.map(drop),
@@ -125,7 +175,7 @@ impl Reader {
 
     /// Datagrams that it has answered.
     pub(super) fn answered(&self) -> u64 {
-        let count = |word: &std::sync::atomic::AtomicU64| word.load(std::sync::atomic::Ordering::Relaxed);
+        let count = |word: &AtomicU64| word.load(Ordering::Relaxed);
         self.counted.shared().with_u64(0, count).unwrap_or(0)
     }
 }
@@ -143,7 +193,7 @@ pub fn probe_kernel_reads() -> Result<(), String> {
 }
 
 /// Tells the program all of these at once: each change of its table takes as long as all.
-fn tell(table: &Table, words: impl Iterator<Item = Word>) {
+fn tell(table: &Table, words: Vec<Word>) {
     // The last one of each key counts.
     let mut last = BTreeMap::new();
     for word in words {
@@ -166,8 +216,8 @@ const NAME: &std::ffi::CStr = c"netvm_reader";
 struct Shape {
     /// Bytes before the Internet header.
     link_bytes: i16,
-    /// There is room for pages.
-    whole: bool,
+    /// Most bytes of a packet without that header.
+    packet_bytes_max: u32,
 }
 
 /// The length of the Internet header, and where in there or behind it the program has to look.
@@ -210,7 +260,7 @@ fn program<'a>(table: &'a Table, counts: &'a Pages, shape: Shape) -> Code<'a> {
     let (pass, six) = (code.label(), code.label());
     code.copy(PACKET, R(1));
     let start = shape.link_bytes;
-    begin(&mut code, start + Version::V4.header_bytes(), pass);
+    begin(&mut code, start + Version::V4.header_bytes(), REQUEST_BYTES, pass);
     code.load(Width::B1, R(1), START, start);
     code.jump_if(R(1), If::Ne, 0x45, six);
     path(&mut code, table, counts, shape, Version::V4, pass);
@@ -224,12 +274,12 @@ fn program<'a>(table: &'a Table, counts: &'a Pages, shape: Shape) -> Code<'a> {
     code
 }
 
-/// Where the packet begins and ends; a shorter one than this, with UDP's and our header, is none of ours.
-fn begin(code: &mut Code<'_>, before_udp: i16, short: Label) {
+/// Where the packet begins and ends; one that is shorter than UDP's header and so many bytes behind it is none of ours.
+fn begin(code: &mut Code<'_>, before_udp: i16, bytes: usize, short: Label) {
     code.load(Width::B4, START, PACKET, DATA);
     code.load(Width::B4, END, PACKET, DATA_END);
     code.copy(R(1), START);
-    code.add(R(1), i32::from(before_udp + UDP_BYTES) + HEADER_BYTES as i32);
+    code.add(R(1), i32::from(before_udp + UDP_BYTES) + bytes as i32);
     code.jump_if_register(R(1), If::Gt, END, short);
 }
 
@@ -250,7 +300,7 @@ fn path<'a>(
     let udp = link + version.header_bytes();
     let header = udp + UDP_BYTES;
     let is_v4 = version == Version::V4;
-    let request_bytes = UDP_BYTES as u16 + HEADER_BYTES as u16;
+    let request_bytes = UDP_BYTES as u16 + REQUEST_BYTES as u16;
     if link == 14 {
         code.load(Width::B2, R(1), START, 12);
         code.jump_if(R(1), If::Ne, be(if is_v4 { 0x0800 } else { 0x86DD }), pass);
@@ -263,7 +313,7 @@ fn path<'a>(
         code.jump_if(R(1), If::Ne, be(20 + request_bytes), pass);
         code.load(Width::B1, R(1), START, link + 9);
     } else {
-        begin(code, udp, pass);
+        begin(code, udp, REQUEST_BYTES, pass);
         code.load(Width::B2, R(1), START, link + 4);
         code.jump_if(R(1), If::Ne, be(request_bytes), pass);
         code.load(Width::B1, R(1), START, link + 6);
@@ -275,18 +325,18 @@ fn path<'a>(
     // None of them has a sign.
     code.jump_if(R(1), If::Ne, Kind::Read.magic() as i32, pass);
     key(code, version, link, header);
-    let part = code.label();
-    // Its length: a page, or a part of one, whole as it must be.
+    find(code, table, pass);
+    // How long answers may be: as a page, or a part of one.
+    let room = |bytes: &u32| packet_bytes(!is_v4, *bytes) <= shape.packet_bytes_max;
     code.load(Width::B4, R(1), START, header + 12);
-    if shape.whole {
-        code.jump_if(R(1), If::Ne, PAGE_BYTES as i32, part);
-        find(code, table, header, PAGE_BYTES, pass);
-        answer(code, counts, link, version, PAGE_BYTES, pass);
+    for bytes in [PAGE_BYTES, PART_BYTES].into_iter().filter(room) {
+        let other = code.label();
+        code.jump_if(R(1), If::Ne, bytes as i32, other);
+        answer(code, counts, link, version, bytes, pass);
+        code.place(other);
     }
-    code.place(part);
-    code.jump_if(R(1), If::Ne, PART_BYTES as i32, pass);
-    find(code, table, header, PART_BYTES, pass);
-    answer(code, counts, link, version, PART_BYTES, pass);
+    code.set(R(0), verdict::NEXT);
+    code.end();
 }
 
 /// What the table is asked for, onto the stack ([`UnitKey`]); the offset within the slab stays in the third register.
@@ -296,18 +346,19 @@ fn key(code: &mut Code<'_>, version: Version, link: i16, header: i16) {
         code.load(Width::B8, R(1), START, from);
         code.store(Width::B8, STACK, KEY + to, R(1));
     };
-    dword(code, header + 16, 0);
-    dword(code, header + 24, 8);
+    dword(code, header + ANSWER_BYTES as i16, 0);
+    dword(code, header + ANSWER_BYTES as i16 + 8, 8);
     if version == Version::V6 {
-        dword(code, link + 8, 24);
-        dword(code, link + 16, 32);
+        (0..4).for_each(|part| dword(code, link + 8 + part * 8, 24 + part * 8));
     } else {
-        code.set(R(1), 0);
-        code.store(Width::B8, STACK, KEY + 24, R(1));
-        code.set(R(1), i32::from_ne_bytes([0, 0, 0xFF, 0xFF]));
-        code.store(Width::B4, STACK, KEY + 32, R(1));
-        code.load(Width::B4, R(1), START, link + 12);
-        code.store(Width::B4, STACK, KEY + 36, R(1));
+        for (from, to) in [(link + 12, 24), (link + 16, 40)] {
+            code.set(R(1), 0);
+            code.store(Width::B8, STACK, KEY + to, R(1));
+            code.set(R(1), i32::from_ne_bytes([0, 0, 0xFF, 0xFF]));
+            code.store(Width::B4, STACK, KEY + to + 8, R(1));
+            code.load(Width::B4, R(1), START, from);
+            code.store(Width::B4, STACK, KEY + to + 12, R(1));
+        }
     }
     code.load(Width::B4, R(1), START, header + 4);
     code.store(Width::B4, STACK, KEY + 16, R(1));
@@ -316,15 +367,16 @@ fn key(code: &mut Code<'_>, version: Version, link: i16, header: i16) {
     code.shift_right(R(1), UNIT_BYTES.trailing_zeros() as i32);
     code.store(Width::B4, STACK, KEY + 20, R(1));
     code.set(R(1), 0);
-    code.store(Width::B8, STACK, KEY + 40, R(1));
-    code.load(Width::B2, R(1), START, udp);
-    code.store(Width::B2, STACK, KEY + 40, R(1));
+    code.store(Width::B8, STACK, KEY + 56, R(1));
+    // Both ports.
+    code.load(Width::B4, R(1), START, udp);
+    code.store(Width::B4, STACK, KEY + 56, R(1));
 }
 
-/// The address of the bytes: of the page in [`PAGE`], with the part's offset if it is one.
-fn find<'a>(code: &mut Code<'a>, table: &'a Table, header: i16, bytes: u32, pass: Label) {
+/// The address of the page.
+fn find<'a>(code: &mut Code<'a>, table: &'a Table, pass: Label) {
     code.copy(R(1), R(3));
-    code.and(R(1), bytes as i32 - 1);
+    code.and(R(1), PAGE_BYTES as i32 - 1);
     code.jump_if(R(1), If::Ne, 0, pass);
     code.and(R(3), UNIT_BYTES as i32 - 1);
     code.shift_right(R(3), PAGE_BYTES.trailing_zeros() as i32);
@@ -340,76 +392,55 @@ fn find<'a>(code: &mut Code<'a>, table: &'a Table, header: i16, bytes: u32, pass
     code.call(Helper::Lookup);
     code.jump_if(R(0), If::Eq, 0, pass);
     code.copy(PAGE, R(0));
-    if bytes < PAGE_BYTES {
-        code.load(Width::B4, R(1), START, header + 8);
-        code.and(R(1), (PAGE_BYTES - bytes) as i32);
-        code.add_register(PAGE, R(1));
-    }
 }
 
-/// Makes the packet an answer with the bytes at [`PAGE`], and sends it back the way it came.
+/// Makes the packet the answer, or one after the other, of at most so many bytes each, and sends it back the way it came.
 fn answer<'a>(code: &mut Code<'a>, counts: &'a Pages, link: i16, version: Version, bytes: u32, pass: Label) {
     let udp = link + version.header_bytes();
     let header = udp + UDP_BYTES;
     let lost = code.label();
-    let before = i32::from(header) + HEADER_BYTES as i32;
-    code.copy(R(1), PACKET);
-    code.set(R(2), before + bytes as i32);
-    code.set(R(3), 0);
-    code.call(Helper::ChangeTail);
-    code.jump_if(R(0), If::Ne, 0, pass);
-    begin(code, udp, lost);
-    let swap = |code: &mut Code<'_>, width: Width, one: i16, other: i16| {
-        code.load(width, R(1), START, one);
-        code.load(width, R(2), START, other);
-        code.store(width, START, one, R(2));
-        code.store(width, START, other, R(1));
-    };
-    if link == 14 {
-        swap(code, Width::B4, 0, 6);
-        swap(code, Width::B2, 4, 10);
-    }
-    let (was, is) =
-        (UDP_BYTES as u16 + HEADER_BYTES as u16, UDP_BYTES as u16 + HEADER_BYTES as u16 + bytes as u16);
-    match version {
-        Version::V4 => {
-            swap(code, Width::B4, link + 12, link + 16);
-            // The checksum of a header in which one word has changed: RFC 1624, equation 3. The order of bytes does not matter to it.
-            code.load(Width::B2, R(1), START, link + 10);
-            code.xor(R(1), 0xFFFF);
-            code.add(R(1), be(!(20 + was)) + be(20 + is));
-            for _ in 0..2 {
-                code.copy(R(2), R(1));
-                code.shift_right(R(2), 16);
-                code.and(R(1), 0xFFFF);
-                code.add_register(R(1), R(2));
-            }
-            code.xor(R(1), 0xFFFF);
-            code.store(Width::B2, START, link + 10, R(1));
-            code.set(R(1), be(20 + is));
-            code.store(Width::B2, START, link + 2, R(1));
+    // How many bytes UDP has.
+    let mut was = UDP_BYTES as u16 + REQUEST_BYTES as u16;
+    let request = Header { kind: Kind::Read, slab: 0, offset: 0, bytes, sequence: 0 };
+    let parts: Vec<Header> = request.answers(Kind::ByKernel).collect();
+    for (index, part) in parts.iter().enumerate() {
+        let is = UDP_BYTES as u16 + ANSWER_BYTES as u16 + part.bytes as u16;
+        let before = i32::from(header) + ANSWER_BYTES as i32;
+        code.copy(R(1), PACKET);
+        code.set(R(2), before + part.bytes as i32);
+        code.set(R(3), 0);
+        code.call(Helper::ChangeTail);
+        // It has not become an answer yet.
+        code.jump_if(R(0), If::Ne, 0, if index == 0 { pass } else { lost });
+        begin(code, udp, ANSWER_BYTES, lost);
+        if index == 0 {
+            turn(code, link, version);
+            code.set(R(1), Kind::ByKernel.magic() as i32);
+            code.store(Width::B4, START, header, R(1));
+        } else {
+            code.load(Width::B4, R(1), START, header + 8);
+            code.add(R(1), parts[index - 1].bytes as i32);
+            code.store(Width::B4, START, header + 8, R(1));
         }
-        Version::V6 => {
-            swap(code, Width::B8, link + 8, link + 24);
-            swap(code, Width::B8, link + 16, link + 32);
-            code.set(R(1), be(is));
-            code.store(Width::B2, START, link + 4, R(1));
+        set_length(code, link, version, was, is);
+        code.set(R(1), part.bytes as i32);
+        code.store(Width::B4, START, header + 12, R(1));
+        code.copy(R(1), PACKET);
+        code.set(R(2), before);
+        code.copy(R(3), PAGE);
+        code.add(R(3), part.offset as i32);
+        code.set(R(4), part.bytes as i32);
+        code.set(R(5), 0);
+        code.call(Helper::StoreBytes);
+        code.jump_if(R(0), If::Ne, 0, lost);
+        if index + 1 < parts.len() {
+            code.copy(R(1), PACKET);
+            code.load(Width::B4, R(2), PACKET, INTERFACE);
+            code.set(R(3), 0);
+            code.call(Helper::CloneRedirect);
         }
+        was = is;
     }
-    swap(code, Width::B2, udp, udp + 2);
-    code.set(R(1), be(is));
-    code.store(Width::B2, START, udp + 4, R(1));
-    code.set(R(1), 0);
-    code.store(Width::B2, START, udp + 6, R(1));
-    code.set(R(1), Kind::ByKernel.magic() as i32);
-    code.store(Width::B4, START, header, R(1));
-    code.copy(R(1), PACKET);
-    code.set(R(2), before);
-    code.copy(R(3), PAGE);
-    code.set(R(4), bytes as i32);
-    code.set(R(5), 0);
-    code.call(Helper::StoreBytes);
-    code.jump_if(R(0), If::Ne, 0, lost);
     code.set(R(1), 0);
     code.store(Width::B4, STACK, INDEX, R(1));
     code.pages(R(1), counts);
@@ -426,6 +457,57 @@ fn answer<'a>(code: &mut Code<'a>, counts: &'a Pages, link: i16, version: Versio
     code.place(lost);
     code.set(R(0), verdict::DROP);
     code.end();
+}
+
+/// Who sent it is who gets it.
+fn turn(code: &mut Code<'_>, link: i16, version: Version) {
+    let swap = |code: &mut Code<'_>, width: Width, one: i16, other: i16| {
+        code.load(width, R(1), START, one);
+        code.load(width, R(2), START, other);
+        code.store(width, START, one, R(2));
+        code.store(width, START, other, R(1));
+    };
+    if link == 14 {
+        swap(code, Width::B4, 0, 6);
+        swap(code, Width::B2, 4, 10);
+    }
+    match version {
+        Version::V4 => swap(code, Width::B4, link + 12, link + 16),
+        Version::V6 => {
+            swap(code, Width::B8, link + 8, link + 24);
+            swap(code, Width::B8, link + 16, link + 32);
+        }
+    }
+    let udp = link + version.header_bytes();
+    swap(code, Width::B2, udp, udp + 2);
+    // No checksum.
+    code.set(R(1), 0);
+    code.store(Width::B2, START, udp + 6, R(1));
+}
+
+/// UDP's header and what follows it have so many bytes, where it had others.
+fn set_length(code: &mut Code<'_>, link: i16, version: Version, was: u16, is: u16) {
+    if version == Version::V4 {
+        // The checksum of a header in which one word has changed: RFC 1624, equation 3. The order of bytes does not matter to it.
+        code.load(Width::B2, R(1), START, link + 10);
+        code.xor(R(1), 0xFFFF);
+        code.add(R(1), be(!(20 + was)) + be(20 + is));
+        for _ in 0..2 {
+            code.copy(R(2), R(1));
+            code.shift_right(R(2), 16);
+            code.and(R(1), 0xFFFF);
+            code.add_register(R(1), R(2));
+        }
+        code.xor(R(1), 0xFFFF);
+        code.store(Width::B2, START, link + 10, R(1));
+        code.set(R(1), be(20 + is));
+        code.store(Width::B2, START, link + 2, R(1));
+    }
+    code.set(R(1), be(is));
+    if version == Version::V6 {
+        code.store(Width::B2, START, link + 4, R(1));
+    }
+    code.store(Width::B2, START, link + version.header_bytes() + 4, R(1));
 }
 
 #[cfg(test)]

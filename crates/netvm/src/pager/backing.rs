@@ -64,6 +64,16 @@ struct Op {
     lender: u32,
     /// Reads: when.
     asked: Option<Instant>,
+    /// Reads: it came by datagrams.
+    unsure: bool,
+}
+
+/// Where pages came from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Origin {
+    pub(super) lender: u32,
+    /// By datagrams, which anybody may have sent.
+    pub(super) unsure: bool,
 }
 
 /// Connections to the lenders and the slots borrowed from them.
@@ -304,7 +314,10 @@ impl Backing {
     /// Reads neighbouring slots from `slot` on into `local`.
     pub(super) fn read(&mut self, token: u32, slot: Slot, local: SharedSlice) -> Result<()> {
         let asked = Some(Instant::now());
-        self.note(token, Op { slot, local, left: 1, write: false, hedged: false, lender: 0, asked });
+        self.note(
+            token,
+            Op { slot, local, left: 1, write: false, hedged: false, lender: 0, asked, unsure: false },
+        );
         self.reads += 1;
         if self.parts.is_some() { self.read_parts(token) } else { self.post_read(token) }
     }
@@ -340,7 +353,8 @@ impl Backing {
 
     /// Writes `local` to neighbouring slots from `slot` on, in all their copies or parts. Returns how many bytes that are.
     pub(super) fn write(&mut self, token: u32, slot: Slot, local: SharedSlice) -> Result<u64> {
-        let mut op = Op { slot, local, left: 0, write: true, hedged: false, lender: 0, asked: None };
+        let mut op =
+            Op { slot, local, left: 0, write: true, hedged: false, lender: 0, asked: None, unsure: false };
         let Some((copies, page)) = self.slots.write(slot, (local.len() / PAGE_BYTES) as u32) else {
             return Err(system("write to a slab", std::io::ErrorKind::InvalidInput.into()));
         };
@@ -411,7 +425,7 @@ impl Backing {
     }
 
     fn ended(&mut self, lender: u32, completion: Completion, out: &mut Vec<u32>) -> Result<()> {
-        let Completion { token, result, slab } = completion;
+        let Completion { token, result, slab, unsure } = completion;
         let failed = result.is_err();
         if let Err(error) = result {
             // The connection is fine, but the lender refuses what it has lent.
@@ -436,6 +450,7 @@ impl Backing {
             return self.post_read(token);
         }
         op.left -= 1;
+        op.unsure = unsure;
         self.reads -= usize::from(!op.write && !op.hedged);
         if op.left == 0 {
             out.push(token);
@@ -495,9 +510,18 @@ impl Backing {
         self.stats.read_us_peak = self.stats.read_us_peak.max(waited.as_micros() as u64);
     }
 
-    /// Which lender a read was asked of.
-    pub(super) fn asked(&self, token: u32) -> u32 {
-        self.ops[token as usize].lender
+    /// Which lender a read was asked of, and how it came.
+    pub(super) fn came_from(&self, token: u32) -> Origin {
+        let Op { lender, unsure, .. } = self.ops[token as usize];
+        Origin { lender, unsure }
+    }
+
+    /// A page has come by datagrams that differs from what was written: anybody may have sent it. It is to be read again, over the session.
+    pub(super) fn doubt(&mut self, lender: u32) {
+        self.stats.wrong_datagrams += 1;
+        if let Some(borrower) = self.sides.live(lender) {
+            borrower.distrust_datagrams();
+        }
     }
 
     /// Why the connection to a lender has ended that seems to have returned something wrong. Memory that was taken back reads as zeros on
@@ -512,10 +536,6 @@ impl Backing {
     /// A lender returned a page of `slot` that differs from what was written. The page is to be read again, from another; an error
     /// when there is no other.
     pub(super) fn distrust(&mut self, lender: u32, slot: Slot) -> Result<()> {
-        // Anybody may have sent that. The session is asked.
-        if self.sides.live(lender).is_some_and(Borrower::distrust_datagrams) {
-            return Ok(());
-        }
         if self.parts.is_some() {
             return self.suspect(slot);
         }
@@ -666,6 +686,7 @@ impl Backing {
         }
         stats.kernel_reads = self.stats.kernel_reads;
         stats.datagrams_given_up = self.stats.datagrams_given_up;
+        stats.wrong_datagrams = self.stats.wrong_datagrams;
         stats.wrong_pages = self.stats.wrong_pages;
         stats.pages_repaired = self.slots.mended();
         stats.pages_moved = self.slots.moved();

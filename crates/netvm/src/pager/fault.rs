@@ -1,11 +1,12 @@
 //! Faults: bringing pages in.
 
+use super::backing::Origin;
 use super::engine::{Engine, SPARED};
 use super::errand::NO_FRAME;
 use super::error::{PagerError, system};
 use super::transfers::{TRANSFER_PAGES_MAX, Transfer};
 use crate::error::Result;
-use netvm_core::residency::{Arrival, Entry, PageState};
+use netvm_core::residency::{Arrival, Entry, PageState, Slot};
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::ops::Range;
 
@@ -376,16 +377,16 @@ impl Engine {
         self.backing.detail.reuse.note_back(u32::try_from(age).unwrap_or(u32::MAX));
     }
 
-    /// A read has arrived from `lender`.
-    pub(super) fn fetched(&mut self, transfer: Transfer, lender: u32) -> Result<()> {
+    /// A read has arrived.
+    pub(super) fn fetched(&mut self, transfer: Transfer, from: Origin) -> Result<()> {
         if self.backing.seals.encrypts() {
-            self.decrypt(transfer, lender)?;
+            self.decrypt(transfer, from)?;
         }
         let mut index = 0;
         let mut wanted = false;
         while index < transfer.pages {
             let (page, frame) = (transfer.page + index, transfer.frame + index);
-            if !self.arrived(page, frame, lender)? {
+            if !self.arrived(page, frame, from)? {
                 // Discarded meanwhile, or to be read again.
                 self.free.put(frame as usize, 1);
                 index += 1;
@@ -400,7 +401,7 @@ impl Engine {
             }
             let mut run = 1;
             while index + run < transfer.pages
-                && self.arrived(page + run, frame + run, lender)?
+                && self.arrived(page + run, frame + run, from)?
                 && self.table.get(page + run).wanted()
             {
                 run += 1;
@@ -418,13 +419,13 @@ impl Engine {
             wanted = true;
             index += run;
         }
-        let class = self.backing.slots.class(lender);
+        let class = self.backing.slots.class(from.lender);
         self.tier.note_fetched(transfer.pages, wanted, class, &mut self.stats);
         Ok(())
     }
 
     /// What still waits for its frame is decrypted there; what is not what was written is read again.
-    fn decrypt(&mut self, transfer: Transfer, lender: u32) -> Result<()> {
+    fn decrypt(&mut self, transfer: Transfer, from: Origin) -> Result<()> {
         for index in 0..transfer.pages {
             let (page, frame) = (transfer.page + index, transfer.frame + index);
             let entry = self.table.get(page);
@@ -433,7 +434,7 @@ impl Engine {
             }
             let bytes = self.paged.frame_bytes_mut(frame as usize);
             if !self.backing.seals.open(entry.slot(), bytes) {
-                self.backing.distrust(lender, entry.slot())?;
+                self.is_wrong(from, entry.slot())?;
                 self.read_again(page, frame);
             }
         }
@@ -441,18 +442,27 @@ impl Engine {
     }
 
     /// Whether the page still waits for this frame; then its contents are checked.
-    fn arrived(&mut self, page: u32, frame: u32, lender: u32) -> Result<bool> {
+    fn arrived(&mut self, page: u32, frame: u32, from: Origin) -> Result<bool> {
         let entry = self.table.get(page);
         if entry.state() != PageState::Fetching || entry.frame() != frame {
             return Ok(false);
         }
         // What was encrypted has been checked when it was decrypted.
         if !self.backing.seals.encrypts() && self.content_hash(frame) != self.table.hash(page) {
-            self.backing.distrust(lender, entry.slot())?;
+            self.is_wrong(from, entry.slot())?;
             self.read_again(page, frame);
             return Ok(false);
         }
         Ok(true)
+    }
+
+    /// What came for this slot is not what was written; an error when it cannot be had from anywhere else.
+    fn is_wrong(&mut self, from: Origin, slot: Slot) -> Result<()> {
+        if from.unsure {
+            self.backing.doubt(from.lender);
+            return Ok(());
+        }
+        self.backing.distrust(from.lender, slot)
     }
 
     /// Drops the contents of a range. Transfers on their way find their pages in another state and free their frames.

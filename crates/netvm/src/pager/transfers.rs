@@ -108,9 +108,9 @@ impl Engine {
     fn finish(&mut self, token: u32) -> Result<()> {
         self.backing.seals.sent(token);
         let transfer = self.transfers[token as usize];
-        let lender = self.backing.asked(token);
+        let from = self.backing.came_from(token);
         self.transfers_free.push(token);
-        if transfer.write { self.written(transfer) } else { self.fetched(transfer, lender) }
+        if transfer.write { self.written(transfer) } else { self.fetched(transfer, from) }
     }
 
     /// Moves transfers on and takes up what finished. True when something did.

@@ -630,7 +630,7 @@ impl Volume {
             let _ = self.epoll.remove(borrower.as_fd());
             self.lose(lender, error);
         }
-        for Completion { token, result, slab } in completions.drain(..) {
+        for Completion { token, result, slab, .. } in completions.drain(..) {
             let id = token as u32;
             let done = match (slab, result) {
                 (Some(slab), Ok(())) => Ok(Done::Slab(slab)),

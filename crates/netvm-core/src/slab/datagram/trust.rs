@@ -12,6 +12,8 @@ const PAUSE_NS: (u64, u64) = (1_000_000_000, 64_000_000_000);
 const WELL: u32 = 1024;
 /// Answers that come sooner are worth a look at once: nobody was woken for them.
 const QUICK_NS: u64 = 8_000;
+/// So many answers of the process, and none of the kernel: datagrams are no shorter way than the session.
+const PROCESS_MAX: u32 = 1024;
 
 #[derive(Debug)]
 pub(super) struct Trust {
@@ -23,7 +25,11 @@ pub(super) struct Trust {
     pause_ns: u64,
     paused_until_ns: u64,
     well: u32,
+    /// Answers of the lender's process since one of its kernel.
+    by_process: u32,
     ended: bool,
+    /// While nothing has been answered yet.
+    patience_ns: u64,
 }
 
 impl Trust {
@@ -35,7 +41,9 @@ impl Trust {
             pause_ns: PAUSE_NS.0,
             paused_until_ns: 0,
             well: 0,
+            by_process: 0,
             ended: false,
+            patience_ns: PATIENCE_NS.2,
         }
     }
 
@@ -45,7 +53,7 @@ impl Trust {
 
     pub(super) fn patience_ns(&self) -> u64 {
         match self.mean_ns {
-            0 => PATIENCE_NS.2,
+            0 => self.patience_ns,
             mean => (mean + 4 * self.deviation_ns).clamp(PATIENCE_NS.0, PATIENCE_NS.1),
         }
     }
@@ -69,19 +77,39 @@ impl Trust {
         }
     }
 
-    pub(super) fn lost(&mut self, now_ns: u64) {
+    /// An answer has not come in time. Perhaps it does later.
+    pub(super) fn late(&mut self) {
+        self.patience_ns = (2 * self.patience_ns).min(PATIENCE_NS.1);
+    }
+
+    /// Who has sent an answer.
+    pub(super) fn heard(&mut self, by_kernel: bool) {
+        self.by_process = if by_kernel { 0 } else { self.by_process + 1 };
+        self.ended |= self.by_process >= PROCESS_MAX;
+    }
+
+    /// What was asked then is lost.
+    pub(super) fn lost(&mut self, now_ns: u64, asked_ns: u64) {
+        // Known already, if it was asked before the last pause.
+        if asked_ns < self.paused_until_ns {
+            return;
+        }
         self.lost = self.lost - self.lost / MEMORY + 1000;
         self.well = 0;
         if self.lost / MEMORY > LOST_MAX {
-            self.paused_until_ns = now_ns.saturating_add(self.pause_ns);
-            self.pause_ns = (2 * self.pause_ns).min(PAUSE_NS.1);
-            self.lost = 0;
+            self.pause(now_ns);
         }
     }
 
-    /// False when it had ended, or nothing was ever answered.
-    pub(super) fn end(&mut self) -> bool {
-        let had_ended = core::mem::replace(&mut self.ended, true);
-        !had_ended && self.mean_ns > 0
+    /// Nothing for a while.
+    pub(super) fn pause(&mut self, now_ns: u64) {
+        self.paused_until_ns = now_ns.saturating_add(self.pause_ns);
+        self.pause_ns = (2 * self.pause_ns).min(PAUSE_NS.1);
+        (self.lost, self.well) = (0, 0);
+    }
+
+    /// Nothing any more.
+    pub(super) fn end(&mut self) {
+        self.ended = true;
     }
 }

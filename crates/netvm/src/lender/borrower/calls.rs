@@ -70,7 +70,11 @@ impl Borrower {
     /// [`Error::Op`] when this lease does not hold it.
     pub fn return_slab(&mut self, slab: u32) -> Result<()> {
         self.forget(slab);
-        self.call(protocol::RETURN, slab.to_le_bytes().to_vec(), "return of a slab").map(|_| ())
+        let post = |borrower: &mut Self| {
+            borrower.bring_back(slab)?;
+            borrower.session.endpoint.post_call(INTERNAL, protocol::RETURN, slab.to_le_bytes().to_vec())
+        };
+        self.blocking(post, self.call_timeout, "return of a slab").map(|_| ())
     }
 
     /// Whether no other lease holds the slab: then it may be written again.
@@ -168,6 +172,7 @@ impl Borrower {
             }
             self.waits();
         }
+        self.poll_datagrams();
         let answer = self.progress(*slot, true)?.transpose();
         answer.map_err(|error| match error {
             OpError::Refused(code) => Error::Op { lender: self.lender.clone(), what, code },

@@ -1,5 +1,5 @@
 use super::*;
-use netvm_core::slab::datagram::Header;
+use netvm_core::slab::datagram::Request;
 
 const LEASE: [u8; 16] = [9; 16];
 const PORT: u16 = 4000;
@@ -15,14 +15,16 @@ fn setting() -> Option<(Table, Pages, Mapping)> {
     };
     let memory = Mapping::anonymous(UNIT_BYTES as usize).unwrap();
     let numbered = |shared: netvm_sys::shared::SharedSlice| {
-        for page in 0..UNIT_BYTES as usize / 1024 {
-            shared.write_from(page * 1024, &[(page as u8).wrapping_add(1); 1024]).unwrap();
-        }
+        (0..UNIT_BYTES as usize / 4096)
+            .for_each(|page| shared.write_from(page * 4096, &contents(page)).unwrap());
         Ok(())
     };
     memory.replace_with_pages(0, &pages, numbered).unwrap();
     let table = Table::new(KEY_BYTES as u32, 10).unwrap();
-    let keys = [Version::V4, Version::V6].map(|version| UnitKey::new(&LEASE, (address(version), PORT), 5, 3));
+    let keys = [Version::V4, Version::V6].map(|version| {
+        let flow = Flow { from: (address(version), PORT), to: (lender(version), 0x1B9E) };
+        UnitKey::new(&LEASE, &flow, 5, 3)
+    });
     table.insert(keys.iter().map(|key| (&key.0[..], &pages))).unwrap();
     Some((table, Pages::new(1).unwrap(), memory))
 }
@@ -34,9 +36,21 @@ fn address(version: Version) -> [u8; 16] {
     }
 }
 
-fn request(page: u32, bytes: u32) -> Header {
+fn lender(version: Version) -> [u8; 16] {
+    match version {
+        Version::V4 => "::ffff:10.1.2.4".parse::<std::net::Ipv6Addr>().unwrap().octets(),
+        Version::V6 => [0xFD; 16],
+    }
+}
+
+fn contents(page: usize) -> [u8; 4096] {
+    std::array::from_fn(|at| (page * 7 + at / 8 + at % 8) as u8)
+}
+
+/// For a page of the unit, in answers of so many bytes.
+fn request(page: u32, bytes: u32) -> Request {
     let offset = 3 * UNIT_BYTES as u32 + page * 4096;
-    Header { kind: Kind::Read, slab: 5, offset, bytes, key: LEASE, sequence: 77 }
+    Request { header: Header { kind: Kind::Read, slab: 5, offset, bytes, sequence: 77 }, key: LEASE }
 }
 
 fn sum(header: &[u8]) -> u16 {
@@ -45,8 +59,8 @@ fn sum(header: &[u8]) -> u16 {
     (sum + (sum >> 16)) as u16
 }
 
-fn packet(version: Version, header: &Header, link_bytes: usize) -> Vec<u8> {
-    let udp_bytes = 8 + HEADER_BYTES as u16;
+fn packet(version: Version, request: &Request, link_bytes: usize) -> Vec<u8> {
+    let udp_bytes = 8 + REQUEST_BYTES as u16;
     let mut packet = vec![];
     if link_bytes > 0 {
         packet.extend([1, 2, 3, 4, 5, 6, 11, 12, 13, 14, 15, 16]);
@@ -73,56 +87,58 @@ fn packet(version: Version, header: &Header, link_bytes: usize) -> Vec<u8> {
     packet.extend([0x1B, 0x9E]);
     packet.extend(udp_bytes.to_be_bytes());
     packet.extend([0, 0]);
-    packet.extend(header.encode());
+    packet.extend(request.encode());
     packet
 }
 
 const SENT_BACK: i32 = 7;
 
+const ALL: u32 = u32::MAX;
+
+fn load(setting: &(Table, Pages, Mapping), link_bytes: i16, packet_bytes_max: u32) -> Program {
+    Program::load(NAME, &program(&setting.0, &setting.1, Shape { link_bytes, packet_bytes_max })).unwrap()
+}
+
 #[test]
 fn reads_are_answered_as_they_must_be() {
-    let Some((table, counts, _memory)) = setting() else { return };
-    let shape = Shape { link_bytes: 14, whole: true };
-    let program = Program::load(NAME, &program(&table, &counts, shape)).unwrap();
-    for version in [Version::V4, Version::V6] {
-        for (part, bytes) in [(0, 4096), (0, 1024), (1, 1024), (3, 1024)] {
-            let header = request(100, bytes);
-            let header = Header { offset: header.offset + part * 1024, ..header };
-            let asked = packet(version, &header, 14);
-            let (verdict, answer) = program.test(&asked, 8192).unwrap();
-            assert_eq!((verdict, answer.len()), (SENT_BACK, asked.len() + bytes as usize));
-            let start = asked.len() - HEADER_BYTES;
-            assert_eq!(Header::decode(&answer[start..]), Some(Header { kind: Kind::ByKernel, ..header }));
-            let contents = &answer[asked.len()..];
-            for (index, piece) in contents.chunks(1024).enumerate() {
-                assert_eq!(piece, [((100 * 4 + part as usize + index) as u8).wrapping_add(1); 1024]);
+    let Some(setting) = setting() else { return };
+    for (version, bytes) in
+        [(Version::V4, 4096), (Version::V6, 4096), (Version::V4, 1368), (Version::V6, 1368)]
+    {
+        let program = load(&setting, 14, ALL);
+        let request = request(100, bytes);
+        let asked = packet(version, &request, 14);
+        let (verdict, answer) = program.test(&asked, 8192).unwrap();
+        // Of several the last: the others have gone already.
+        let expected = request.header.answers(Kind::ByKernel).last().unwrap();
+        let start = asked.len() - REQUEST_BYTES;
+        assert_eq!((verdict, answer.len()), (SENT_BACK, start + ANSWER_BYTES + expected.bytes as usize));
+        assert_eq!(Header::decode(&answer[start..]), Some(expected));
+        let at = (expected.offset % 4096) as usize;
+        assert_eq!(answer[start + ANSWER_BYTES..], contents(100)[at..]);
+        assert_eq!((&answer[..6], &answer[6..12]), (&asked[6..12], &asked[..6]));
+        let ip = &answer[14..];
+        let (udp, length) = match version {
+            Version::V4 => {
+                assert_eq!((sum(&ip[..20]), &ip[12..20]), (0xFFFF, &[10, 1, 2, 4, 10, 1, 2, 3][..]));
+                (20, usize::from(u16::from_be_bytes([ip[2], ip[3]])))
             }
-            assert_eq!((&answer[..6], &answer[6..12]), (&asked[6..12], &asked[..6]));
-            let ip = &answer[14..];
-            let (udp, length) = match version {
-                Version::V4 => {
-                    assert_eq!((sum(&ip[..20]), &ip[12..20]), (0xFFFF, &[10, 1, 2, 4, 10, 1, 2, 3][..]));
-                    (20, usize::from(u16::from_be_bytes([ip[2], ip[3]])))
-                }
-                Version::V6 => {
-                    assert_eq!((&ip[8..24], &ip[24..40]), (&[0xFD; 16][..], &address(version)[..]));
-                    (40, 40 + usize::from(u16::from_be_bytes([ip[4], ip[5]])))
-                }
-            };
-            assert_eq!(length, ip.len());
-            assert_eq!(&ip[udp..udp + 4], &[0x1B, 0x9E, 15, 160]);
-            let datagram = usize::from(u16::from_be_bytes([ip[udp + 4], ip[udp + 5]]));
-            assert_eq!((datagram, &ip[udp + 6..udp + 8]), (ip.len() - udp, &[0, 0][..]));
-        }
+            Version::V6 => {
+                assert_eq!((&ip[8..24], &ip[24..40]), (&[0xFD; 16][..], &address(version)[..]));
+                (40, 40 + usize::from(u16::from_be_bytes([ip[4], ip[5]])))
+            }
+        };
+        assert_eq!(length, ip.len());
+        assert_eq!(&ip[udp..udp + 4], &[0x1B, 0x9E, 15, 160]);
+        let datagram = usize::from(u16::from_be_bytes([ip[udp + 4], ip[udp + 5]]));
+        assert_eq!((datagram, &ip[udp + 6..udp + 8]), (ip.len() - udp, &[0, 0][..]));
     }
 }
 
 #[test]
 fn all_other_packets_go_on_as_they_were() {
-    let Some((table, counts, _memory)) = setting() else { return };
-    let shape = Shape { link_bytes: 14, whole: true };
-    let whole = Program::load(NAME, &program(&table, &counts, shape)).unwrap();
-    let small = Program::load(NAME, &program(&table, &counts, Shape { whole: false, ..shape })).unwrap();
+    let Some(setting) = setting() else { return };
+    let (whole, small) = (load(&setting, 14, ALL), load(&setting, 14, 1500));
     let passes = |program: &Program, packet: &[u8], what: &str| {
         assert_eq!(program.test(packet, 8192).unwrap(), (verdict::NEXT, packet.to_vec()), "{what}");
     };
@@ -130,36 +146,31 @@ fn all_other_packets_go_on_as_they_were() {
     for version in [Version::V4, Version::V6] {
         let asked = packet(version, &right, 14);
         passes(&small, &asked, "no room for a page");
+        let header = right.header;
         for (what, wrong) in [
-            ("another lease", Header { key: [8; 16], ..right }),
-            ("another slab", Header { slab: 4, ..right }),
-            ("another unit", Header { offset: 0, ..right }),
-            ("not a page", Header { offset: right.offset + 1024, ..right }),
-            ("not a part", Header { offset: right.offset + 1, bytes: 1024, ..right }),
-            ("two pages", Header { bytes: 8192, ..right }),
-            ("nothing", Header { bytes: 0, ..right }),
-            ("an answer", Header { kind: Kind::ByKernel, ..right }),
+            ("another lease", Request { key: [8; 16], ..right }),
+            ("another slab", Request { header: Header { slab: 4, ..header }, ..right }),
+            ("another unit", Request { header: Header { offset: 0, ..header }, ..right }),
+            ("not a page", Request { header: Header { offset: header.offset + 1368, ..header }, ..right }),
+            ("two pages", Request { header: Header { bytes: 8192, ..header }, ..right }),
+            ("nothing", Request { header: Header { bytes: 0, ..header }, ..right }),
+            ("an answer", Request { header: Header { kind: Kind::ByKernel, ..header }, ..right }),
         ] {
             passes(&whole, &packet(version, &wrong, 14), what);
         }
         for at in 0..asked.len() {
-            // Addresses of the link and the lender, identification, hop limit, checksums, and the sequence may be any.
-            let (ip, udp) = (14, asked.len() - HEADER_BYTES - 8);
+            // Addresses of the link, identification, hop limit, checksums, and the sequence may be any.
+            let (ip, start) = (14, asked.len() - REQUEST_BYTES);
+            let udp = start - 8;
             let any = match version {
-                Version::V4 => [
-                    0..12,
-                    ip + 1..ip + 2,
-                    ip + 4..ip + 6,
-                    ip + 8..ip + 9,
-                    ip + 10..ip + 12,
-                    ip + 16..ip + 20,
-                ],
-                Version::V6 => [0..12, ip + 1..ip + 4, ip + 7..ip + 8, ip + 24..ip + 40, 0..0, 0..0],
+                Version::V4 => {
+                    [0..12, ip + 1..ip + 2, ip + 4..ip + 6, ip + 8..ip + 9, ip + 10..ip + 12, 0..0]
+                }
+                Version::V6 => [0..12, ip + 1..ip + 4, ip + 7..ip + 8, 0..0, 0..0, 0..0],
             };
             let any = any.iter().any(|range| range.contains(&at))
-                || (udp + 2..udp + 4).contains(&at)
                 || (udp + 6..udp + 8).contains(&at)
-                || at >= asked.len() - 8;
+                || (start + 16..start + 24).contains(&at);
             for bit in 0..8 {
                 let mut changed = asked.clone();
                 changed[at] ^= 1 << bit;
@@ -168,10 +179,9 @@ fn all_other_packets_go_on_as_they_were() {
                 let any = any
                     || (version == Version::V4 && at == ip + 6 && bit >= 6)
                     || (version == Version::V6 && at == ip && bit < 4);
-                let is_another = at >= asked.len() - HEADER_BYTES
-                    && Header::decode(&changed[asked.len() - HEADER_BYTES..]).is_some_and(|header| {
-                        header.is_request()
-                            && (header.offset / UNIT_BYTES as u32, header.slab, header.key) == (3, 5, LEASE)
+                let is_another = at >= start
+                    && Request::decode(&changed[start..]).is_some_and(|Request { header, key }| {
+                        (header.offset / UNIT_BYTES as u32, header.slab, key) == (3, 5, LEASE)
                     });
                 if any || is_another {
                     assert_eq!(verdict, SENT_BACK, "byte {at}, bit {bit}");

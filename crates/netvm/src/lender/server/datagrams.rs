@@ -1,20 +1,22 @@
 //! Reads that come as datagrams: what the kernel leaves of them, and what it is told so that it leaves fewer. docs/design/datagrams.md has the whole.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-use netvm_core::slab::datagram::{HEADER_BYTES, Header, Kind, UNIT_BYTES};
-use netvm_sys::net::{Datagrams, Origin, Outgoing};
+use netvm_core::slab::datagram::{Header, Kind, PAGE_BYTES, REQUEST_BYTES, Request, UNIT_BYTES};
+use netvm_sys::net::{Datagrams, Origin, Outgoing, octets};
 
 use super::*;
 use crate::lender::memories::Unit;
-use crate::lender::reader::{Reader, UnitKey};
+use crate::lender::reader::{Flow, Reader, UnitKey};
 use crate::shm::LinkChoice;
 
 /// Datagrams that are answered before others have their turn.
 const TURN: usize = 32;
 /// For so long no unit is moved when the kernel had no memory for one.
 const RELIEF: Duration = Duration::from_secs(10);
+/// The program knows of units after so long, unless it does not run.
+const KNOWN: Duration = Duration::from_millis(500);
 
 /// Who reads by datagrams.
 #[derive(Default)]
@@ -29,16 +31,24 @@ struct Open {
     sockets: Vec<Datagrams>,
     /// By its key.
     leases: BTreeMap<[u8; 16], Known>,
-    /// Units that the program has been told of.
-    units: BTreeSet<(LeaseId, Unit)>,
+    /// What the program has been told of, by what, and when.
+    units: BTreeMap<(LeaseId, Unit), (UnitKey, Instant)>,
     /// No unit is moved until then.
     relieved: Option<Instant>,
 }
 
 struct Known {
     lease: LeaseId,
-    /// Where its datagrams come from.
-    origin: Option<([u8; 16], u16)>,
+    /// Where its datagrams come from, and where they go.
+    flow: Option<Flow>,
+}
+
+/// A unit that the kernel could have read.
+struct Wanted {
+    lease: LeaseId,
+    unit: Unit,
+    key: UnitKey,
+    interface: u32,
 }
 
 impl Readers {
@@ -71,12 +81,11 @@ impl Readers {
 impl Open {
     /// The program finds those units no more, soon.
     fn forget(&mut self, is_one: impl Fn(LeaseId, Unit) -> bool) {
-        let Self { reader, leases, units, .. } = self;
-        units.retain(|&(lease, unit)| {
+        let Self { reader, units, .. } = self;
+        units.retain(|&(lease, unit), &mut (key, _)| {
             let gone = is_one(lease, unit);
-            let known = leases.iter().find(|(_, known)| gone && known.lease == lease);
-            if let Some((key, Known { origin: Some(origin), .. })) = known {
-                reader.forget(UnitKey::new(key, *origin, unit.0, unit.1));
+            if gone {
+                reader.forget(key);
             }
             !gone
         });
@@ -107,97 +116,120 @@ impl Lender {
         }
         let open = self.readers.open.as_mut().ok_or(Status::Unsupported)?;
         let port = open.port(local).ok_or(Status::Unsupported)?;
-        open.leases.retain(|_, known| known.lease != lease);
         let mut key = [0; 16];
         getrandom::fill(&mut key).map_err(|_| Status::Busy)?;
-        open.leases.insert(key, Known { lease, origin: None });
+        // Whatever it was known by before.
+        open.forget(|of, _| of == lease);
+        open.leases.retain(|_, known| known.lease != lease);
+        open.leases.insert(key, Known { lease, flow: None });
         Ok((port, key))
     }
 
-    fn open_readers(&self) -> std::io::Result<Open> {
+    fn open_readers(&mut self) -> std::io::Result<Open> {
         let reader = Reader::new()?;
         let mut sockets = Vec::new();
         for listener in &self.listeners {
             let Address::Tcp(text) = listener.address() else { continue };
             let Ok(address) = text.parse::<SocketAddr>() else { continue };
             // The same port, where nobody has it.
-            let any = SocketAddr::new(address.ip(), 0);
+            let mut any = address;
+            any.set_port(0);
             let socket = Datagrams::bind(address).or_else(|_| Datagrams::bind(any))?;
             let id = DATAGRAM_ID + sockets.len() as u64;
             self.epoll.add(socket.as_fd(), id, Interest { readable: true, writable: false })?;
             sockets.push(socket);
         }
-        let (leases, units) = (BTreeMap::new(), BTreeSet::new());
+        self.memories.allow_units();
+        let (leases, units) = (BTreeMap::new(), BTreeMap::new());
         Ok(Open { reader, sockets, leases, units, relieved: None })
     }
 
     /// What has come to this socket.
     pub(super) fn answer_datagrams(&mut self, socket: usize) {
+        let mut wanted = None;
         for _ in 0..TURN {
             // One more byte: too long ones are noticed.
-            let mut bytes = [0; HEADER_BYTES + 1];
-            let Some(open) = &self.readers.open else { return };
-            let Some(from) = open.sockets.get(socket) else { return };
-            let Ok((count, origin)) = from.receive_from(&mut bytes) else { return };
-            if count != HEADER_BYTES {
-                continue;
+            let mut bytes = [0; REQUEST_BYTES + 1];
+            let from = self.readers.open.as_ref().and_then(|open| open.sockets.get(socket));
+            let Some(Ok((count, origin))) = from.map(|from| from.receive_from(&mut bytes)) else { break };
+            if let Some(request) = bytes.get(..count).and_then(Request::decode) {
+                wanted = self.answer_datagram(socket, request, &origin).or(wanted);
             }
-            if let Some(header) = Header::decode(&bytes).filter(Header::is_request) {
-                self.answer_datagram(socket, header, origin);
-            }
+        }
+        // It takes a while: one of them, after all have been answered.
+        if let Some(wanted) = wanted.filter(|_| !self.is_short) {
+            self.make_known(wanted);
         }
     }
 
-    fn answer_datagram(&mut self, socket: usize, header: Header, origin: Origin) {
-        let Self { readers, memories, past_ops, .. } = self;
-        let Some(open) = &mut readers.open else { return };
-        let Some(known) = open.leases.get_mut(&header.key) else { return };
+    /// The unit that was read, if the kernel could read it.
+    fn answer_datagram(&mut self, socket: usize, request: Request, origin: &Origin) -> Option<Wanted> {
+        let Self { readers: Readers { open: Some(open), .. }, memories, past_ops, .. } = self else {
+            return None;
+        };
+        let Request { header, key } = request;
+        let known = open.leases.get_mut(&key)?;
+        let local = open.sockets.get(socket)?;
+        let to = (octets(origin.to?), local.address().ok()?.port());
+        let flow = Flow { from: (octets(origin.from.ip()), origin.from.port()), to };
         // It is this lease's from wherever it is used first.
-        if *known.origin.get_or_insert(origin.parts()) != origin.parts() {
-            return;
+        if *known.flow.get_or_insert(flow) != flow {
+            return None;
         }
         let lease = known.lease;
-        let end = u64::from(header.offset) + u64::from(header.bytes);
+        let end = u64::from(header.offset) + u64::from(PAGE_BYTES);
         let is_its = memories.slabs.holds(lease, header.slab) && end <= memories.slabs.slab_bytes();
-        let memory = is_its.then(|| memories.slab(header.slab, header.offset.into(), header.bytes)).flatten();
-        let kind = if memory.is_some() { Kind::ByProcess } else { Kind::Refused };
-        let head = Header { kind, ..header }.encode();
-        let mut answer = Outgoing::new();
-        answer.bytes(&head);
-        memory.map(|memory| answer.shared(memory));
-        if let Some(socket) = open.sockets.get(socket) {
+        let send = |header: Header| {
+            let (head, mut answer) = (header.encode(), Outgoing::new());
+            answer.bytes(&head);
+            if header.kind == Kind::ByProcess {
+                let memory = memories.slab(header.slab, header.offset.into(), header.bytes);
+                memory.map(|memory| answer.shared(memory));
+            }
             // What is not taken is lost, as any datagram may be.
-            let _ = socket.send_to(&answer, origin.from);
+            let _ = local.answer(&answer, origin);
+        };
+        match is_its {
+            true => header.answers(Kind::ByProcess).for_each(send),
+            false => send(Header { kind: Kind::Refused, ..header }),
         }
         *past_ops += 1;
-        match open.reader.attach(origin.interface) {
-            Some(Ok(interface)) => {
-                self.say(format_args!("the kernel answers reads that come by {interface}"))
-            }
+        let interface = origin.interface;
+        match open.reader.attach(interface) {
+            Some(Ok(name)) => self.say(format_args!("the kernel answers reads that come by {name}")),
             Some(Err(why)) => self.say(format_args!("reads are not answered by the kernel at {why}")),
             None => {}
         }
-        if is_its {
-            self.make_known(lease, header, &origin);
-        }
+        let unit = (header.slab, (u64::from(header.offset) / UNIT_BYTES) as u32);
+        is_its.then(|| Wanted { lease, unit, key: UnitKey::new(&key, &flow, unit.0, unit.1), interface })
     }
 
     /// The next read from that unit is answered by the kernel, if it can be.
-    fn make_known(&mut self, lease: LeaseId, header: Header, origin: &Origin) {
+    fn make_known(&mut self, Wanted { lease, unit, key, interface }: Wanted) {
         let Self { readers: Readers { open: Some(open), .. }, memories, .. } = self else { return };
-        let unit = (header.slab, (u64::from(header.offset) / UNIT_BYTES) as u32);
-        let is_relieved = open.relieved.is_none_or(|until| Instant::now() >= until);
-        if !open.reader.sees(origin.interface) || !is_relieved || open.units.contains(&(lease, unit)) {
+        if !open.reader.sees(interface) {
+            return;
+        }
+        if let Some((_, told)) = open.units.get(&(lease, unit)) {
+            if told.elapsed() > KNOWN && open.reader.has_missed(interface) {
+                self.say(format_args!(
+                    "reads are not answered by the kernel at interface {interface}: they come past its program"
+                ));
+            }
+            return;
+        }
+        let now = Instant::now();
+        if open.relieved.is_some_and(|until| now < until) || !open.reader.has_room() {
             return;
         }
         match memories.unit(unit) {
             Ok(Some(pages)) => {
                 open.relieved = None;
-                open.units.insert((lease, unit));
-                open.reader.tell(UnitKey::new(&header.key, origin.parts(), unit.0, unit.1), pages);
+                open.units.insert((lease, unit), (key, now));
+                open.reader.tell(key, pages);
             }
             Ok(None) => {}
-            Err(_) => open.relieved = Some(Instant::now() + RELIEF),
+            Err(_) => open.relieved = Some(now + RELIEF),
         }
     }
 }
@@ -205,11 +237,12 @@ impl Lender {
 impl Open {
     /// Where who is connected to this address of ours sends its datagrams.
     fn port(&self, local: SocketAddr) -> Option<u16> {
-        let addresses = self.sockets.iter().filter_map(|socket| socket.address().ok());
-        // IPv4 addresses may be connected to a socket for both.
-        let is_local = |address: &SocketAddr| {
-            address.ip().to_canonical() == local.ip().to_canonical() || address.ip().is_unspecified()
-        };
-        addresses.filter(is_local).map(|address| address.port()).next()
+        let addresses = || self.sockets.iter().filter_map(|socket| socket.address().ok());
+        let its_own = |address: &SocketAddr| address.ip().to_canonical() == local.ip().to_canonical();
+        let any = |address: &SocketAddr| address.ip().is_unspecified();
+        let of_its_family = |address: &SocketAddr| any(address) && address.is_ipv4() == local.is_ipv4();
+        // What is bound to all addresses of IPv6 has those of IPv4, too, mostly.
+        let found = addresses().find(its_own).or_else(|| addresses().find(of_its_family));
+        found.or_else(|| addresses().find(any)).map(|address| address.port())
     }
 }

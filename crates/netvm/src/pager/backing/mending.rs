@@ -312,10 +312,10 @@ impl Backing {
             };
             let posted = match (&mut self.parts, self.sides.live(copy.lender)) {
                 (_, None) => Err(PostError::Closed),
-                (None, Some(borrower)) => borrower.post_read(MEND_STEP, copy.slab, offset, chunk),
+                (None, Some(borrower)) => borrower.post_sure_read(MEND_STEP, copy.slab, offset, &[chunk]),
                 (Some(parts), Some(borrower)) => {
                     let pieces = parts.pieces(copy.part, chunk, parity).ok_or(PostError::TooLong)?;
-                    borrower.post_read_pages(MEND_STEP, copy.slab, offset, pieces)
+                    borrower.post_sure_read(MEND_STEP, copy.slab, offset, pieces)
                 }
             };
             match posted {
