@@ -11,6 +11,7 @@ pub use code::{Code, Helper, If, Label, R, Width};
 
 // Commands, types and flags of <linux/bpf.h>.
 const MAP_CREATE: i32 = 0;
+const MAP_LOOKUP_ELEM: i32 = 1;
 const PROG_LOAD: i32 = 5;
 const PROG_TEST_RUN: i32 = 10;
 const MAP_UPDATE_BATCH: i32 = 26;
@@ -172,6 +173,16 @@ impl Table {
         // SAFETY: as many keys and values as it is told of, each of the table's sizes (asserted); all outlive the call.
         let done = unsafe { attribute.call(MAP_UPDATE_BATCH) };
         done.map(drop).map_err(|error| ((attribute.told(32) as usize).min(values.len()), error))
+    }
+
+    /// Whether programs find something by this key.
+    pub fn has(&self, key: &[u8]) -> bool {
+        assert_eq!(key.len(), self.key_bytes, "a key of another table");
+        let mut id = [0u32];
+        let attribute = Attribute::new().fd(0, self.fd.as_fd()).address(8, key);
+        let mut attribute = attribute.address_mut(16, &mut id);
+        // SAFETY: a key of the table's size (asserted), and room for a value; both outlive the call.
+        unsafe { attribute.call(MAP_LOOKUP_ELEM) }.is_ok()
     }
 
     /// Has programs not find anything by these keys any more, whether they did or not. As [`Table::insert`], it takes milliseconds.

@@ -165,6 +165,145 @@ fn without_datagrams_all_goes_over_the_connection() {
     drop(silent);
 }
 
+/// Passes datagrams on to the lender, and its answers back, as `change` leaves them.
+fn meddling(lender: &str, mut change: impl FnMut(&mut Vec<u8>) -> bool + Send + 'static) -> String {
+    let port: u16 = lender.rsplit(':').next().unwrap().parse().unwrap();
+    let (near, far) = (UdpSocket::bind(("127.0.0.2", port)).unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+    far.connect(lender).unwrap();
+    let (answers, back) = (far.try_clone().unwrap(), near.try_clone().unwrap());
+    let borrower = Arc::new(std::sync::Mutex::new(None));
+    let known = Arc::clone(&borrower);
+    std::thread::spawn(move || {
+        let mut bytes = [0; 8192];
+        while let Ok((count, from)) = near.recv_from(&mut bytes) {
+            *known.lock().unwrap() = Some(from);
+            let _ = far.send(&bytes[..count]);
+        }
+    });
+    std::thread::spawn(move || {
+        let mut bytes = [0; 8192];
+        loop {
+            let Ok(count) = answers.recv(&mut bytes) else { continue };
+            let mut answer = bytes[..count].to_vec();
+            let to = *borrower.lock().unwrap();
+            if let (Some(to), true) = (to, change(&mut answer)) {
+                let _ = back.send_to(&answer, to);
+            }
+        }
+    });
+    forwarded("127.0.0.2:0", lender)
+}
+
+/// Somebody on the way changes what comes: nobody is blamed, nothing is used, and it is asked for over the connection.
+#[test]
+fn wrong_pages_are_read_again_over_the_connection() {
+    let Some(_alone) = alone() else { return };
+    if !by_kernel() {
+        return;
+    }
+    type Change = fn(&mut PagerConfig);
+    let settings: [(&str, Change); 4] = [
+        ("thread", |_| ()),
+        ("in-thread", |config| config.fault_path = FaultPath::InThread),
+        ("encrypted", |config| config.encrypt_pages = true),
+        ("two pages", |config| config.page_bytes = 8192),
+    ];
+    for (name, change) in settings {
+        let lender = lend(64);
+        let mut count = 0;
+        // From the hundredth answer on all are wrong.
+        let address = meddling(&lender.address, move |answer| {
+            count += 1;
+            let last = answer.len() - 1;
+            answer[last] ^= u8::from(count > 100);
+            true
+        });
+        let pager = start(&[&address], change);
+        let mut pages = Pages::written(common::mapped::mapped(&pager, 0, 24 << 20), 5);
+        let since = Instant::now();
+        while pager.stats().wrong_datagrams < 3 {
+            pages.churn(200);
+            assert!(since.elapsed() < Duration::from_secs(30), "{name}: {:?}", pager.stats());
+        }
+        pages.check_all();
+        let stats = pager.stats();
+        println!("{name}: {} wrong after {:?}", stats.wrong_datagrams, since.elapsed());
+        assert!(stats.wrong_pages == 0 && stats.lenders_lost == 0, "{name}: {stats:?}");
+    }
+}
+
+/// Answers that are lost, come twice, late, or in the wrong order.
+#[test]
+fn answers_may_be_lost_late_and_doubled() {
+    let Some(_alone) = alone() else { return };
+    if !by_kernel() {
+        return;
+    }
+    let lender = lend(64);
+    let (mut random, mut last) = (Random::new(8), Vec::new());
+    let address = meddling(&lender.address, move |answer| match random.next() % 20 {
+        0 => false,
+        // An old one in its place.
+        1 => {
+            std::mem::swap(answer, &mut last);
+            true
+        }
+        2 => {
+            std::thread::sleep(Duration::from_millis(3));
+            true
+        }
+        3 => {
+            last.clone_from(answer);
+            true
+        }
+        _ => true,
+    });
+    let pager = start(&[&address], |_| ());
+    let mut pages = Pages::written(common::mapped::mapped(&pager, 0, 24 << 20), 5);
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_secs(3) {
+        pages.churn(500);
+    }
+    pages.check_all();
+    let stats = pager.stats();
+    println!("{} given up of {}", stats.datagrams_given_up, stats.faults);
+    assert!(stats.datagrams_given_up > 10, "{stats:?}");
+    assert!(stats.wrong_datagrams == 0 && stats.wrong_pages == 0 && stats.lenders_lost == 0, "{stats:?}");
+}
+
+#[test]
+fn what_is_read_of_a_slab_is_there_before_it_is_given_back() {
+    if !by_kernel() {
+        return;
+    }
+    let lender = lend_at("127.0.0.1:0", 8, 2 * MIB);
+    // Nothing is answered.
+    let mut client = Client::connect(&meddling(&lender.address, |_| false));
+    let (slab, other) = (client.borrower.borrow_slab().unwrap(), client.borrower.borrow_slab().unwrap());
+    for page in 0..8 {
+        client.write(slab, page, page as u8 + 1);
+        client.write(other, page, 99);
+    }
+    client.settle();
+    let locals: Vec<_> = (0..8).map(|page| client.memory.shared().sub((page + 1) * PAGE, PAGE).unwrap()).collect();
+    for (page, &local) in locals.iter().enumerate() {
+        client.borrower.post_read(7, slab, (page * PAGE) as u64, local).unwrap();
+    }
+    client.borrower.post_read(8, other, 0, client.local(1)).unwrap();
+    assert_eq!(client.borrower.pending(), 9);
+    client.borrower.post_return(9, slab).unwrap();
+    client.wait().unwrap();
+    for (page, local) in locals.iter().enumerate() {
+        assert_eq!(local.to_vec(), vec![page as u8 + 1; PAGE]);
+    }
+    assert_eq!(client.local(1).to_vec(), vec![99; PAGE]);
+    // The same with a call that waits.
+    client.borrower.post_read(7, other, 0, locals[0]).unwrap();
+    client.borrower.return_slab(other).unwrap();
+    client.wait().unwrap();
+    assert_eq!(locals[0].to_vec(), vec![99; PAGE]);
+}
+
 /// Passes a connection on, from another address of this host.
 fn forwarded(listen: &str, lender: &str) -> String {
     let listener = std::net::TcpListener::bind(listen).unwrap();

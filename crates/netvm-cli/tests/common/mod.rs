@@ -180,6 +180,11 @@ impl Lender {
         Self::listening(address, size, &[], Stdio::null())
     }
 
+    /// At this address, with more arguments.
+    pub fn listening_with(address: &str, size: &str, more: &[&str]) -> Self {
+        Self::listening(address, size, more, Stdio::null())
+    }
+
     /// What it says goes to this file.
     pub fn logged(folder: &Folder, name: &str, size: &str, log: &Path) -> Self {
         let (address, log) = (format!("unix:{}", folder.path(name).display()), File::create(log).unwrap());

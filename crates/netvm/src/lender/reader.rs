@@ -161,6 +161,12 @@ impl Reader {
         self.say(Word::Gone(key));
     }
 
+    /// Whether the program finds something by this key now.
+    #[cfg(test)]
+    pub(super) fn knows(&self, key: &UnitKey) -> bool {
+        self.table.has(&key.0)
+    }
+
     /// Whether the program could be attached: to no interface, which is another error than not at all.
     fn attachable(&self) -> io::Result<()> {
         let program = Program::load(

@@ -246,3 +246,127 @@ impl Open {
         found.or_else(|| addresses().find(any)).map(|address| address.port())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::lender::memories::Memories;
+    use std::sync::Arc;
+
+    /// A lender's leases and what it has told its program, with requests from one address.
+    struct Setting {
+        memories: Memories,
+        readers: Readers,
+        keys: Vec<UnitKey>,
+    }
+
+    impl Setting {
+        fn new() -> Option<Self> {
+            let reader = match Reader::new() {
+                Ok(reader) => reader,
+                Err(error) => {
+                    println!("skipped (no eBPF for this user: {error})");
+                    return None;
+                }
+            };
+            let mut memories = Memories::new(4, 2 * UNIT_BYTES, false, None).unwrap();
+            memories.allow_units();
+            let (leases, units) = (BTreeMap::new(), BTreeMap::new());
+            let open = Open { reader, sockets: Vec::new(), leases, units, relieved: None };
+            Some(Self { memories, readers: Readers { open: Some(open), refused: false }, keys: Vec::new() })
+        }
+
+        fn open(&mut self) -> &mut Open {
+            self.readers.open.as_mut().unwrap()
+        }
+
+        /// As if the lease had read from the unit by this key.
+        fn tell(&mut self, lease: LeaseId, key: u8, unit: Unit) {
+            let flow = Flow { from: ([key; 16], 1), to: ([2; 16], 3) };
+            let key = UnitKey::new(&[key; 16], &flow, unit.0, unit.1);
+            let pages = self.memories.unit(unit).unwrap().unwrap();
+            self.open().units.insert((lease, unit), (key, Instant::now()));
+            self.open().reader.tell(key, pages);
+            self.keys.push(key);
+        }
+
+        /// Which of all that it was ever told the program knows, when it has heard all.
+        fn known(&mut self, expected: &[bool]) {
+            let since = Instant::now();
+            loop {
+                let keys = self.keys.clone();
+                let known: Vec<_> = keys.iter().map(|key| self.open().reader.knows(key)).collect();
+                if known == expected {
+                    return;
+                }
+                assert!(since.elapsed() < Duration::from_secs(5), "{known:?}, not {expected:?}");
+                std::thread::sleep(Duration::from_millis(5));
+            }
+        }
+    }
+
+    #[test]
+    fn the_program_knows_what_leases_have_and_no_more() {
+        let Some(mut setting) = Setting::new() else { return };
+        let parent = setting.memories.slabs.open().unwrap();
+        let (one, two) = (setting.memories.borrow(parent, false), setting.memories.borrow(parent, false));
+        let (one, two) = (one.unwrap(), two.unwrap());
+        let child = setting.memories.fork(parent).unwrap();
+        setting.tell(parent, 1, (one, 0));
+        setting.tell(parent, 1, (one, 1));
+        setting.tell(parent, 1, (two, 1));
+        setting.tell(child, 2, (one, 1));
+        setting.known(&[true; 4]);
+        assert_eq!(setting.memories.resident_bytes(), 3 * UNIT_BYTES);
+        // Another key of the same lease, as if it had asked for one.
+        setting.open().forget(|of, _| of == parent);
+        setting.known(&[false, false, false, true]);
+        setting.tell(parent, 3, (one, 0));
+        setting.known(&[false, false, false, true, true]);
+        setting.readers.returned(parent, one);
+        setting.known(&[false, false, false, true, false]);
+        let ended = setting.memories.discard(one, 0, 2 * UNIT_BYTES);
+        assert_eq!(ended, [(one, 0), (one, 1)]);
+        setting.readers.ended(&ended);
+        setting.known(&[false; 5]);
+        assert_eq!(setting.memories.resident_bytes(), UNIT_BYTES);
+        setting.tell(child, 2, (one, 0));
+        setting.readers.close(child);
+        setting.memories.close(child);
+        setting.readers.close(parent);
+        setting.memories.close(parent);
+        setting.known(&[false; 6]);
+        while setting.memories.slabs.uncleared().is_some() {
+            setting.memories.clear_some(UNIT_BYTES / 2);
+        }
+        assert_eq!(setting.memories.resident_bytes(), 0);
+        assert!(setting.open().units.is_empty());
+    }
+
+    #[test]
+    fn units_keep_their_bytes_and_discarded_parts_read_zero() {
+        let Some(mut setting) = Setting::new() else { return };
+        let memories = &mut setting.memories;
+        let lease = memories.slabs.open().unwrap();
+        let slab = memories.borrow(lease, false).unwrap();
+        let at = |memories: &Memories, offset: u64| memories.slab(slab, offset, 4096).unwrap();
+        at(memories, UNIT_BYTES - 4096).fill(1);
+        at(memories, UNIT_BYTES).fill(2);
+        let resident = memories.resident_bytes();
+        assert!(memories.unit((slab, 2)).unwrap().is_none(), "beyond the end");
+        let pages = memories.unit((slab, 0)).unwrap().unwrap();
+        assert!(Arc::ptr_eq(&pages, &memories.unit((slab, 0)).unwrap().unwrap()));
+        assert_eq!(memories.resident_bytes(), resident - 4096 + UNIT_BYTES);
+        let bytes = |memories: &Memories| [UNIT_BYTES - 4096, UNIT_BYTES].map(|offset| at(memories, offset).to_vec()[7]);
+        assert_eq!(bytes(memories), [1, 2]);
+        at(memories, 0).fill(3);
+        // A part of it, and a part of what has not been moved.
+        assert!(memories.discard(slab, UNIT_BYTES - 4096, 8192).is_empty());
+        assert_eq!((bytes(memories), at(memories, 0).to_vec()[0]), ([0, 0], 3));
+        assert_eq!(memories.discard(slab, 0, UNIT_BYTES), [(slab, 0)]);
+        // What has been read of the file is there.
+        assert_eq!((memories.resident_bytes(), at(memories, 0).to_vec()[0]), (4096, 0));
+        at(memories, 0).fill(4);
+        assert_eq!(memories.resident_bytes(), 8192, "in the file again");
+    }
+}
