@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::{env, fs};
 
-const TARGETS: [&str; 5] = ["handshake", "frames", "control", "words", "nbd"];
+const TARGETS: [&str; 6] = ["handshake", "frames", "control", "words", "datagrams", "nbd"];
 const FLAGS: [&str; 6] = [
     "-Cpasses=sancov-module",
     "-Cllvm-args=-sanitizer-coverage-level=4",

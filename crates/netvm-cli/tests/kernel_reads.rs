@@ -53,7 +53,8 @@ impl Networks {
     fn new(test: &str, packet_bytes_max: &str) -> Option<Self> {
         let names = ["a", "b"].map(|side| format!("netvm-{}-{side}", std::process::id()));
         let [a, b] = &names;
-        let ip = |args: &[&str]| Command::new("ip").args(args).output().is_ok_and(|done| done.status.success());
+        let ip =
+            |args: &[&str]| Command::new("ip").args(args).output().is_ok_and(|done| done.status.success());
         let made = ip(&["netns", "add", a]) && {
             let networks = Self { names: names.clone() };
             let veth = ["link", "add", "va", "netns", a, "mtu", packet_bytes_max, "type", "veth"];
@@ -73,7 +74,8 @@ impl Networks {
             all
         };
         assert!(!made);
-        let _ = writeln!(std::io::stderr(), "{test}: skipped (no network name spaces with links, or no `ip`)");
+        let _ =
+            writeln!(std::io::stderr(), "{test}: skipped (no network name spaces with links, or no `ip`)");
         None
     }
 

@@ -3,11 +3,13 @@
 //! Not part of the library's interface. The tests of this crate run them over the corpora, too.
 
 mod control;
+mod datagrams;
 mod frames;
 mod handshake;
 mod words;
 
 pub use control::control;
+pub use datagrams::datagrams;
 pub use frames::frames;
 pub use handshake::handshake;
 pub use words::words;
@@ -62,11 +64,12 @@ mod tests {
     use netvm_core::sim::Random;
 
     type Target = fn(&[u8]);
-    const TARGETS: [(&str, Target); 5] = [
+    const TARGETS: [(&str, Target); 6] = [
         ("handshake", super::handshake),
         ("frames", super::frames),
         ("control", super::control),
         ("words", super::words),
+        ("datagrams", super::datagrams),
         ("nbd", super::nbd),
     ];
 

@@ -168,7 +168,8 @@ fn without_datagrams_all_goes_over_the_connection() {
 /// Passes datagrams on to the lender, and its answers back, as `change` leaves them.
 fn meddling(lender: &str, mut change: impl FnMut(&mut Vec<u8>) -> bool + Send + 'static) -> String {
     let port: u16 = lender.rsplit(':').next().unwrap().parse().unwrap();
-    let (near, far) = (UdpSocket::bind(("127.0.0.2", port)).unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
+    let (near, far) =
+        (UdpSocket::bind(("127.0.0.2", port)).unwrap(), UdpSocket::bind("127.0.0.1:0").unwrap());
     far.connect(lender).unwrap();
     let (answers, back) = (far.try_clone().unwrap(), near.try_clone().unwrap());
     let borrower = Arc::new(std::sync::Mutex::new(None));
@@ -285,7 +286,8 @@ fn what_is_read_of_a_slab_is_there_before_it_is_given_back() {
         client.write(other, page, 99);
     }
     client.settle();
-    let locals: Vec<_> = (0..8).map(|page| client.memory.shared().sub((page + 1) * PAGE, PAGE).unwrap()).collect();
+    let locals: Vec<_> =
+        (0..8).map(|page| client.memory.shared().sub((page + 1) * PAGE, PAGE).unwrap()).collect();
     for (page, &local) in locals.iter().enumerate() {
         client.borrower.post_read(7, slab, (page * PAGE) as u64, local).unwrap();
     }

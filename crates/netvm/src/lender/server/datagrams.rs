@@ -357,7 +357,9 @@ mod tests {
         let pages = memories.unit((slab, 0)).unwrap().unwrap();
         assert!(Arc::ptr_eq(&pages, &memories.unit((slab, 0)).unwrap().unwrap()));
         assert_eq!(memories.resident_bytes(), resident - 4096 + UNIT_BYTES);
-        let bytes = |memories: &Memories| [UNIT_BYTES - 4096, UNIT_BYTES].map(|offset| at(memories, offset).to_vec()[7]);
+        let bytes = |memories: &Memories| {
+            [UNIT_BYTES - 4096, UNIT_BYTES].map(|offset| at(memories, offset).to_vec()[7])
+        };
         assert_eq!(bytes(memories), [1, 2]);
         at(memories, 0).fill(3);
         // A part of it, and a part of what has not been moved.
