@@ -145,11 +145,17 @@ fn programs_read_by_the_kernel_of_another_network() {
         let done = finish(run.args(["--", PYTHON, "-c", WORK])).must_succeed();
         assert_eq!(done.out(), "[0, 0]\n", "{packet_bytes_max} {address}: {}", done.err);
         let summary = done.summary();
-        assert_eq!(summary["wrong_pages"], 0, "{summary}");
+        let count = |name: &str| summary[name].as_u64().unwrap_or_else(|| panic!("no {name} in {summary}"));
+        assert_eq!((count("wrong_pages"), count("wrong_datagrams")), (0, 0), "{summary}");
         let status = networks.status(address);
         let answered = status["kernel_reads"].as_u64().unwrap();
-        println!("{packet_bytes_max} {address} {options:?}: {answered} by the kernel");
-        assert_eq!(answered > 5000, packet_bytes_max != "1400", "{status}\n{summary}");
+        let (faults, given_up) = (count("faults"), count("datagrams_given_up"));
+        println!(
+            "{packet_bytes_max} {address} {options:?}: {answered} by the kernel, {given_up} given up of {faults}"
+        );
+        // About a third of all faults reads a page at random.
+        assert_eq!(answered > faults / 8, packet_bytes_max != "1400", "{status}\n{summary}");
+        assert!(given_up <= faults / 10, "{summary}");
         until("all of it is free again", || networks.status(address)["used_bytes"] == 0);
         until("the kernel has none of it", || networks.status(address)["resident_bytes"] == 0);
         drop(lender);
@@ -191,6 +197,9 @@ fn either_side_can_do_without() {
     }
     let off = Lender::listening_with("127.0.0.1:7192", "256M", &["--kernel-reads", "off"]);
     let on = Lender::listening_with("127.0.0.1:7193", "256M", &[]);
+    if !by_kernel(TEST) {
+        return;
+    }
     for (lender, link) in [(&off, "datagrams"), (&on, "socket")] {
         let mut run = netvm();
         run.args(["run", "--local", "8M", "--json", "--lender", &lender.address]);

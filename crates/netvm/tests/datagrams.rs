@@ -262,13 +262,13 @@ fn answers_may_be_lost_late_and_doubled() {
     let pager = start(&[&address], |_| ());
     let mut pages = Pages::written(common::mapped::mapped(&pager, 0, 24 << 20), 5);
     let since = Instant::now();
-    while since.elapsed() < Duration::from_secs(3) {
+    while pager.stats().datagrams_given_up < 12 {
         pages.churn(500);
+        assert!(since.elapsed() < Duration::from_secs(60), "{:?}", pager.stats());
     }
     pages.check_all();
     let stats = pager.stats();
-    println!("{} given up of {}", stats.datagrams_given_up, stats.faults);
-    assert!(stats.datagrams_given_up > 10, "{stats:?}");
+    println!("{} given up of {} after {:?}", stats.datagrams_given_up, stats.faults, since.elapsed());
     assert!(stats.wrong_datagrams == 0 && stats.wrong_pages == 0 && stats.lenders_lost == 0, "{stats:?}");
 }
 
@@ -428,9 +428,7 @@ fn reads_see_what_was_written_before_them_whoever_answers() {
         // The write may be on its way: over the session, behind it.
         assert_eq!((client.read(slab, last).unwrap(), client.counts()), (7, (0, 0)));
         client.settle();
-        assert_eq!((client.read(slab, last).unwrap(), client.counts()), (7, (0, 1)), "{listen}");
         client.until_by_kernel(slab, last, 7);
-        assert_eq!((client.read(slab, last).unwrap(), client.counts()), (7, (1, 0)));
         // What is written now goes where the kernel reads.
         let (mut random, mut by_kernel) = (Random::new(3), 0);
         for round in 0..2000 {
@@ -447,9 +445,7 @@ fn reads_see_what_was_written_before_them_whoever_answers() {
         client.settle();
         client.borrower.post_discard(3, slab, 0, slab_bytes).unwrap();
         client.wait().unwrap();
-        let discarded = client.read(slab, last).unwrap();
-        // Who reads what it has dropped may see it once more.
-        assert!([0, 9].contains(&discarded), "{discarded}");
+        assert_eq!(client.read(slab, last).unwrap(), 0, "dropped");
         client.write(slab, last, 8);
         client.settle();
         client.until_by_kernel(slab, last, 8);

@@ -631,6 +631,7 @@ fn to_line(report: &Report) -> String {
         mib(stats.bytes_out),
         mib(stats.local_frames_peak * 4096),
     ) + &reads(&report.detail)
+        + &by_kernels(stats)
         + &foreseen(stats)
         + &moved(report)
 }
@@ -650,6 +651,14 @@ fn moved(report: &Report) -> String {
             format!("; {pages} pages moved, whose lenders asked for their memory")
         }
         _ => String::new(),
+    }
+}
+
+/// What came without anybody being woken for it.
+fn by_kernels(stats: &PagerStats) -> String {
+    match stats.kernel_reads {
+        0 => String::new(),
+        count => format!("; {count} answered by lenders' kernels"),
     }
 }
 

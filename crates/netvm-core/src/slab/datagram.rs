@@ -205,7 +205,7 @@ struct Doubtful {
 
 /// So long after it was sent, or when so many others are doubtful, a datagram that was not answered is lost.
 const LOST_AFTER_NS: u64 = 100_000_000;
-const DOUBTFUL_MAX: usize = 8;
+const DOUBTFUL_MAX: usize = 32;
 
 /// What has become of datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -269,9 +269,11 @@ impl<T: Copy> Reads<T> {
         })
     }
 
-    /// The last read could not be sent: it has never been.
-    pub fn take_back(&mut self) {
-        self.reads.pop();
+    /// The last read could not be sent, and is none. That counts as lost if it is not to be expected that the next one can.
+    pub fn take_back(&mut self, now_ns: u64, is_lost: bool) {
+        if let Some(read) = self.reads.pop().filter(|_| is_lost) {
+            self.trust.lost(now_ns, read.asked_ns);
+        }
     }
 
     /// Reads on their way.
@@ -343,13 +345,16 @@ impl<T: Copy> Reads<T> {
             && let Some(index) = self.doubtful.iter().position(is_it)
             && let Some(Doubtful { asked_ns, .. }) = self.doubtful.remove(index)
         {
-            self.trust.answered(now_ns.saturating_sub(asked_ns));
+            // Longer ago it says when somebody looked, not when it came.
+            let waited = now_ns.saturating_sub(asked_ns);
+            if waited < LOST_AFTER_NS {
+                self.trust.answered(waited);
+            }
         }
     }
 
     /// The bytes of this place are there; the read, if those were all.
     pub fn arrived(&mut self, now_ns: u64, place: Place, kind: Kind) -> Option<Read<T>> {
-        self.trust.heard(kind == Kind::ByKernel);
         let number = self.number(place);
         let read = self.reads.get_mut(place.read)?;
         read.missing &= !(1 << number);
@@ -362,6 +367,7 @@ impl<T: Copy> Reads<T> {
             return None;
         }
         let read = self.reads.remove(place.read);
+        self.trust.heard(now_ns, kind == Kind::ByKernel);
         self.trust.answered(now_ns.saturating_sub(read.asked_ns));
         Some(read)
     }

@@ -455,6 +455,7 @@ impl Borrower {
         if let Some(nearby) = &mut self.nearby {
             nearby.direct.discarded(slab, offset, bytes);
         }
+        self.shun(slab);
         Ok(())
     }
 

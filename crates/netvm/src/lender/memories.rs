@@ -182,10 +182,10 @@ impl Memories {
     /// # Errors
     /// The kernel has no memory for that, or no descriptor.
     pub(super) fn unit(&mut self, unit: Unit) -> std::io::Result<Option<Arc<Pages>>> {
-        if let Some(pages) = self.units.get(&unit) {
+        let (slab, index) = unit;
+        if let Some(pages) = self.units.get(&unit).filter(|_| !self.owners.contains_key(&slab)) {
             return Ok(Some(Arc::clone(pages)));
         }
-        let (slab, index) = unit;
         let (offset, bytes) = self.unit_range(index);
         let has_room = self.units.len() < self.units_max;
         if !self.may_have_units() || !has_room || bytes == 0 || self.owners.contains_key(&slab) {
@@ -197,6 +197,11 @@ impl Memories {
         let _ = self.common.punch_hole(start, bytes);
         self.units.insert(unit, Arc::clone(&pages));
         Ok(Some(pages))
+    }
+
+    /// Most units that there may be.
+    pub(super) fn units_max(&self) -> usize {
+        self.units_max
     }
 
     /// Where in a slab a unit begins, and how many bytes it has; none beyond the end.
@@ -358,6 +363,8 @@ impl Memories {
         if self.mapping.replace(start, bytes, target, self.hugepages).is_err() {
             return false;
         }
+        // What could not be put back before.
+        self.units.retain(|&(of, _), _| of != slab);
         match file {
             Some(file) => self.owners.insert(slab, file),
             None => self.owners.remove(&slab),

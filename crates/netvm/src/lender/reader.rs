@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use netvm_core::slab::datagram::{
     ANSWER_BYTES, Header, Kind, PAGE_BYTES, PART_BYTES, REQUEST_BYTES, UNIT_BYTES, packet_bytes,
@@ -55,19 +56,40 @@ pub(super) struct Reader {
     table: Arc<Table>,
     counts: Pages,
     counted: Mapping,
-    /// By the interface: `None` when it cannot be, or has been of no use there.
-    attached: BTreeMap<u32, Option<Attachment>>,
+    /// By the interface.
+    interfaces: BTreeMap<u32, At>,
     words: Sender<Word>,
+    told: Arc<Told>,
+}
+
+/// What the thread tells the lender.
+#[derive(Default)]
+struct Told {
     /// Words that the program has not been told yet.
-    untold: Arc<AtomicUsize>,
-    /// Datagrams that it should have answered, since it has answered this many.
-    missed: (u32, u64),
+    left: AtomicUsize,
+    /// Units for which its table had no room.
+    failed: Mutex<Vec<UnitKey>>,
+}
+
+/// The program at an interface.
+enum At {
+    Attached {
+        #[expect(dead_code, reason = "held")]
+        attachment: Attachment,
+        packet_bytes_max: u32,
+        /// Datagrams that it should have answered, since it has answered this many.
+        missed: (u32, u64),
+    },
+    /// It cannot be, or has been of no use there. It is tried again then.
+    Not(Instant),
 }
 
 /// No more units are moved when the program has not been told of so many.
 const UNTOLD_MAX: usize = 64;
 /// After so many datagrams that it should have answered, and did not, it is of no use: another program comes first, perhaps.
 const MISSED_MAX: u32 = 256;
+/// For so long.
+const AGAIN: Duration = Duration::from_secs(60);
 
 impl Reader {
     /// A table without units.
@@ -85,24 +107,29 @@ impl Reader {
         counted.replace_with_pages(0, &counts, |_| Ok(()))?;
         let table = Arc::new(table);
         let (words, heard) = mpsc::channel();
-        let (told, untold) = (Arc::clone(&table), Arc::new(AtomicUsize::new(0)));
-        let left = Arc::clone(&untold);
+        let (known, told) = (Arc::clone(&table), Arc::new(Told::default()));
+        let teller = Arc::clone(&told);
         std::thread::Builder::new().name("netvm-reader".to_owned()).spawn(move || {
             netvm_sys::thread::block_signals();
             while let Ok(first) = heard.recv() {
                 let words: Vec<_> = [first].into_iter().chain(heard.try_iter()).collect();
                 let count = words.len();
-                tell(&told, words);
-                left.fetch_sub(count, Ordering::Relaxed);
+                let failed = tell(&known, words);
+                if !failed.is_empty() {
+                    teller.failed.lock().unwrap_or_else(PoisonError::into_inner).extend(failed);
+                }
+                teller.left.fetch_sub(count, Ordering::Release);
             }
         })?;
-        Ok(Self { table, counts, counted, attached: BTreeMap::new(), words, untold, missed: (0, 0) })
+        Ok(Self { table, counts, counted, interfaces: BTreeMap::new(), words, told })
     }
 
     /// Has the program look at what comes in by an interface. Of the first time it is told whether it does.
     pub(super) fn attach(&mut self, interface: u32) -> Option<Result<String, String>> {
-        if self.attached.contains_key(&interface) {
-            return None;
+        match self.interfaces.get(&interface) {
+            Some(At::Not(again)) if Instant::now() >= *again => {}
+            Some(_) => return None,
+            None => {}
         }
         let mut name = format!("interface {interface}");
         let mut attach = || {
@@ -114,40 +141,52 @@ impl Reader {
             };
             let shape = Shape { link_bytes, packet_bytes_max: found.packet_bytes_max };
             let program = Program::load(NAME, &program(&self.table, &self.counts, shape));
-            program.and_then(|program| program.attach(interface)).map_err(|error| error.to_string())
+            let attachment = program.and_then(|program| program.attach(interface));
+            let attachment = attachment.map_err(|error| error.to_string())?;
+            Ok(At::Attached { attachment, packet_bytes_max: found.packet_bytes_max, missed: (0, 0) })
         };
         let attached = attach();
         let told = attached.as_ref().map(|_| name.clone()).map_err(|why| format!("{name}: {why}"));
-        self.attached.insert(interface, attached.ok());
+        self.interfaces.insert(interface, attached.unwrap_or_else(|_| At::Not(Instant::now() + AGAIN)));
         Some(told)
     }
 
     /// Whether the program sees what comes in by this interface.
     pub(super) fn sees(&self, interface: u32) -> bool {
-        matches!(self.attached.get(&interface), Some(Some(_)))
+        matches!(self.interfaces.get(&interface), Some(At::Attached { .. }))
     }
 
     /// Whether more can be told now.
     pub(super) fn has_room(&self) -> bool {
-        self.untold.load(Ordering::Relaxed) < UNTOLD_MAX
+        self.told.left.load(Ordering::Acquire) < UNTOLD_MAX
     }
 
-    /// A datagram has come in by this interface that the program should have answered. True when that has been so often that the program is of no use there,
-    /// and is not there any more.
-    pub(super) fn has_missed(&mut self, interface: u32) -> bool {
+    /// Units that the program has not been told of, as there was no room for them.
+    pub(super) fn take_failed(&self) -> Vec<UnitKey> {
+        std::mem::take(&mut *self.told.failed.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// A datagram has come in by this interface that the program should have answered with so many bytes. True when that has been so often that the program is
+    /// of no use there, and is not there any more.
+    pub(super) fn has_missed(&mut self, interface: u32, is_v6: bool, bytes: u32) -> bool {
         let answered = self.answered();
-        let (missed, before) = self.missed;
-        self.missed = if answered == before { (missed + 1, before) } else { (1, answered) };
-        if self.missed.0 < MISSED_MAX {
+        let Some(At::Attached { packet_bytes_max, missed, .. }) = self.interfaces.get_mut(&interface) else {
+            return false;
+        };
+        // What does not fit is the process's.
+        if packet_bytes(is_v6, bytes) > *packet_bytes_max {
             return false;
         }
-        self.missed.0 = 0;
-        self.attached.insert(interface, None);
-        true
+        *missed = if answered == missed.1 { (missed.0 + 1, answered) } else { (1, answered) };
+        let is_useless = missed.0 >= MISSED_MAX;
+        if is_useless {
+            self.interfaces.insert(interface, At::Not(Instant::now() + AGAIN));
+        }
+        is_useless
     }
 
     fn say(&self, word: Word) {
-        self.untold.fetch_add(1, Ordering::Relaxed);
+        self.told.left.fetch_add(1, Ordering::Relaxed);
         let _ = self.words.send(word);
     }
 
@@ -198,8 +237,8 @@ pub fn probe_kernel_reads() -> Result<(), String> {
     })
 }
 
-/// Tells the program all of these at once: each change of its table takes as long as all.
-fn tell(table: &Table, words: Vec<Word>) {
+/// Tells the program all of these at once: each change of its table takes as long as all. Those that it had no room for it does not know.
+fn tell(table: &Table, words: Vec<Word>) -> Vec<UnitKey> {
     // The last one of each key counts.
     let mut last = BTreeMap::new();
     for word in words {
@@ -209,9 +248,14 @@ fn tell(table: &Table, words: Vec<Word>) {
         };
     }
     table.remove(last.iter().filter(|(_, pages)| pages.is_none()).map(|(key, _)| &key.0[..]));
-    let known = last.iter().filter_map(|(key, pages)| Some((&key.0[..], pages.as_deref()?)));
-    // What finds no room is answered by the process.
-    let _ = table.insert(known);
+    let known = last.iter().filter_map(|(key, pages)| Some((key, pages.as_deref()?)));
+    let Err((done, _)) = table.insert(known.clone().map(|(key, pages)| (&key.0[..], pages))) else {
+        return Vec::new();
+    };
+    let failed: Vec<UnitKey> = known.skip(done).map(|(key, _)| *key).collect();
+    // Perhaps they were known before, with other pages.
+    table.remove(failed.iter().map(|key| &key.0[..]));
+    failed
 }
 
 /// What programs are called where the kernel lists them.

@@ -12,8 +12,9 @@ const PAUSE_NS: (u64, u64) = (1_000_000_000, 64_000_000_000);
 const WELL: u32 = 1024;
 /// Answers that come sooner are worth a look at once: nobody was woken for them.
 const QUICK_NS: u64 = 8_000;
-/// So many answers of the process, and none of the kernel: datagrams are no shorter way than the session.
+/// So many reads answered by the process, within such a time, and none by the kernel: for now datagrams are no shorter way than the session.
 const PROCESS_MAX: u32 = 1024;
+const PROCESS_NS: u64 = 2_000_000_000;
 
 #[derive(Debug)]
 pub(super) struct Trust {
@@ -25,8 +26,9 @@ pub(super) struct Trust {
     pause_ns: u64,
     paused_until_ns: u64,
     well: u32,
-    /// Answers of the lender's process since one of its kernel.
+    /// Reads that the lender's process has answered since one that its kernel has, and when the first of them was.
     by_process: u32,
+    by_process_since_ns: u64,
     ended: bool,
     /// While nothing has been answered yet.
     patience_ns: u64,
@@ -42,6 +44,7 @@ impl Trust {
             paused_until_ns: 0,
             well: 0,
             by_process: 0,
+            by_process_since_ns: 0,
             ended: false,
             patience_ns: PATIENCE_NS.2,
         }
@@ -82,10 +85,21 @@ impl Trust {
         self.patience_ns = (2 * self.patience_ns).min(PATIENCE_NS.1);
     }
 
-    /// Who has sent an answer.
-    pub(super) fn heard(&mut self, by_kernel: bool) {
-        self.by_process = if by_kernel { 0 } else { self.by_process + 1 };
-        self.ended |= self.by_process >= PROCESS_MAX;
+    /// Who has answered a read.
+    pub(super) fn heard(&mut self, now_ns: u64, by_kernel: bool) {
+        if by_kernel {
+            self.by_process = 0;
+            return;
+        }
+        if self.by_process == 0 {
+            self.by_process_since_ns = now_ns;
+        }
+        self.by_process += 1;
+        let is_long = now_ns.saturating_sub(self.by_process_since_ns) >= PROCESS_NS;
+        if is_long && self.by_process >= PROCESS_MAX {
+            self.by_process = 0;
+            self.pause(now_ns);
+        }
     }
 
     /// What was asked then is lost.

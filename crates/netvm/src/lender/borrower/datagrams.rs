@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use netvm_core::slab::Unsettled;
 use netvm_core::slab::datagram::{
-    ANSWER_BYTES, Answer, Counts, Header, PAGE_BYTES, Place, READS_MAX, Read, Reads,
+    ANSWER_BYTES, Answer, Counts, Header, PAGE_BYTES, PART_BYTES, Place, READS_MAX, Read, Reads,
 };
 use netvm_sys::net::{Datagrams, Incoming};
 
@@ -13,8 +13,8 @@ use super::*;
 
 /// Datagrams that are looked at before others have their turn.
 const TURN: usize = 2 * READS_MAX;
-/// A slab that was given back is not read by datagrams for so long: until no kernel has its old pages any more.
-const SHUNNED: Duration = Duration::from_secs(1);
+/// A slab that was given back, or of which some was discarded, is not read by datagrams for so long: until no kernel has its old pages any more.
+const SHUNNED: Duration = Duration::from_secs(4);
 /// Until the session has room for what has to be done there.
 const ROOM: Duration = Duration::from_millis(1);
 
@@ -80,18 +80,19 @@ impl Asker {
         if self.reads.has_doubtful() && self.reads.is_empty() {
             self.drain(now);
         }
-        if !self.shunned.is_empty() {
-            self.shunned.retain(|&(_, until)| now < until);
-        }
         if !self.reads.can(now, offset, bytes)
             || !self.unsettled.allows(applied, slab, offset..end)
-            || self.shunned.iter().any(|&(shunned, _)| shunned == slab)
+            || self.shunned.iter().any(|&(shunned, until)| shunned == slab && now < until)
         {
             return false;
         }
         for request in self.reads.ask(now, token, slab, offset as u32, bytes, locals) {
-            if self.socket.send(&request.encode()).is_err() {
-                self.reads.take_back();
+            if let Err(error) = self.socket.send(&request.encode()) {
+                // Somebody may forbid it, or an earlier one has met nobody.
+                self.reads.take_back(now, error.kind() != ErrorKind::WouldBlock);
+                if error.kind() == ErrorKind::ConnectionRefused {
+                    self.given_up.extend(self.reads.unheard(now));
+                }
                 return false;
             }
         }
@@ -103,10 +104,13 @@ impl Asker {
         for _ in 0..TURN {
             let Some(expected) = self.reads.expected() else { return };
             let Some(local) = self.local(expected) else { return };
-            let mut head = [0; ANSWER_BYTES];
+            let (mut head, mut part) = ([0; ANSWER_BYTES], [0; PART_BYTES as usize]);
             let mut places = Incoming::new();
-            // If it is another's the bytes go there from here. Whoever waits for this place has not been told of it.
-            if !places.bytes(&mut head) || !places.shared(local) {
+            // Whole pages come where they are expected: if it is another's, it goes there from here. Whoever waits for this place has not been told of it.
+            let are_pages = expected.bytes == PAGE_BYTES;
+            let has_room = places.bytes(&mut head)
+                && if are_pages { places.shared(local) } else { places.bytes(&mut part) };
+            if !has_room {
                 return;
             }
             let (received, now) = (self.socket.receive(&mut places), self.now_ns());
@@ -122,11 +126,13 @@ impl Asker {
             let Some(header) = Header::decode(&head[..count.min(ANSWER_BYTES)]) else { continue };
             let read = match self.reads.answer(now, &header, count) {
                 (_, Answer::Bytes(place)) => {
-                    if place != expected {
-                        let moved = self.local(place).and_then(|to| to.copy_from(&local));
-                        if moved.is_none() {
-                            continue;
-                        }
+                    let to = self.local(place).filter(|_| !are_pages || place != expected);
+                    let moved = to.map(|to| match are_pages {
+                        true => to.copy_from(&local),
+                        false => to.write_from(0, &part[..place.bytes as usize]),
+                    });
+                    if moved == Some(None) {
+                        continue;
                     }
                     self.reads.arrived(now, place, header.kind)
                 }
@@ -250,11 +256,12 @@ impl Borrower {
         Ok(())
     }
 
-    /// A slab has been given back: if it comes again, a kernel may have its old pages still.
+    /// A slab has been given back, or some of it discarded: a kernel may have its old pages still.
     pub(super) fn shun(&mut self, slab: u32) {
         if let Some(asker) = &mut self.asker {
-            let until = asker.now_ns() + SHUNNED.as_nanos() as u64;
-            asker.shunned.push((slab, until));
+            let now = asker.now_ns();
+            asker.shunned.retain(|&(other, until)| other != slab && now < until);
+            asker.shunned.push((slab, now + SHUNNED.as_nanos() as u64));
         }
     }
 
@@ -268,13 +275,9 @@ impl Borrower {
     /// Where datagrams come that somebody waits for, and how long at most before the next poll.
     pub(crate) fn awaited_datagrams(&self) -> Option<(BorrowedFd<'_>, Duration)> {
         let asker = self.asker.as_ref()?;
-        let patience = asker.reads.patience_ns(asker.now_ns()).map(Duration::from_nanos);
-        let patience = match patience {
-            Some(patience) if !asker.given_up.is_empty() => patience.min(ROOM),
-            None if !asker.given_up.is_empty() => ROOM,
-            patience => patience?,
-        };
-        Some((asker.as_fd(), patience))
+        let patience = Duration::from_nanos(asker.reads.patience_ns(asker.now_ns())?);
+        // What has been given up waits for the session.
+        Some((asker.as_fd(), if asker.given_up.is_empty() { patience } else { patience.min(ROOM) }))
     }
 
     /// What has become of datagrams since this was last asked.
@@ -295,5 +298,107 @@ impl Borrower {
             slab: None,
             unsure: false,
         }));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use netvm_core::sim::Random;
+    use netvm_core::slab::datagram::{Kind, Request};
+    use netvm_sys::mapping::Mapping;
+    use std::net::UdpSocket;
+
+    const PAGE: usize = PAGE_BYTES as usize;
+
+    fn page(number: u32) -> Vec<u8> {
+        (0..PAGE).map(|at| (number as usize * 31 + at / 8 + at) as u8).collect()
+    }
+
+    /// Reads of one and two pages at once, whose answers come in any order, twice, and among strangers'; whole, and in parts.
+    #[test]
+    fn each_answer_finds_its_place_in_whatever_order() {
+        let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+        server.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+        let mut random = Random::new(4);
+        for round in 0..300 {
+            let mut asker = Asker::new(server.local_addr().unwrap(), [3; 16]).unwrap();
+            let packet_bytes_max = if round % 3 == 0 { 9000 } else { 1500 };
+            asker.reads = Reads::new([3; 16], u64::MAX - 1, false, packet_bytes_max).unwrap();
+            let memory = Mapping::anonymous(8 * PAGE).unwrap();
+            let at = |index: usize, pages: usize| memory.shared().sub(index * PAGE, pages * PAGE).unwrap();
+            // Two pages as one piece, and as two; one page.
+            let all = [vec![at(0, 2)], vec![at(2, 1), at(3, 1)], vec![at(4, 1)], vec![at(5, 1)]];
+            let mut answers = Vec::new();
+            for (token, locals) in all.iter().enumerate() {
+                let first = token as u64 * 2;
+                assert!(asker.ask(0, token as u64, 9, first * PAGE as u64, locals));
+                for _ in 0..locals.iter().map(SharedSlice::len).sum::<usize>() / PAGE {
+                    let mut bytes = [0; 100];
+                    let (count, from) = server.recv_from(&mut bytes).unwrap();
+                    let Request { header, .. } = Request::decode(&bytes[..count]).unwrap();
+                    let contents = page(header.offset / PAGE_BYTES);
+                    for part in header.answers(Kind::ByKernel) {
+                        let from_byte = (part.offset % PAGE_BYTES) as usize;
+                        let bytes = &contents[from_byte..from_byte + part.bytes as usize];
+                        answers.push(([&part.encode()[..], bytes].concat(), from));
+                    }
+                }
+            }
+            // In any order, some twice, and some of nothing.
+            for index in (1..answers.len()).rev() {
+                answers.swap(index, random.below(index as u64 + 1) as usize);
+            }
+            let mut ended = Vec::new();
+            for (answer, from) in &answers {
+                let mut stranger = answer.clone();
+                stranger[20] ^= 9;
+                for bytes in [&stranger, answer, answer].iter().take(1 + random.below(3) as usize).rev() {
+                    server.send_to(bytes, from).unwrap();
+                }
+                if random.below(2) == 0 {
+                    asker.receive(&mut ended);
+                }
+            }
+            for (answer, from) in &answers {
+                server.send_to(answer, from).unwrap();
+            }
+            let since = Instant::now();
+            while !asker.reads.is_empty() && since.elapsed() < Duration::from_secs(5) {
+                asker.receive(&mut ended);
+            }
+            let mut tokens: Vec<_> = ended.iter().map(|completion| completion.token).collect();
+            tokens.sort_unstable();
+            assert_eq!(tokens, [0, 1, 2, 3], "round {round}");
+            assert!(ended.iter().all(|completion| completion.unsure && completion.result.is_ok()));
+            let numbers = [0, 1, 2, 3, 4, 6];
+            for (index, number) in numbers.into_iter().enumerate() {
+                assert!(at(index, 1).to_vec() == page(number), "round {round}, page {number}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_sent_or_is_no_page_goes_over_the_session() {
+        let server = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let mut asker = Asker::new(server.local_addr().unwrap(), [3; 16]).unwrap();
+        let memory = Mapping::anonymous(4 * PAGE).unwrap();
+        let part = |at: usize, bytes: usize| memory.shared().sub(at, bytes).unwrap();
+        for locals in [
+            vec![part(0, 2048), part(2048, 2048)],
+            vec![part(0, PAGE), part(PAGE, 2048)],
+            vec![part(0, 3 * PAGE)],
+            vec![part(0, 100)],
+            vec![part(0, PAGE); 3],
+            vec![],
+        ] {
+            assert!(!asker.ask(0, 1, 9, 0, &locals), "{locals:?}");
+        }
+        assert!(!asker.ask(0, 1, 9, 100, &[part(0, PAGE)]) && asker.pending() == 0);
+        // A write of these bytes may be on its way.
+        asker.unsettled.written(0, 0, 9, 4096..8192);
+        assert!(!asker.ask(0, 1, 9, 0, &[part(0, 2 * PAGE)]) && asker.ask(0, 1, 9, 0, &[part(0, PAGE)]));
+        assert!(asker.ask(1, 2, 9, 0, &[part(0, 2 * PAGE)]));
+        assert_eq!(asker.pending(), 2);
     }
 }

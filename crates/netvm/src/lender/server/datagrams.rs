@@ -17,6 +17,8 @@ const TURN: usize = 32;
 const RELIEF: Duration = Duration::from_secs(10);
 /// The program knows of units after so long, unless it does not run.
 const KNOWN: Duration = Duration::from_millis(500);
+/// Of each unit that there may be, so many leases at most, on average, know it: forks have those of their parents.
+const KNOWN_PER_UNIT: usize = 8;
 
 /// Who reads by datagrams.
 #[derive(Default)]
@@ -39,6 +41,8 @@ struct Open {
 
 struct Known {
     lease: LeaseId,
+    /// The borrower's host.
+    host: [u8; 16],
     /// Where its datagrams come from, and where they go.
     flow: Option<Flow>,
 }
@@ -49,6 +53,9 @@ struct Wanted {
     unit: Unit,
     key: UnitKey,
     interface: u32,
+    is_v6: bool,
+    /// Of the longest answer.
+    bytes: u32,
 }
 
 impl Readers {
@@ -104,7 +111,7 @@ impl Lender {
         if wants_socket || has_none || self.memories.has_file(lease) {
             return Err(Status::Unsupported);
         }
-        let (local, _) = served.session.link(0).stream().ends().ok_or(Status::Unsupported)?;
+        let (local, peer) = served.session.link(0).stream().ends().ok_or(Status::Unsupported)?;
         if self.readers.open.is_none() && !self.readers.refused {
             match self.open_readers() {
                 Ok(open) => self.readers.open = Some(open),
@@ -121,7 +128,7 @@ impl Lender {
         // Whatever it was known by before.
         open.forget(|of, _| of == lease);
         open.leases.retain(|_, known| known.lease != lease);
-        open.leases.insert(key, Known { lease, flow: None });
+        open.leases.insert(key, Known { lease, host: octets(peer.ip()), flow: None });
         Ok((port, key))
     }
 
@@ -172,8 +179,8 @@ impl Lender {
         let local = open.sockets.get(socket)?;
         let to = (octets(origin.to?), local.address().ok()?.port());
         let flow = Flow { from: (octets(origin.from.ip()), origin.from.port()), to };
-        // It is this lease's from wherever it is used first.
-        if *known.flow.get_or_insert(flow) != flow {
+        // It is this lease's from its host, and there from the port that uses it first.
+        if flow.from.0 != known.host || *known.flow.get_or_insert(flow) != flow {
             return None;
         }
         let lease = known.lease;
@@ -201,25 +208,33 @@ impl Lender {
             None => {}
         }
         let unit = (header.slab, (u64::from(header.offset) / UNIT_BYTES) as u32);
-        is_its.then(|| Wanted { lease, unit, key: UnitKey::new(&key, &flow, unit.0, unit.1), interface })
+        let (key, is_v6) = (UnitKey::new(&key, &flow, unit.0, unit.1), origin.to?.is_ipv6());
+        is_its.then_some(Wanted { lease, unit, key, interface, is_v6, bytes: header.bytes })
     }
 
     /// The next read from that unit is answered by the kernel, if it can be.
-    fn make_known(&mut self, Wanted { lease, unit, key, interface }: Wanted) {
+    fn make_known(&mut self, wanted: Wanted) {
+        let Wanted { lease, unit, key, interface, is_v6, bytes } = wanted;
         let Self { readers: Readers { open: Some(open), .. }, memories, .. } = self else { return };
         if !open.reader.sees(interface) {
             return;
         }
+        let now = Instant::now();
+        let failed = open.reader.take_failed();
+        if !failed.is_empty() {
+            open.units.retain(|_, (key, _)| !failed.contains(key));
+            open.relieved = Some(now + RELIEF);
+        }
         if let Some((_, told)) = open.units.get(&(lease, unit)) {
-            if told.elapsed() > KNOWN && open.reader.has_missed(interface) {
+            if told.elapsed() > KNOWN && open.reader.has_missed(interface, is_v6, bytes) {
                 self.say(format_args!(
                     "reads are not answered by the kernel at interface {interface}: they come past its program"
                 ));
             }
             return;
         }
-        let now = Instant::now();
-        if open.relieved.is_some_and(|until| now < until) || !open.reader.has_room() {
+        let is_full = open.units.len() >= KNOWN_PER_UNIT * memories.units_max();
+        if open.relieved.is_some_and(|until| now < until) || is_full || !open.reader.has_room() {
             return;
         }
         match memories.unit(unit) {
