@@ -50,6 +50,19 @@ fn number(row: &serde_json::Value, key: &str) -> f64 {
 }
 
 #[test]
+fn bench_fault_measures_reads_that_the_kernel_answers() {
+    if let Err(error) = netvm::lender::probe_kernel_reads() {
+        eprintln!("bench_fault_measures_reads_that_the_kernel_answers: skipped ({error})");
+        return;
+    }
+    let arguments = ["fault", "--quick", "--json", "--peers", "none", "--placement", "kernel"];
+    let Some(rows) = bench(&[&arguments[..], &["--case", "random-read"]].concat()) else { return };
+    let row = rows.iter().find(|row| row["case"] == "random-read" && row["peer"].is_null()).unwrap();
+    assert_eq!((&row["link"], &row["placement"]), (&"udp".into(), &"kernel".into()));
+    assert!(number(row, "median") > 0.0 && number(row, "floor") > 0.0 && number(row, "per_s") > 0.0);
+}
+
+#[test]
 fn bench_fault_measures_netvm_beside_its_floors() {
     let svg = std::env::temp_dir().join(format!("netvm-bench-test-{}.svg", std::process::id()));
     let arguments = ["fault", "--quick", "--json", "--peers", "none", "--placement", "same-cpu", "--svg"];

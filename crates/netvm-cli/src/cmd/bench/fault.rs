@@ -157,6 +157,15 @@ impl Placement {
     pub fn is_nearby(&self) -> bool {
         self.link == LinkChoice::Shm
     }
+
+    /// What reads come by, for tables.
+    pub fn link_name(&self) -> &'static str {
+        match self.link {
+            LinkChoice::Shm => "shm",
+            LinkChoice::Datagrams => "udp",
+            LinkChoice::Socket | LinkChoice::Auto => "tcp",
+        }
+    }
 }
 
 fn placements(wanted: Placements) -> Result<Vec<Placement>, Failure> {
@@ -222,25 +231,22 @@ fn placements(wanted: Placements) -> Result<Vec<Placement>, Failure> {
             link: LinkChoice::Shm,
         });
     }
-    if matches!(wanted, Placements::Kernel | Placements::All) {
-        all.push(Placement {
-            name: "kernel",
-            program: first,
-            pager: first,
-            lender: first,
-            spin: false,
-            link: LinkChoice::Datagrams,
-        });
-    }
-    if matches!(wanted, Placements::KernelUnpinned) {
-        all.push(Placement {
-            name: "kernel-unpinned",
-            program: None,
-            pager: None,
-            lender: None,
-            spin: false,
-            link: LinkChoice::Datagrams,
-        });
+    if matches!(wanted, Placements::Kernel | Placements::KernelUnpinned | Placements::All) {
+        let (name, cpu) = match wanted {
+            Placements::KernelUnpinned => (KERNEL_UNPINNED, None),
+            _ => (KERNEL, first),
+        };
+        match netvm::lender::probe_kernel_reads() {
+            Ok(()) => all.push(Placement {
+                name,
+                program: cpu,
+                pager: cpu,
+                lender: cpu,
+                spin: false,
+                link: LinkChoice::Datagrams,
+            }),
+            Err(error) => tell!("skipped: {name} ({error})"),
+        }
     }
     if matches!(wanted, Placements::Unpinned | Placements::All) {
         all.push(Placement {
@@ -276,6 +282,8 @@ impl Series {
 
 const NEARBY: &str = "nearby";
 const NEARBY_UNPINNED: &str = "nearby-unpinned";
+const KERNEL: &str = "kernel";
+const KERNEL_UNPINNED: &str = "kernel-unpinned";
 const ROUND_TRIP: &str = "round-trip-16-4096";
 const STREAM: &str = "stream";
 const BOTH_WAYS: &str = "stream-both-ways";
@@ -379,7 +387,11 @@ impl Table {
         let mut row = Row::new("fault", series.case, if sequential { "GB/s" } else { "us" });
         row.placement = series.placement;
         row.peer = series.peer;
-        let link = if is_nearby(series.placement) { "shm" } else { "tcp" };
+        let link = match series.placement {
+            placement if is_nearby(placement) => "shm",
+            Some(KERNEL | KERNEL_UNPINNED) if series.peer.is_none() => "udp",
+            _ => "tcp",
+        };
         row.link = matches!(series.peer, None | Some("floor-tcp")).then_some(link.into());
         row.size_bytes = Some(match series.case {
             STREAM | BOTH_WAYS | COPY_SEQUENTIAL => floors::STREAM_BYTES,

@@ -154,7 +154,7 @@ impl Walks<'_> {
             }
         }
         drop(pairs);
-        let link = if placement.is_nearby() { "shm" } else { "tcp" };
+        let link = placement.link_name();
         for (case, threads, peer, outcomes) in found {
             let mut row = row(percent, compressible, case, threads, &outcomes);
             (row.peer, row.placement, row.link) = (peer, Some(placement.name), Some(link.into()));
