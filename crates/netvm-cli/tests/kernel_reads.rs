@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Guard, Lender, can_run, finish, netvm, until};
+use common::{Folder, Guard, Lender, can_run, finish, netvm, until};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
@@ -159,6 +159,50 @@ fn programs_read_by_the_kernel_of_another_network() {
         until("all of it is free again", || networks.status(address)["used_bytes"] == 0);
         until("the kernel has none of it", || networks.status(address)["resident_bytes"] == 0);
         drop(lender);
+    }
+}
+
+/// The link is cut, or the lender killed or stopped, while its kernel answers: a second copy is enough, and without one the program ends with a sentence.
+#[test]
+fn a_lender_is_lost_while_its_kernel_answers() {
+    const TEST: &str = "a_lender_is_lost_while_its_kernel_answers";
+    if !by_kernel(TEST) || !can_run(TEST, &[PYTHON]) {
+        return;
+    }
+    let address = "10.77.0.1:7070";
+    for (trouble, replicas) in [("cut", 2), ("KILL", 2), ("STOP", 2), ("KILL", 1), ("cut", 1)] {
+        let Some(networks) = Networks::new(TEST, "9000") else { return };
+        let folder = Folder::new("lost");
+        let far = networks.lend(address, &[]);
+        // Whatever network they are in, they meet in a folder.
+        let near = Lender::start(&folder, "256M");
+        let mut run = networks.netvm(1);
+        run.args(["run", "--local", "8M", "--tier", "lender", "--json", "--lender", address]);
+        if replicas == 2 {
+            run.args(["--replicas", "2", "--lender", &near.address]);
+        }
+        let run = std::thread::spawn(move || finish(run.args(["--", PYTHON, "-c", WORK])));
+        until("the kernel answers", || networks.status(address)["kernel_reads"].as_u64() > Some(1500));
+        match trouble {
+            "cut" => {
+                let cut = ["-n", &networks.names[1], "link", "set", "vb", "down"];
+                assert!(Command::new("ip").args(cut).status().unwrap().success());
+            }
+            signal => {
+                // What `ip` has started has its process.
+                let kill = ["-s", signal, &far.0.id().to_string()];
+                assert!(Command::new("kill").args(kill).status().unwrap().success());
+            }
+        }
+        let done = run.join().unwrap();
+        if replicas == 2 {
+            let done = done.must_succeed();
+            assert_eq!(done.out(), "[0, 0]\n", "{trouble}: {}", done.err);
+            println!("{trouble}: {}", done.summary()["lost"]);
+        } else {
+            assert!(!done.out().contains("WRONG") && !done.status.success(), "{trouble}: {}", done.err);
+            assert!(done.err.contains(address), "{trouble}: {}", done.err);
+        }
     }
 }
 

@@ -96,6 +96,44 @@ fn far_memory_stays_as_written_and_comes_from_the_kernel() {
     }
 }
 
+/// One of three lenders that hold each page twice ends while its kernel answers, and another one leaves.
+#[test]
+fn lenders_end_and_leave_while_their_kernels_answer() {
+    let Some(_alone) = alone() else { return };
+    if !by_kernel() {
+        return;
+    }
+    for path in [FaultPath::Thread, FaultPath::InThread] {
+        let lenders: Vec<_> = (0..4).map(|_| Some(lend_at("127.0.0.1:0", 64, 4 * MIB))).collect();
+        let mut lenders = std::mem::ManuallyDrop::new(lenders);
+        let addresses: Vec<_> = lenders.iter().flatten().map(|lender| lender.address.clone()).collect();
+        let addresses: Vec<_> = addresses.iter().map(String::as_str).collect();
+        let pager = start(&addresses, |config| (config.replicas, config.fault_path) = (2, path));
+        let mut pages = Pages::written(common::mapped::mapped(&pager, 0, 40 << 20), 3);
+        let churn = |pages: &mut Pages, more: u64| {
+            let (since, before) = (Instant::now(), pager.stats().kernel_reads);
+            while pager.stats().kernel_reads < before + more {
+                pages.churn(500);
+                assert!(since.elapsed() < Duration::from_secs(60), "{path}: {:?}", pager.stats());
+            }
+        };
+        churn(&mut pages, 2000);
+        // At once, with reads under way.
+        let ended = lenders[0].take();
+        std::thread::scope(|scope| {
+            scope.spawn(move || drop(ended));
+            churn(&mut pages, 2000);
+        });
+        // Asked to stop once, it waits for its borrowers.
+        lenders[1].as_ref().unwrap().stop.stop();
+        churn(&mut pages, 2000);
+        pages.check_all();
+        let stats = pager.stats();
+        println!("{path}: {stats:?}");
+        assert!(stats.lenders_lost == 1 && stats.wrong_pages == 0, "{path}: {stats:?}");
+    }
+}
+
 /// Threads that read and write while others discard, and while the local memory becomes less and more.
 #[test]
 fn what_is_dropped_and_written_anew_is_never_seen_again() {
@@ -377,6 +415,17 @@ impl Client {
         (counts.by_kernel, counts.by_process)
     }
 
+    /// With a slab, a page of which the kernel answers with sevens.
+    #[track_caller]
+    fn reading(lender: &str, page: u64) -> (Self, u32) {
+        let mut client = Self::connect(lender);
+        let slab = client.borrower.borrow_slab().unwrap();
+        client.write(slab, page, 7);
+        client.settle();
+        client.until_by_kernel(slab, page, 7);
+        (client, slab)
+    }
+
     #[track_caller]
     fn until_by_kernel(&mut self, slab: u32, page: u64, byte: u8) {
         let since = Instant::now();
@@ -459,11 +508,7 @@ fn a_lease_reads_what_it_holds_and_nothing_else() {
         return;
     }
     let lender = lend_at("127.0.0.1:0", 8, 2 * MIB);
-    let (mut one, mut two) = (Client::connect(&lender.address), Client::connect(&lender.address));
-    let slab = one.borrower.borrow_slab().unwrap();
-    one.write(slab, 3, 7);
-    one.settle();
-    one.until_by_kernel(slab, 3, 7);
+    let ((mut one, slab), mut two) = (Client::reading(&lender.address, 3), Client::connect(&lender.address));
     let refused = two.read(slab, 3).unwrap_err().to_string();
     assert!(refused.contains("refused") || refused.contains("lent"), "{refused}");
     assert_eq!(two.counts(), (0, 0));
@@ -498,11 +543,7 @@ fn datagrams_of_strangers_and_of_any_content_change_nothing() {
         return;
     }
     let lender = lend_at("127.0.0.1:0", 8, 2 * MIB);
-    let mut client = Client::connect(&lender.address);
-    let slab = client.borrower.borrow_slab().unwrap();
-    client.write(slab, 1, 7);
-    client.settle();
-    client.until_by_kernel(slab, 1, 7);
+    let (mut client, slab) = Client::reading(&lender.address, 1);
     let stranger = UdpSocket::bind("127.0.0.1:0").unwrap();
     stranger.connect(&lender.address).unwrap();
     stranger.set_read_timeout(Some(Duration::from_millis(200))).unwrap();
@@ -552,11 +593,7 @@ fn a_lender_that_goes_takes_reads_with_it() {
         return;
     }
     let lender = lend_at("127.0.0.1:0", 8, 2 * MIB);
-    let mut client = Client::connect(&lender.address);
-    let slab = client.borrower.borrow_slab().unwrap();
-    client.write(slab, 1, 7);
-    client.settle();
-    client.until_by_kernel(slab, 1, 7);
+    let (mut client, slab) = Client::reading(&lender.address, 1);
     drop(lender);
     let since = Instant::now();
     while client.read(slab, 1).is_ok() {
