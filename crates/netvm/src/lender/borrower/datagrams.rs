@@ -29,6 +29,8 @@ pub(super) struct Asker {
     given_up: Vec<Read<[SharedSlice; 2]>>,
     /// Slabs that were given back, and until when they are not read so.
     shunned: Vec<(u32, u64)>,
+    /// Where parts of pages arrive: they differ in length, and any may be the next.
+    part: Box<[u8; PART_BYTES as usize]>,
 }
 
 impl Asker {
@@ -47,6 +49,7 @@ impl Asker {
             unsettled: Unsettled::new(),
             given_up: Vec::with_capacity(READS_MAX),
             shunned: Vec::new(),
+            part: Box::new([0; PART_BYTES as usize]),
         })
     }
 
@@ -104,16 +107,17 @@ impl Asker {
         for _ in 0..TURN {
             let Some(expected) = self.reads.expected() else { return };
             let Some(local) = self.local(expected) else { return };
-            let (mut head, mut part) = ([0; ANSWER_BYTES], [0; PART_BYTES as usize]);
+            let mut head = [0; ANSWER_BYTES];
             let mut places = Incoming::new();
             // Whole pages come where they are expected: if it is another's, it goes there from here. Whoever waits for this place has not been told of it.
             let are_pages = expected.bytes == PAGE_BYTES;
             let has_room = places.bytes(&mut head)
-                && if are_pages { places.shared(local) } else { places.bytes(&mut part) };
+                && if are_pages { places.shared(local) } else { places.bytes(&mut self.part[..]) };
             if !has_room {
                 return;
             }
-            let (received, now) = (self.socket.receive(&mut places), self.now_ns());
+            let received = self.socket.receive(&mut places);
+            let now = self.now_ns();
             let count = match received {
                 Ok(count) => count,
                 Err(error) => {
@@ -129,7 +133,7 @@ impl Asker {
                     let to = self.local(place).filter(|_| !are_pages || place != expected);
                     let moved = to.map(|to| match are_pages {
                         true => to.copy_from(&local),
-                        false => to.write_from(0, &part[..place.bytes as usize]),
+                        false => to.write_from(0, &self.part[..place.bytes as usize]),
                     });
                     if moved == Some(None) {
                         continue;
