@@ -463,7 +463,8 @@ impl Worker {
         let start = Instant::now();
         let worker = &*self;
         let histograms = at_once(worker.walkers.len(), |thread| {
-            worker.random_reads(mix(worker.random ^ thread as u64) | 1).map_err(|e| e.to_string())
+            // Whoever comes next goes other ways than all of these: an order that was seen before is no random one to a pager that learns.
+            worker.random_reads(mix(worker.random ^ (thread as u64 + 1) << 32) | 1).map_err(|e| e.to_string())
         })?;
         let seconds = start.elapsed().as_secs_f64();
         self.random = mix(self.random) | 1;
