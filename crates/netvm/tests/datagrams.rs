@@ -191,15 +191,18 @@ fn without_datagrams_all_goes_over_the_connection() {
     let port: u16 = lender.address.rsplit(':').next().unwrap().parse().unwrap();
     let silent = UdpSocket::bind(("127.0.0.2", port)).unwrap();
     let forward = forwarded("127.0.0.2:0", &lender.address);
-    let pager = start(&[&forward], |_| ());
-    let mut pages = Pages::written(common::mapped::mapped(&pager, 0, 32 << 20), 5);
-    let since = Instant::now();
-    pages.churn(3000);
-    let stats = pager.stats();
-    println!("{:?} {stats:?}", since.elapsed());
-    assert!(stats.datagrams_given_up > 0 && stats.kernel_reads == 0, "{stats:?}");
-    assert!(stats.datagrams_given_up < 20 && stats.wrong_pages == 0 && stats.lenders_lost == 0, "{stats:?}");
-    pages.check_all();
+    for path in [FaultPath::Thread, FaultPath::InThread] {
+        let pager = start(&[&forward], |config| config.fault_path = path);
+        let mut pages = Pages::written(common::mapped::mapped(&pager, 0, 24 << 20), 5);
+        let since = Instant::now();
+        pages.churn(3000);
+        let stats = pager.stats();
+        println!("{path}: {:?} {stats:?}", since.elapsed());
+        assert!(stats.datagrams_given_up > 0 && stats.kernel_reads == 0, "{path}: {stats:?}");
+        assert!(stats.datagrams_given_up < 20, "{path}: {stats:?}");
+        assert!(stats.wrong_pages == 0 && stats.lenders_lost == 0, "{path}: {stats:?}");
+        pages.check_all();
+    }
     drop(silent);
 }
 
@@ -278,36 +281,40 @@ fn answers_may_be_lost_late_and_doubled() {
     if !by_kernel() {
         return;
     }
-    let lender = lend(64);
-    let (mut random, mut last) = (Random::new(8), Vec::new());
-    let address = meddling(&lender.address, move |answer| match random.next() % 20 {
-        0 => false,
-        // An old one in its place.
-        1 => {
-            std::mem::swap(answer, &mut last);
-            true
+    for path in [FaultPath::Thread, FaultPath::InThread] {
+        let lender = lend(64);
+        let (mut random, mut last) = (Random::new(8), Vec::new());
+        let address = meddling(&lender.address, move |answer| match random.next() % 20 {
+            0 => false,
+            // An old one in its place.
+            1 => {
+                std::mem::swap(answer, &mut last);
+                true
+            }
+            2 => {
+                std::thread::sleep(Duration::from_millis(3));
+                true
+            }
+            3 => {
+                last.clone_from(answer);
+                true
+            }
+            _ => true,
+        });
+        let pager = start(&[&address], |config| config.fault_path = path);
+        let mut pages = Pages::written(common::mapped::mapped(&pager, 0, 24 << 20), 5);
+        let since = Instant::now();
+        while pager.stats().datagrams_given_up < 12 {
+            pages.churn(500);
+            assert!(since.elapsed() < Duration::from_secs(60), "{path}: {:?}", pager.stats());
         }
-        2 => {
-            std::thread::sleep(Duration::from_millis(3));
-            true
-        }
-        3 => {
-            last.clone_from(answer);
-            true
-        }
-        _ => true,
-    });
-    let pager = start(&[&address], |_| ());
-    let mut pages = Pages::written(common::mapped::mapped(&pager, 0, 24 << 20), 5);
-    let since = Instant::now();
-    while pager.stats().datagrams_given_up < 12 {
-        pages.churn(500);
-        assert!(since.elapsed() < Duration::from_secs(60), "{:?}", pager.stats());
+        pages.check_all();
+        let stats = pager.stats();
+        let (given_up, faults) = (stats.datagrams_given_up, stats.faults);
+        println!("{path}: {given_up} given up of {faults} after {:?}", since.elapsed());
+        assert!(stats.wrong_datagrams == 0 && stats.wrong_pages == 0, "{path}: {stats:?}");
+        assert!(stats.lenders_lost == 0, "{path}: {stats:?}");
     }
-    pages.check_all();
-    let stats = pager.stats();
-    println!("{} given up of {} after {:?}", stats.datagrams_given_up, stats.faults, since.elapsed());
-    assert!(stats.wrong_datagrams == 0 && stats.wrong_pages == 0 && stats.lenders_lost == 0, "{stats:?}");
 }
 
 #[test]

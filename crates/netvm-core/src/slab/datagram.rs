@@ -5,8 +5,10 @@ use alloc::vec::Vec;
 
 use crate::wire::BodyReader;
 
+mod alone;
 mod trust;
 
+pub use alone::{Alone, Begun, Ended, Report};
 use trust::Trust;
 
 /// Bytes of a request,
@@ -159,6 +161,49 @@ pub struct Read<T> {
     asked_ns: u64,
 }
 
+impl<T> Read<T> {
+    /// Which of its pages this sequence asked for.
+    fn page_of(&self, sequence: u64) -> Option<u32> {
+        let page = u32::try_from(sequence.wrapping_sub(self.sequence)).ok()?;
+        (page < self.bytes / PAGE_BYTES).then_some(page)
+    }
+
+    /// What to send for it.
+    fn requests(&self, key: [u8; 16], part_bytes: u32) -> impl Iterator<Item = Request> + use<T> {
+        let (slab, first, sequence) = (self.slab, self.offset, self.sequence);
+        (0..self.bytes / PAGE_BYTES).map(move |page| {
+            let (offset, sequence) = (first + page * PAGE_BYTES, sequence.wrapping_add(page.into()));
+            Request { header: Header { kind: Kind::Read, slab, offset, bytes: part_bytes, sequence }, key }
+        })
+    }
+
+    /// What a datagram of so many bytes is, with this header, whose sequence is that of its page number `page`; of the answers, each at most `part_bytes` long.
+    fn judge(&self, page: u32, part_bytes: u32, header: &Header, datagram_bytes: usize) -> Answer {
+        let at = header.offset.wrapping_sub(self.offset + page * PAGE_BYTES);
+        let last = PAGE_BYTES.div_ceil(part_bytes) - 1;
+        let place = Place::of(page * PARTS + (at / part_bytes).min(last), part_bytes);
+        let is_it = header.slab == self.slab
+            && header.offset.wrapping_sub(self.offset) == place.at
+            && header.bytes == place.bytes
+            && self.missing >> place.number(part_bytes) & 1 == 1;
+        match header.kind {
+            Kind::Refused if header.slab == self.slab => Answer::Refused,
+            Kind::ByKernel | Kind::ByProcess
+                if is_it && datagram_bytes == ANSWER_BYTES + place.bytes as usize =>
+            {
+                Answer::Bytes(place)
+            }
+            _ => Answer::Nothing,
+        }
+    }
+}
+
+/// A bit for each answer to a read of so many pages.
+fn all_missing(pages: u32, part_bytes: u32) -> u8 {
+    let parts = PAGE_BYTES.div_ceil(part_bytes);
+    (0..pages).fold(0, |missing, page| missing | ((1 << parts) - 1) << (page * PARTS))
+}
+
 /// Where the bytes of an answer go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -168,6 +213,19 @@ pub struct Place {
     pub at: u32,
     /// how many.
     pub bytes: u32,
+}
+
+impl Place {
+    /// Of the answer with this number of the first read.
+    fn of(number: u32, part_bytes: u32) -> Self {
+        let (page, at) = (number / PARTS, number % PARTS * part_bytes);
+        Self { read: 0, at: page * PAGE_BYTES + at, bytes: part_bytes.min(PAGE_BYTES - at) }
+    }
+
+    /// Which of a read's answers has these bytes.
+    fn number(self, part_bytes: u32) -> u32 {
+        self.at / PAGE_BYTES * PARTS + self.at % PAGE_BYTES / part_bytes
+    }
 }
 
 /// What an answer is to be taken for.
@@ -187,6 +245,8 @@ pub struct Reads<T> {
     key: [u8; 16],
     reads: Vec<Read<T>>,
     next_sequence: u64,
+    /// The first of all.
+    first_sequence: u64,
     /// Bytes of the longest answer.
     part_bytes: u32,
     /// Reads that were given up, by whether their answers still come it is known what they were: lost, or late.
@@ -227,6 +287,7 @@ impl<T: Copy> Reads<T> {
             key,
             reads: Vec::with_capacity(READS_MAX),
             next_sequence: first_sequence,
+            first_sequence,
             part_bytes: [PAGE_BYTES, PART_BYTES].into_iter().find(fits)?,
             doubtful: VecDeque::with_capacity(DOUBTFUL_MAX),
             trust: Trust::new(),
@@ -248,6 +309,11 @@ impl<T: Copy> Reads<T> {
             }
     }
 
+    /// Whether anything is asked for by datagrams now.
+    pub fn are_on(&self, now_ns: impl FnOnce() -> u64) -> bool {
+        self.trust.is_on_at(now_ns)
+    }
+
     /// Begins a read, of which [`Reads::can`] has been true; what to send for it.
     pub fn ask(
         &mut self,
@@ -258,15 +324,25 @@ impl<T: Copy> Reads<T> {
         bytes: u32,
         locals: T,
     ) -> impl Iterator<Item = Request> + use<T> {
-        let (key, part, sequence) = (self.key, self.part_bytes, self.next_sequence);
-        let (pages, parts) = (bytes / PAGE_BYTES, PAGE_BYTES.div_ceil(part));
+        let read = self.begin(now_ns, token, slab, offset, bytes, locals);
+        let requests = read.requests(self.key, self.part_bytes);
+        self.reads.push(read);
+        requests
+    }
+
+    fn begin<L>(
+        &mut self,
+        asked_ns: u64,
+        token: u64,
+        slab: u32,
+        offset: u32,
+        bytes: u32,
+        locals: L,
+    ) -> Read<L> {
+        let (pages, sequence) = (bytes / PAGE_BYTES, self.next_sequence);
         self.next_sequence = sequence.wrapping_add(pages.into());
-        let missing = (0..pages).fold(0, |missing, page| missing | ((1 << parts) - 1) << (page * PARTS));
-        self.reads.push(Read { token, slab, offset, bytes, locals, sequence, missing, asked_ns: now_ns });
-        (0..pages).map(move |page| {
-            let (offset, sequence) = (offset + page * PAGE_BYTES, sequence.wrapping_add(page.into()));
-            Request { header: Header { kind: Kind::Read, slab, offset, bytes: part, sequence }, key }
-        })
+        let missing = all_missing(pages, self.part_bytes);
+        Read { token, slab, offset, bytes, locals, sequence, missing, asked_ns }
     }
 
     /// The last read could not be sent, and is none. That counts as lost if it is not to be expected that the next one can.
@@ -294,55 +370,32 @@ impl<T: Copy> Reads<T> {
     /// The bytes that come next if nothing is lost or overtaken.
     pub fn expected(&self) -> Option<Place> {
         let read = self.reads.first()?;
-        Some(self.place(0, read.missing.trailing_zeros()))
-    }
-
-    /// Of the answer with this number of a read.
-    fn place(&self, read: usize, number: u32) -> Place {
-        let (page, at) = (number / PARTS, number % PARTS * self.part_bytes);
-        Place { read, at: page * PAGE_BYTES + at, bytes: self.part_bytes.min(PAGE_BYTES - at) }
+        Some(Place::of(read.missing.trailing_zeros(), self.part_bytes))
     }
 
     /// What a datagram of so many bytes, with this header, is, and of which read. [`Reads::arrived`] and [`Reads::refused`] are to be told of it.
     pub fn answer(&mut self, now_ns: u64, header: &Header, datagram_bytes: usize) -> (usize, Answer) {
-        let found = self.reads.iter().enumerate().find_map(|(index, read)| {
-            let page = u32::try_from(header.sequence.wrapping_sub(read.sequence)).ok()?;
-            (page < read.bytes / PAGE_BYTES).then_some((index, page, read))
-        });
+        let found = self
+            .reads
+            .iter()
+            .enumerate()
+            .find_map(|(index, read)| read.page_of(header.sequence).map(|page| (index, page, read)));
         let Some((index, page, read)) = found else {
-            self.came_late(now_ns, header);
+            if header.kind != Kind::Read {
+                self.came_late(now_ns, header.sequence);
+            }
             return (0, Answer::Nothing);
         };
-        let at = header.offset.wrapping_sub(read.offset + page * PAGE_BYTES);
-        let last = PAGE_BYTES.div_ceil(self.part_bytes) - 1;
-        let place = self.place(index, page * PARTS + (at / self.part_bytes).min(last));
-        let is_missing = read.missing >> self.number(place) & 1 == 1;
-        let is_it = header.slab == read.slab
-            && header.offset.wrapping_sub(read.offset) == place.at
-            && header.bytes == place.bytes
-            && is_missing;
-        let answer = match header.kind {
-            Kind::Refused if header.slab == read.slab => Answer::Refused,
-            Kind::ByKernel | Kind::ByProcess
-                if is_it && datagram_bytes == ANSWER_BYTES + place.bytes as usize =>
-            {
-                Answer::Bytes(place)
-            }
-            _ => Answer::Nothing,
-        };
-        (index, answer)
-    }
-
-    /// Which of a read's answers has the bytes of this place.
-    fn number(&self, Place { at, .. }: Place) -> u32 {
-        at / PAGE_BYTES * PARTS + at % PAGE_BYTES / self.part_bytes
+        match read.judge(page, self.part_bytes, header, datagram_bytes) {
+            Answer::Bytes(place) => (index, Answer::Bytes(Place { read: index, ..place })),
+            other => (index, other),
+        }
     }
 
     /// What had been given up was under way.
-    fn came_late(&mut self, now_ns: u64, header: &Header) {
-        let is_it = |one: &Doubtful| header.sequence.wrapping_sub(one.sequence) < one.count.into();
-        if header.kind != Kind::Read
-            && let Some(index) = self.doubtful.iter().position(is_it)
+    fn came_late(&mut self, now_ns: u64, sequence: u64) {
+        let is_it = |one: &Doubtful| sequence.wrapping_sub(one.sequence) < one.count.into();
+        if let Some(index) = self.doubtful.iter().position(is_it)
             && let Some(Doubtful { asked_ns, .. }) = self.doubtful.remove(index)
         {
             // Longer ago it says when somebody looked, not when it came.
@@ -355,7 +408,7 @@ impl<T: Copy> Reads<T> {
 
     /// The bytes of this place are there; the read, if those were all.
     pub fn arrived(&mut self, now_ns: u64, place: Place, kind: Kind) -> Option<Read<T>> {
-        let number = self.number(place);
+        let number = place.number(self.part_bytes);
         let read = self.reads.get_mut(place.read)?;
         read.missing &= !(1 << number);
         if kind == Kind::ByKernel {

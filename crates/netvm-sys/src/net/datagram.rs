@@ -164,6 +164,18 @@ impl Datagrams {
         retried(|| unsafe { libc::recvmsg(self.socket.as_raw_fd(), &mut message, flags) })
     }
 
+    /// The same, into one place.
+    ///
+    /// # Errors
+    /// As [`Datagrams::peek`].
+    pub fn receive_bytes(&self, bytes: &mut [u8]) -> io::Result<usize> {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_TRUNC;
+        // SAFETY: the kernel writes into the bytes, which are exclusively borrowed, as many as there are at most.
+        retried(|| unsafe {
+            libc::recv(self.socket.as_raw_fd(), bytes.as_mut_ptr().cast(), bytes.len(), flags)
+        })
+    }
+
     /// Takes the next datagram, as much of it as `bytes` has room for; how long it was, and where it came from.
     ///
     /// # Errors
@@ -320,6 +332,9 @@ mod tests {
             assert!(places.bytes(&mut head) && places.shared(to));
             assert_eq!(client.receive(&mut places).unwrap(), 4100);
             assert_eq!((&head, to.to_vec()), (b"head", vec![7; 4000]));
+            server.answer(&answer, &origin).unwrap();
+            assert_eq!((client.receive_bytes(&mut bytes).unwrap(), &bytes), (4100, b"head\x07\x07\x07\x07"));
+            assert_eq!(client.receive_bytes(&mut bytes).unwrap_err().kind(), io::ErrorKind::WouldBlock);
             drop(server);
             let _ = client.send(b"nobody");
             let refused = client.send(b"nobody").err().or_else(|| client.peek(&mut bytes).err());

@@ -34,6 +34,7 @@ mod connecting;
 mod datagrams;
 mod forks;
 
+pub(crate) use datagrams::Asked;
 use datagrams::Asker;
 
 /// A connection without operations under way, for another thread or process.
@@ -128,7 +129,7 @@ impl Borrower {
 
     /// All descriptors that it uses.
     pub fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let asker = self.asker.iter().map(|asker| asker.as_fd());
+        let asker = self.asker.iter().flat_map(|asker| asker.descriptors());
         std::iter::once(self.as_fd()).chain(self.nearby.iter().flat_map(Nearby::files)).chain(asker)
     }
 

@@ -17,6 +17,7 @@ mod stop;
 mod tickets;
 
 pub use crate::shm::LinkChoice;
+pub(crate) use borrower::Asked;
 pub use borrower::{Borrower, BorrowerParts, status, status_with};
 pub(crate) use comeback::{Comeback, RETRY};
 pub(crate) use nearby::{Lease, Place};

@@ -23,10 +23,10 @@ const UNITS_MAX: u32 = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct UnitKey([u8; KEY_BYTES]);
 
-/// Who asks whom: addresses as IPv6 has them, and ports.
+/// Who asks whom: a host, and an address with its port; addresses as IPv6 has them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Flow {
-    pub(super) from: ([u8; 16], u16),
+    pub(super) from: [u8; 16],
     pub(super) to: ([u8; 16], u16),
 }
 
@@ -37,10 +37,9 @@ impl UnitKey {
         bytes[..16].copy_from_slice(key);
         bytes[16..20].copy_from_slice(&slab.to_ne_bytes());
         bytes[20..24].copy_from_slice(&unit.to_ne_bytes());
-        bytes[24..40].copy_from_slice(&flow.from.0);
+        bytes[24..40].copy_from_slice(&flow.from);
         bytes[40..56].copy_from_slice(&flow.to.0);
-        bytes[56..58].copy_from_slice(&flow.from.1.to_be_bytes());
-        bytes[58..60].copy_from_slice(&flow.to.1.to_be_bytes());
+        bytes[56..58].copy_from_slice(&flow.to.1.to_be_bytes());
         Self(bytes)
     }
 }
@@ -418,9 +417,9 @@ fn key(code: &mut Code<'_>, version: Version, link: i16, header: i16) {
     code.store(Width::B4, STACK, KEY + 20, R(1));
     code.set(R(1), 0);
     code.store(Width::B8, STACK, KEY + 56, R(1));
-    // Both ports.
-    code.load(Width::B4, R(1), START, udp);
-    code.store(Width::B4, STACK, KEY + 56, R(1));
+    // The port that is asked. Whoever waits for a page by itself has another one to ask from.
+    code.load(Width::B2, R(1), START, udp + 2);
+    code.store(Width::B2, STACK, KEY + 56, R(1));
 }
 
 /// The address of the page.

@@ -27,7 +27,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 use promised::{PROMISED, Promised};
-pub(super) use source::Source;
+pub(super) use source::{HowRead, Source};
 
 /// Frozen slabs are asked about one at a time, and not more often than this allows.
 const THAW_INTERVAL: Duration = Duration::from_millis(200);
@@ -91,6 +91,8 @@ pub(super) struct Backing {
     ops: Vec<Op>,
     /// Reads that nothing else is done about.
     reads: usize,
+    /// Reads are posted on sessions: they have been tried by a shorter way, or are many, of which each costs less there than by a datagram.
+    pub(super) by_session: bool,
     /// What has ended while a connection had no room.
     inbox: Vec<(u32, Completion)>,
     scratch: Vec<Completion>,
@@ -188,6 +190,7 @@ impl Backing {
             parts: erasure.map(|erasure| Box::new(InParts::new(erasure))),
             ops: Vec::with_capacity(1024),
             reads: 0,
+            by_session: false,
             inbox: Vec::with_capacity(64),
             scratch: Vec::with_capacity(1024),
             ended: Vec::with_capacity(64),
@@ -217,6 +220,11 @@ impl Backing {
     /// Whether the memory of some lender is shared: what is posted there is done at once.
     pub(super) fn is_nearby(&self) -> bool {
         self.sides.borrowers().any(Borrower::is_nearby)
+    }
+
+    /// Whether a lender's kernel may answer reads.
+    pub(super) fn asks(&self) -> bool {
+        self.sides.borrowers().any(Borrower::asks)
     }
 
     /// Whether something has ended without anything having arrived.
@@ -337,6 +345,9 @@ impl Backing {
             self.ops[token as usize].lender = lender;
             let offset = u64::from(page) * PAGE_BYTES as u64;
             let posted = match &mut self.sides[lender].borrower {
+                Some(borrower) if self.by_session => {
+                    borrower.post_sure_read(token.into(), slab, offset, &[local])
+                }
                 Some(borrower) => borrower.post_read(token.into(), slab, offset, local),
                 None => Err(PostError::Closed),
             };

@@ -3,12 +3,13 @@
 //! The engine *gives* an errand: it says what is to be done, and has made room for it. Whoever gets it *does* it. Then the engine *takes it back*: it is
 //! done, or all is as it was. Until then the pages are neither here nor there, as if they were on their way, and calls wait.
 
-use super::backing::Source;
+use super::backing::{HowRead, Source};
 use super::engine::{EVICT_PAGES, Engine, SPARED};
 use super::seals::PageHash;
 use crate::error::Result;
 use netvm_core::combine::ERRANDS;
 use netvm_core::residency::{Arrival, FRAME_MAX, PageState};
+use netvm_core::slab::datagram::{Begun, Ended, Report};
 use netvm_sys::paged::{Helper, TOGETHER_MAX, Told};
 use netvm_sys::uffd::PAGE_BYTES;
 use std::time::Instant;
@@ -23,7 +24,7 @@ const LEAVE_PAGES: usize = EVICT_PAGES;
 /// Pages that one fetches at most: a block of an allocator may lie on two.
 pub(super) const FETCH_PAGES: usize = 2;
 
-/// To fetch neighbouring pages from a lender on this host.
+/// To fetch neighbouring pages from a lender on this host, or those that it has been asked for by datagrams.
 #[derive(Debug)]
 pub(super) struct Fetch {
     /// Which of those that are under way.
@@ -52,6 +53,8 @@ struct Fetched {
     /// What stands in place of a frame in the entries of remote pages.
     stamps: [u32; FETCH_PAGES],
     lender: u32,
+    /// If they were asked for.
+    begun: Option<Begun>,
     class: u8,
     protect: bool,
     /// The first was evicted so short a time ago that it is worth being spared.
@@ -104,71 +107,83 @@ impl Errands {
     }
 }
 
-/// What has become of an errand.
+/// What has become of an errand. Where no page is there, or has left, nothing has changed: the engine finds out why, when it does the same in its own way.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// So many pages are there, from the first on; the read took so many nanoseconds.
-    Fetched { pages: u64, ns: u64 },
+    Fetched { pages: u64, ns: u64, report: Option<Report> },
     /// These have left, a bit for each, within so many nanoseconds.
     Left { pages: u64, ns: u64 },
-    /// Nothing has changed. The engine finds out why, when it does the same in its own way.
-    Failed,
 }
 
-/// In place of nanoseconds.
-const FAILED_WORD: u64 = u64::MAX;
+/// How many words an [`Outcome`] has.
+pub(super) const WORDS: usize = 4;
 
 impl Outcome {
     /// As numbers.
-    pub(super) const fn words(self) -> [u64; 2] {
+    pub(super) fn words(self) -> [u64; WORDS] {
         match self {
-            Self::Fetched { pages, ns } | Self::Left { pages, ns } => [ns, pages],
-            Self::Failed => [FAILED_WORD, 0],
+            Self::Fetched { pages, ns, report } => {
+                let [how, late] = report.map_or([0; 2], Report::words);
+                [ns, pages, how, late]
+            }
+            Self::Left { pages, ns } => [ns, pages, 0, 0],
         }
     }
 
-    const fn from_words(number: usize, [ns, pages]: [u64; 2]) -> Self {
+    fn from_words(number: usize, [ns, pages, how, late]: [u64; WORDS]) -> Self {
         match number {
-            _ if ns == FAILED_WORD => Self::Failed,
             LEAVE => Self::Left { pages, ns },
-            _ => Self::Fetched { pages, ns },
+            _ => Self::Fetched { pages, ns, report: Report::from_words([how, late]) },
         }
+    }
+
+    /// Nothing has changed.
+    pub(super) fn has_failed(self) -> bool {
+        matches!(self, Self::Fetched { pages: 0, .. } | Self::Left { pages: 0, .. })
     }
 }
 
 impl Fetch {
     /// Reads the pages, looks whether they are what they must be, and installs them.
-    pub(super) fn run(&self, hash: &PageHash, install: impl FnOnce(usize, &[u8], bool) -> usize) -> Outcome {
+    pub(super) fn run(
+        &mut self,
+        hash: &PageHash,
+        install: impl FnOnce(usize, &[u8], bool) -> usize,
+    ) -> Outcome {
         match self.pages {
-            1 => self.run_in::<1>(hash, install),
-            _ => self.run_in::<FETCH_PAGES>(hash, install),
+            1 => self.run_in::<{ HEAD_BYTES + PAGE_BYTES }>(hash, install),
+            _ => self.run_in::<{ HEAD_BYTES + FETCH_PAGES * PAGE_BYTES }>(hash, install),
         }
     }
 
-    fn run_in<const PAGES: usize>(
-        &self,
+    fn run_in<const BYTES: usize>(
+        &mut self,
         hash: &PageHash,
         install: impl FnOnce(usize, &[u8], bool) -> usize,
     ) -> Outcome {
         // Where the next one will be, too: in the processor's cache.
-        let mut contents = Aligned([[0; PAGE_BYTES]; PAGES]);
-        let since = Instant::now();
-        if !self.source.read(contents.0.as_flattened_mut()) {
-            return Outcome::Failed;
+        let mut room = Aligned([0; BYTES]);
+        let HowRead { is_whole, ns, mut report } = self.source.read(&mut room.0, HEAD_BYTES);
+        let contents = &room.0[HEAD_BYTES..];
+        if !is_whole {
+            return Outcome::Fetched { pages: 0, ns, report };
         }
-        let ns = since.elapsed().as_nanos() as u64;
-        if contents.0.iter().zip(&self.hashes).any(|(page, expected)| hash.of(page) != *expected) {
-            return Outcome::Failed;
+        let (pages, _) = contents.as_chunks::<PAGE_BYTES>();
+        if pages.iter().zip(&self.hashes).any(|(page, expected)| hash.of(page) != *expected) {
+            report = report.map(|report| Report { ended: Ended::Wrong, ..report });
+            return Outcome::Fetched { pages: 0, ns, report };
         }
-        match install(self.address, contents.0.as_flattened(), self.protect) {
-            0 => Outcome::Failed,
-            pages => Outcome::Fetched { pages: pages as u64, ns },
-        }
+        let pages = install(self.address, contents, self.protect) as u64;
+        Outcome::Fetched { pages, ns, report }
     }
 }
 
+/// What there is room for before pages: that of datagrams, and the pages are aligned as the processor likes it.
+const HEAD_BYTES: usize = 64;
+
 #[repr(align(64))]
-struct Aligned<const PAGES: usize>([[u8; PAGE_BYTES]; PAGES]);
+struct Aligned<const BYTES: usize>([u8; BYTES]);
 
 impl Leave {
     pub(super) fn run(&self, helper: &Helper) -> Outcome {
@@ -178,7 +193,7 @@ impl Leave {
         }
         let (mut left, since) = ([false; TOGETHER_MAX], Instant::now());
         if helper.drop_together(&addresses[..self.count], &mut left).is_err() {
-            return Outcome::Failed;
+            return Outcome::Left { pages: 0, ns: 0 };
         }
         let ns = since.elapsed().as_nanos() as u64;
         let pages = left[..self.count].iter().rev().fold(0, |pages, &left| pages << 1 | u64::from(left));
@@ -204,7 +219,9 @@ impl Engine {
             return Ok(false);
         }
         let slot = self.table.get(page).slot();
-        let Some((lender, source)) = self.backing.source_of(slot, pages) else { return Ok(false) };
+        let waits = self.paged.told() == Told::Faulter;
+        let source = self.backing.source_of(slot, pages, number, waits);
+        let Some((lender, source)) = source else { return Ok(false) };
         let class = self.backing.slots.class(lender);
         let (mut again, mut age, mut protect) = (false, 0, true);
         let (mut hashes, mut stamps) = ([0; FETCH_PAGES], [0; FETCH_PAGES]);
@@ -226,10 +243,10 @@ impl Engine {
         self.stats.bytes_in += u64::from(pages) * PAGE_BYTES as u64;
         self.errands.under_way |= 1 << number;
         self.errands.fetched[number] =
-            Fetched { page, pages, stamps, lender, class, protect, again, promote };
+            Fetched { page, pages, stamps, lender, begun: source.begun(), class, protect, again, promote };
         let (address, pages) = (self.address_of(page), pages as usize);
-        let fetch = Fetch { number, address, source, hashes, pages, protect };
-        if self.paged.told() == Told::Faulter {
+        let mut fetch = Fetch { number, address, source, hashes, pages, protect };
+        if waits {
             self.errands.fetch = Some(fetch);
             return Ok(true);
         }
@@ -238,7 +255,7 @@ impl Engine {
             self.paged.install_contents(address, contents, protect).0
         });
         self.take_back(number, outcome.words())?;
-        Ok(outcome != Outcome::Failed)
+        Ok(!outcome.has_failed())
     }
 
     /// Makes an errand of mapped pages that can be dropped, if it can be one.
@@ -260,25 +277,31 @@ impl Engine {
     }
 
     /// An errand has ended.
-    pub(super) fn take_back(&mut self, number: usize, words: [u64; 2]) -> Result<()> {
+    pub(super) fn take_back(&mut self, number: usize, words: [u64; WORDS]) -> Result<()> {
         self.errands.under_way &= !(1 << number);
         let outcome = Outcome::from_words(number, words);
         if number == LEAVE { self.take_leave_back(outcome) } else { self.take_fetch_back(number, outcome) }
     }
 
     fn take_fetch_back(&mut self, number: usize, outcome: Outcome) -> Result<()> {
-        let Fetched { page, pages, stamps, lender, class, protect, again, promote } =
+        let Fetched { page, pages, stamps, lender, begun, class, protect, again, promote } =
             self.errands.fetched[number];
-        let there = match outcome {
-            Outcome::Fetched { pages: there, ns } => {
-                self.stats.read_at_once += there;
-                self.backing.fetched(lender, ns, there as usize * PAGE_BYTES);
-                self.tier.note_answered();
-                self.tier.note_fetched_alone(there as u32, ns, class, &mut self.stats);
-                there as u32
+        let mut there = 0;
+        if let Outcome::Fetched { pages: installed, ns, report } = outcome {
+            if let (Some(begun), Some(report)) = (begun, report) {
+                self.backing.ended_alone(lender, begun, ns, report);
             }
-            _ => 0,
-        };
+            if installed > 0 {
+                self.stats.read_at_once += if begun.is_none() { installed } else { 0 };
+                self.backing.fetched(lender, ns, installed as usize * PAGE_BYTES);
+                self.tier.note_answered();
+                self.tier.note_fetched_alone(installed as u32, ns, class, &mut self.stats);
+            }
+            there = installed as u32;
+        }
+        // They are read again.
+        self.stats.remote_reads -= u64::from(pages - there);
+        self.stats.bytes_in -= u64::from(pages - there) * PAGE_BYTES as u64;
         for index in 0..pages {
             let entry = self.table.get(page + index);
             // Calls wait until none is under way, and nobody else has to do with a page that is.
@@ -305,7 +328,7 @@ impl Engine {
         let (pages, count) = self.errands.leaving;
         let (left, ns) = match outcome {
             Outcome::Left { pages, ns } => (pages, ns),
-            _ => (0, 0),
+            Outcome::Fetched { .. } => (0, 0),
         };
         let (mut rest, mut stayed) = ([0; LEAVE_PAGES], 0);
         for (index, &page) in pages[..count].iter().enumerate() {
@@ -353,18 +376,16 @@ mod tests {
         let hash_of = |page: usize| hash.of(contents[page * PAGE_BYTES..].first_chunk().unwrap());
         // Of two pages at `at`, of which `room` can be installed.
         let run = |at: usize, hashes: [u64; 2], pages: usize, room: usize| {
-            let source = Source { lease: Arc::clone(&lease), at: at as u64 };
-            let fetch = Fetch { number: 0, address: 5, source, hashes, pages, protect: true };
+            let source = Source::File { lease: Arc::clone(&lease), at: at as u64 };
+            let mut fetch = Fetch { number: 0, address: 5, source, hashes, pages, protect: true };
             let mut installed = 0;
             let outcome = fetch.run(&hash, |address, bytes, protect| {
                 assert!(address == 5 && protect && bytes == &contents[at..at + pages * PAGE_BYTES]);
                 installed = room;
                 room
             });
-            match outcome {
-                Outcome::Fetched { pages, .. } => assert_eq!(pages, installed as u64),
-                _ => assert_eq!((outcome, installed), (Outcome::Failed, 0)),
-            }
+            let Outcome::Fetched { pages, report: None, .. } = outcome else { panic!("{outcome:?}") };
+            assert!(pages == installed as u64 && outcome.has_failed() == (pages == 0));
             installed
         };
         let right = [hash_of(1), hash_of(2)];
@@ -381,10 +402,21 @@ mod tests {
 
     #[test]
     fn outcomes_are_numbers() {
+        let report = |ended, late| Report { ended, by_kernel: 6, by_process: 255, late };
         for (number, outcome) in [
-            (0, Outcome::Failed),
-            (LEAVE, Outcome::Failed),
-            (3, Outcome::Fetched { pages: 2, ns: 1 << 40 }),
+            (0, Outcome::Fetched { pages: 0, ns: 7, report: None }),
+            (
+                3,
+                Outcome::Fetched {
+                    pages: 2,
+                    ns: 1 << 40,
+                    report: Some(report(Ended::Whole, Some(u64::MAX))),
+                },
+            ),
+            (5, Outcome::Fetched { pages: 0, ns: 0, report: Some(report(Ended::Wrong, None)) }),
+            (6, Outcome::Fetched { pages: 0, ns: 1, report: Some(report(Ended::Refused, Some(1))) }),
+            (7, Outcome::Fetched { pages: 0, ns: 1, report: Some(report(Ended::Late, None)) }),
+            (LEAVE, Outcome::Left { pages: 0, ns: 0 }),
             (LEAVE, Outcome::Left { pages: 0xFFFF_FFFF, ns: 0 }),
         ] {
             assert_eq!(Outcome::from_words(number, outcome.words()), outcome);

@@ -17,6 +17,8 @@ const RESERVE_PART: usize = 16;
 const RESERVE_FRAMES_MIN: usize = 2 * EVICT_PAGES;
 /// Pages evicted in one step where few are neighbours: each is a call of its own, and a step should not take longer than an answer.
 const SCATTERED_PAGES: usize = EVICT_PAGES / 8;
+/// The same where the lender's process is not waited for, but its kernel.
+const UNAWAITED_PAGES: usize = EVICT_PAGES / 2;
 /// The same where pages leave together.
 const TOGETHER_PAGES: usize = EVICT_PAGES / 4;
 /// Fewer than so many below the reserve, they wait until an answer is on its way.
@@ -69,6 +71,8 @@ impl Engine {
             true if self.has_strides && is_behind => {
                 ((short / 2).clamp(SCATTERED_PAGES, EVICT_PAGES_MAX), SCATTERED_PAGES / 2)
             }
+            // Nobody waits for the lender's process, and each send wakes it.
+            true if self.backing.reads() == 0 && self.backing.asks() => (UNAWAITED_PAGES, SCATTERED_SLACK),
             true if !self.is_reading() => (SCATTERED_PAGES, SCATTERED_SLACK),
             true => (SCATTERED_PAGES, SCATTERED_PAGES / 2),
             // Nobody else is interrupted by what leaves, and an answer is not to wait for it.

@@ -92,10 +92,13 @@ impl Engine {
                 let ahead = self.ahead(fault, page);
                 let followed = self.follow(fault, page, ahead);
                 self.bring_rest_in(fault, page, ahead)?;
-                self.in_window = ahead.map > 1 || self.unit > 1 || followed > 0;
+                let are_many = ahead.map > 1 || followed > 0;
+                self.in_window = are_many || self.unit > 1;
+                let was_by_session = self.backing.by_session;
+                self.backing.by_session |= are_many;
                 let follows = self.bring_what_follows(followed);
                 let is_under_way = follows.and_then(|()| self.bring_window_in(page, ahead));
-                self.in_window = false;
+                (self.in_window, self.backing.by_session) = (false, was_by_session);
                 if is_under_way? {
                     self.fetch_what_follows(followed)?;
                     self.read_ahead(page, ahead)
@@ -342,7 +345,10 @@ impl Engine {
         }
         let promote = wanted && frames == 1 && self.backing.promotes(slot, age);
         let transfer = Transfer { again, in_window, promote, ..Transfer::read(page, frame, frames) };
+        let was_by_session = self.backing.by_session;
+        self.backing.by_session |= !wanted;
         self.start(transfer, slot)?;
+        self.backing.by_session = was_by_session;
         if wanted {
             self.tier.note_waiting();
         }

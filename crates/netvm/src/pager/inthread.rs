@@ -7,7 +7,7 @@ use super::Pager;
 use super::calls::Call;
 use super::end::Desk;
 use super::engine::{Engine, STARVED, TICK};
-use super::errand::{Fetch, LEAVE, Leave, Outcome};
+use super::errand::{Fetch, LEAVE, Leave, Outcome, WORDS};
 use super::error::{PagerError, system};
 use super::fault::gone;
 use super::look::Awaited;
@@ -54,7 +54,7 @@ pub(super) struct InThread {
     helper: Helper,
     hash: PageHash,
     /// and what has become of each, before its end is told.
-    outcomes: Box<[[AtomicU64; 2]; ERRANDS]>,
+    outcomes: Box<[[AtomicU64; WORDS]; ERRANDS]>,
     /// Wakes a holder that sleeps until answers come, or errands end.
     posted: EventFd,
     /// Wakes the pager's thread, unless the next thread that leaves work behind sets it anew before.
@@ -203,10 +203,10 @@ impl InThread {
         })
     }
 
-    /// With the turn: serves a fault of this thread, and what others post meanwhile. `known`: it has been taken up.
-    fn lead(&self, fault: Fault, known: bool) {
+    /// With the turn: serves a fault of this thread, and what others post meanwhile. `known`: it has been taken up; `surely`: by the surest way.
+    fn lead(&self, fault: Fault, known: bool, surely: bool) {
         let mut engine = self.engine();
-        let led = match engine.lead(self, fault, known) {
+        let led = match engine.lead(self, fault, known, surely) {
             Ok(led) => led,
             Err(error) => engine.end(&error),
         };
@@ -216,11 +216,11 @@ impl InThread {
             std::thread::sleep(STARVED);
         }
         // If that fails the thread faults again, and it is no errand then.
-        if let Some(fetch) = led.fetch {
+        if let Some(mut fetch) = led.fetch {
             let outcome = fetch.run(&self.hash, |address, contents, protect| {
                 self.helper.install(address, contents, protect).0
             });
-            FAILED.set(outcome == Outcome::Failed);
+            FAILED.set(outcome.has_failed());
             self.end_errand(fetch.number, outcome);
         }
         if let Some(leave) = led.leave {
@@ -338,7 +338,7 @@ impl Server for Faults {
 }
 
 thread_local! {
-    /// The last errand of this thread has failed: what it wants next is no errand.
+    /// The last errand of this thread has failed: what it wants next is no errand, and comes over the session if it has the turn for that.
     static FAILED: Cell<bool> = const { Cell::new(false) };
     /// Where this thread faulted last, and how often it had there before without a fault elsewhere.
     static LAST: Cell<(usize, u32)> = const { Cell::new((0, 0)) };
@@ -347,11 +347,11 @@ thread_local! {
 impl InThread {
     /// Returns when the access to this page can be repeated.
     fn serve(&self, fault: Fault) {
-        let all = self;
+        let (all, surely) = (self, FAILED.take());
         let mut waiting = Waiting::default();
         let (post, asleep) = loop {
             if all.combine.try_take() {
-                return all.lead(fault, false);
+                return all.lead(fault, false, surely);
             }
             match all.combine.post(to_post(fault)) {
                 Some(posted) => break posted,
@@ -369,7 +369,7 @@ impl InThread {
             if all.combine.try_take() {
                 return match all.combine.withdraw(post) {
                     Withdrawn::Done => all.leave(all.engine()),
-                    was => all.lead(fault, was == Withdrawn::Taken),
+                    was => all.lead(fault, was == Withdrawn::Taken, surely),
                 };
             }
             all.wait(&mut waiting, Some(&post));
@@ -424,8 +424,7 @@ impl Engine {
         while ended != 0 {
             let number = ended.trailing_zeros() as usize;
             ended &= ended - 1;
-            let [first, second] = &all.outcomes[number];
-            let words = [first.load(Ordering::Relaxed), second.load(Ordering::Relaxed)];
+            let words = std::array::from_fn(|index| all.outcomes[number][index].load(Ordering::Relaxed));
             self.take_back(number, words)?;
         }
         Ok(())
@@ -459,13 +458,14 @@ impl Engine {
     }
 
     /// Serves a fault until its page is there, or its thread can fetch it by itself.
-    fn lead(&mut self, all: &InThread, fault: Fault, known: bool) -> Result<Led> {
+    fn lead(&mut self, all: &InThread, fault: Fault, known: bool, surely: bool) -> Result<Led> {
         self.take_errands_back(all)?;
         if !known {
             self.tier.note_fault(&mut self.stats);
-            self.errands.page = (!FAILED.take()).then(|| self.page_of(fault.address));
+            self.backing.by_session = surely;
+            self.errands.page = (!surely).then(|| self.page_of(fault.address));
             self.fault(fault)?;
-            self.errands.page = None;
+            (self.errands.page, self.backing.by_session) = (None, false);
             if let Some(fetch) = self.errands.fetch.take() {
                 self.errands.takes_leave = true;
                 let went_on = self.go_on(false);

@@ -51,6 +51,11 @@ impl Side {
         live.map(|borrower| borrower.debt(now)).unwrap_or_default()
     }
 
+    /// Whether it may be asked by datagrams.
+    pub(super) fn asks(&self) -> bool {
+        self.borrower.as_ref().is_some_and(Borrower::asks)
+    }
+
     /// When a read of `bytes` bytes is overdue.
     pub(super) fn limit(&self, bytes: usize) -> Duration {
         let usual = (self.usual_ns * LATE_FACTOR).max(LATE_NS_MIN);

@@ -285,3 +285,116 @@ fn who_is_only_answered_by_the_process_asks_it_directly_for_a_while() {
         assert!(reads.can(now + 1_000_000_000, 0, 4096));
     }
 }
+
+/// Reads of one page and of two that are waited for alone, whose answers come in any order, cut, twice, and among others'.
+#[test]
+fn whoever_waits_alone_has_all_of_its_answers_and_no_others() {
+    let mut random = crate::sim::Random::new(3);
+    for round in 0..200_u32 {
+        let mut reads = reads(if round % 2 == 0 { 1500 } else { BIG });
+        let pages = 1 + round / 2 % 2;
+        assert!(reads.can(0, 8192, pages * 4096));
+        let (mut one, other) =
+            (reads.ask_alone(0, 3, 8192, pages * 4096).unwrap(), reads.ask_alone(0, 3, 0, 4096).unwrap());
+        assert!(one.requests().all(|request| request.key == KEY) && reads.is_empty());
+        let answers = |alone: &Alone| -> Vec<Header> {
+            alone.requests().flat_map(|request| request.header.answers(Kind::ByKernel)).collect()
+        };
+        let (mut mine, others) = (answers(&one), answers(&other));
+        let all = mine.len();
+        for index in (1..all).rev() {
+            mine.swap(index, random.below(index as u64 + 1) as usize);
+        }
+        assert_eq!(one.expected().at, 0);
+        for (index, header) in mine.iter().enumerate() {
+            let whole = ANSWER_BYTES + header.bytes as usize;
+            for wrong in [
+                answer(*header, Kind::Read),
+                Header { slab: 4, ..*header },
+                Header { offset: header.offset ^ 8, ..*header },
+                Header { bytes: header.bytes - 8, ..*header },
+            ] {
+                assert_eq!(one.answer(&wrong, whole), Answer::Nothing, "{wrong:?}");
+            }
+            assert_eq!(one.answer(header, whole - 1), Answer::Nothing);
+            assert_eq!(one.answer(&others[0], whole), Answer::Nothing);
+            assert_eq!(one.answer(&answer(*header, Kind::Refused), ANSWER_BYTES), Answer::Refused);
+            let Answer::Bytes(place) = one.answer(header, whole) else { panic!("{header:?}") };
+            assert_eq!((place.read, 8192 + place.at, place.bytes), (0, header.offset, header.bytes));
+            let kind = if index == 0 { Kind::ByProcess } else { Kind::ByKernel };
+            assert_eq!(one.arrived(place, kind), index + 1 == all);
+            assert_eq!(one.answer(header, whole), Answer::Nothing, "twice");
+        }
+        let report = one.report(Ended::Whole);
+        assert_eq!((report.by_kernel, report.by_process), (all as u8 - 1, 1));
+        assert_eq!(report.late, Some(others[0].sequence));
+        assert_eq!(Report::from_words(report.words()), Some(report));
+        reads.ended_alone(one.begun(), 5000, report);
+        let counts = Counts { by_kernel: all as u64 - 1, by_process: 1, given_up: 0 };
+        assert_eq!(reads.take_counts(), counts);
+        assert!(reads.can(6000, 0, 4096));
+    }
+    assert_eq!(Report::from_words([0, 5]), None);
+}
+
+/// What has become of reads that are waited for alone decides about the next as with others.
+#[test]
+fn what_is_waited_for_alone_is_trusted_as_other_reads_are() {
+    let many = |ended: Ended, late: bool| {
+        let (mut reads, mut now, mut asked, mut last) = (reads(BIG), 0, 0, None);
+        let first = reads.ask_alone(0, 3, 0, 4096).unwrap();
+        reads.ended_alone(first.begun(), 20_000, first.report(Ended::Whole));
+        while asked < 40
+            && reads.can(now, 0, 4096)
+            && let Some(alone) = reads.ask_alone(now, 3, 0, 4096)
+        {
+            assert!((1_000_000..=5_000_000).contains(&alone.patience_ns));
+            // What had been given up came while this was waited for, soon enough to count.
+            let report = Report { late: last.filter(|_| late), ..alone.report(ended) };
+            last = alone.requests().next().map(|request| request.header.sequence);
+            let ns = if ended == Ended::Late { 10_000_000 } else { 20_000 };
+            reads.ended_alone(alone.begun(), ns, report);
+            (now, asked) = (now + ns, asked + 1);
+        }
+        let expected = if ended == Ended::Whole { 0 } else { asked };
+        assert_eq!(reads.take_counts().given_up, expected);
+        (asked, reads.can(now, 0, 4096))
+    };
+    assert_eq!(many(Ended::Whole, false), (40, true));
+    assert_eq!(many(Ended::Wrong, false), (1, false));
+    let (asked, goes_on) = many(Ended::Refused, false);
+    assert!((2..=4).contains(&asked) && !goes_on, "{asked}");
+    // Lost is what has not come after 100 ms; what came after 10 is waited for by others.
+    let (asked, goes_on) = many(Ended::Late, false);
+    assert!((10..=14).contains(&asked) && !goes_on, "{asked}");
+    let (asked, goes_on) = many(Ended::Late, true);
+    assert!((2..=4).contains(&asked) && goes_on, "{asked}");
+    // Who is answered soon looks again and again, others sleep.
+    let mut reads = reads(BIG);
+    let mut look = |ns: u64| {
+        let alone = reads.ask_alone(0, 3, 0, 4096).unwrap();
+        reads.ended_alone(alone.begun(), ns, alone.report(Ended::Whole));
+        reads.ask_alone(0, 3, 0, 4096).map(|alone| alone.look_ns)
+    };
+    assert_eq!(look(20_000), Some(40_000));
+    assert_eq!(look(500_000), Some(0));
+    // Too long to wait for alone.
+    assert_eq!(look(90_000_000), None);
+}
+
+/// Several that were wrong at once are one pause, and those of a session before are none.
+#[test]
+fn what_ended_alone_counts_once_and_for_its_own_session() {
+    let (mut one, mut two) = (reads(BIG), Reads::<char>::new(KEY, 1 << 40, false, BIG).unwrap());
+    let alone: Vec<_> = (0..9).map(|_| one.ask_alone(0, 3, 0, 4096).unwrap()).collect();
+    for alone in &alone {
+        let (begun, wrong) = (alone.begun(), alone.report(Ended::Wrong));
+        two.ended_alone(begun, 20_000, wrong);
+        one.ended_alone(begun, 20_000, wrong);
+    }
+    assert!(two.can(20_000, 0, 4096) && two.are_on(|| 0) && two.take_counts() == Counts::default());
+    let second = 1_000_000_000;
+    assert!(!one.can(second, 0, 4096) && !one.are_on(|| second));
+    assert!(one.can(second + 20_000, 0, 4096) && one.are_on(|| second + 20_000));
+    assert_eq!(one.take_counts().given_up, 9);
+}

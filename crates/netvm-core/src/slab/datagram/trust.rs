@@ -54,11 +54,21 @@ impl Trust {
         !self.ended && now_ns >= self.paused_until_ns
     }
 
+    /// The same; what time it is is only asked if that matters.
+    pub(super) fn is_on_at(&self, now_ns: impl FnOnce() -> u64) -> bool {
+        !self.ended && (self.paused_until_ns == 0 || now_ns() >= self.paused_until_ns)
+    }
+
     pub(super) fn patience_ns(&self) -> u64 {
         match self.mean_ns {
             0 => self.patience_ns,
             mean => (mean + 4 * self.deviation_ns).clamp(PATIENCE_NS.0, PATIENCE_NS.1),
         }
+    }
+
+    /// How long an answer takes; 0: none has come yet.
+    pub(super) fn mean_ns(&self) -> u64 {
+        self.mean_ns
     }
 
     pub(super) fn is_quick(&self) -> bool {
@@ -111,6 +121,13 @@ impl Trust {
         self.lost = self.lost - self.lost / MEMORY + 1000;
         self.well = 0;
         if self.lost / MEMORY > LOST_MAX {
+            self.pause(now_ns);
+        }
+    }
+
+    /// What was asked then has come, and is wrong.
+    pub(super) fn wrong(&mut self, now_ns: u64, asked_ns: u64) {
+        if asked_ns >= self.paused_until_ns {
             self.pause(now_ns);
         }
     }

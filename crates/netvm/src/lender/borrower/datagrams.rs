@@ -10,6 +10,11 @@ use netvm_core::slab::datagram::{
 use netvm_sys::net::{Datagrams, Incoming};
 
 use super::*;
+use std::sync::Arc;
+
+mod alone;
+
+pub(crate) use alone::Asked;
 
 /// Datagrams that are looked at before others have their turn.
 const TURN: usize = 2 * READS_MAX;
@@ -31,6 +36,10 @@ pub(super) struct Asker {
     shunned: Vec<(u32, u64)>,
     /// Where parts of pages arrive: they differ in length, and any may be the next.
     part: Box<[u8; PART_BYTES as usize]>,
+    /// Where the lender answers,
+    address: SocketAddr,
+    /// and the sockets of those who wait for what they ask by themselves, by their numbers.
+    others: Vec<Option<Arc<Datagrams>>>,
 }
 
 impl Asker {
@@ -50,6 +59,8 @@ impl Asker {
             given_up: Vec::with_capacity(READS_MAX),
             shunned: Vec::new(),
             part: Box::new([0; PART_BYTES as usize]),
+            address,
+            others: Vec::new(),
         })
     }
 
@@ -61,9 +72,23 @@ impl Asker {
         self.socket.as_fd()
     }
 
+    /// All descriptors.
+    pub(super) fn descriptors(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let others = self.others.iter().flatten().map(|socket| socket.as_fd());
+        std::iter::once(self.as_fd()).chain(others)
+    }
+
     /// Reads that have not ended.
     pub(super) fn pending(&self) -> usize {
         self.reads.len() + self.given_up.len()
+    }
+
+    /// Whether these bytes can be asked for now.
+    fn may_ask(&mut self, now: u64, applied: u64, slab: u32, offset: u64, bytes: u32) -> bool {
+        let end = offset.saturating_add(bytes.into());
+        self.reads.can(now, offset, bytes)
+            && self.unsettled.allows(applied, slab, offset..end)
+            && !self.shunned.iter().any(|&(shunned, until)| shunned == slab && now < until)
     }
 
     /// Asks for these bytes, if they can be asked for now.
@@ -78,15 +103,9 @@ impl Asker {
             [one, two] if is_whole(&one) && one.len() == two.len() => [one, two],
             _ => return false,
         };
-        let end = offset.saturating_add(bytes.into());
         let now = self.now_ns();
-        if self.reads.has_doubtful() && self.reads.is_empty() {
-            self.drain(now);
-        }
-        if !self.reads.can(now, offset, bytes)
-            || !self.unsettled.allows(applied, slab, offset..end)
-            || self.shunned.iter().any(|&(shunned, until)| shunned == slab && now < until)
-        {
+        self.look_for_late(now);
+        if !self.may_ask(now, applied, slab, offset, bytes) {
             return false;
         }
         for request in self.reads.ask(now, token, slab, offset as u32, bytes, locals) {
@@ -152,19 +171,17 @@ impl Asker {
         }
     }
 
-    /// Takes what comes too late: that it was not lost.
-    fn drain(&mut self, now_ns: u64) {
-        for _ in 0..TURN {
-            let mut head = [0; ANSWER_BYTES];
-            let mut places = Incoming::new();
-            if !places.bytes(&mut head) {
-                return;
-            }
-            let Ok(count) = self.socket.receive(&mut places) else { return };
-            if let Some(header) = Header::decode(&head[..count.min(ANSWER_BYTES)]) {
-                self.reads.answer(now_ns, &header, count);
-            }
+    /// Takes what has come too late from sockets that nobody waits at: that it was not lost.
+    fn look_for_late(&mut self, now_ns: u64) {
+        if !self.reads.has_doubtful() {
+            return;
         }
+        if self.reads.is_empty() {
+            drain(&self.socket, &mut self.reads, now_ns);
+        }
+        // Whoever waits at one has it, too.
+        let idle = self.others.iter().flatten().filter(|socket| Arc::strong_count(socket) == 1);
+        idle.for_each(|socket| drain(socket, &mut self.reads, now_ns));
     }
 
     /// Where the bytes of an answer go.
@@ -177,6 +194,16 @@ impl Asker {
             one.sub(at, place.bytes as usize)
         } else {
             two.sub(at - one_len, place.bytes as usize)
+        }
+    }
+}
+
+fn drain(socket: &Datagrams, reads: &mut Reads<[SharedSlice; 2]>, now_ns: u64) {
+    for _ in 0..TURN {
+        let mut head = [0; ANSWER_BYTES];
+        let Ok(count) = socket.receive_bytes(&mut head) else { return };
+        if let Some(header) = Header::decode(&head[..count.min(ANSWER_BYTES)]) {
+            reads.answer(now_ns, &header, count);
         }
     }
 }

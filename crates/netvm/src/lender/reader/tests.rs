@@ -22,7 +22,7 @@ fn setting() -> Option<(Table, Pages, Mapping)> {
     memory.replace_with_pages(0, &pages, numbered).unwrap();
     let table = Table::new(KEY_BYTES as u32, 10).unwrap();
     let keys = [Version::V4, Version::V6].map(|version| {
-        let flow = Flow { from: (address(version), PORT), to: (lender(version), 0x1B9E) };
+        let flow = Flow { from: address(version), to: (lender(version), 0x1B9E) };
         UnitKey::new(&LEASE, &flow, 5, 3)
     });
     table.insert(keys.iter().map(|key| (&key.0[..], &pages))).unwrap();
@@ -159,7 +159,7 @@ fn all_other_packets_go_on_as_they_were() {
             passes(&whole, &packet(version, &wrong, 14), what);
         }
         for at in 0..asked.len() {
-            // Addresses of the link, identification, hop limit, checksums, and the sequence may be any.
+            // Addresses of the link, identification, hop limit, checksums, the port that asks, and the sequence may be any.
             let (ip, start) = (14, asked.len() - REQUEST_BYTES);
             let udp = start - 8;
             let any = match version {
@@ -169,6 +169,7 @@ fn all_other_packets_go_on_as_they_were() {
                 Version::V6 => [0..12, ip + 1..ip + 4, ip + 7..ip + 8, 0..0, 0..0, 0..0],
             };
             let any = any.iter().any(|range| range.contains(&at))
+                || (udp..udp + 2).contains(&at)
                 || (udp + 6..udp + 8).contains(&at)
                 || (start + 16..start + 24).contains(&at);
             for bit in 0..8 {

@@ -43,8 +43,8 @@ struct Known {
     lease: LeaseId,
     /// The borrower's host.
     host: [u8; 16],
-    /// Where its datagrams come from, and where they go.
-    flow: Option<Flow>,
+    /// Where its datagrams go.
+    to: Option<([u8; 16], u16)>,
 }
 
 /// A unit that the kernel could have read.
@@ -128,7 +128,7 @@ impl Lender {
         // Whatever it was known by before.
         open.forget(|of, _| of == lease);
         open.leases.retain(|_, known| known.lease != lease);
-        open.leases.insert(key, Known { lease, host: octets(peer.ip()), flow: None });
+        open.leases.insert(key, Known { lease, host: octets(peer.ip()), to: None });
         Ok((port, key))
     }
 
@@ -178,9 +178,9 @@ impl Lender {
         let known = open.leases.get_mut(&key)?;
         let local = open.sockets.get(socket)?;
         let to = (octets(origin.to?), local.address().ok()?.port());
-        let flow = Flow { from: (octets(origin.from.ip()), origin.from.port()), to };
-        // It is this lease's from its host, and there from the port that uses it first.
-        if flow.from.0 != known.host || *known.flow.get_or_insert(flow) != flow {
+        let flow = Flow { from: octets(origin.from.ip()), to };
+        // It is this lease's from its host, to the address that is asked first.
+        if flow.from != known.host || *known.to.get_or_insert(to) != to {
             return None;
         }
         let lease = known.lease;
@@ -297,7 +297,7 @@ mod tests {
 
         /// As if the lease had read from the unit by this key.
         fn tell(&mut self, lease: LeaseId, key: u8, unit: Unit) {
-            let flow = Flow { from: ([key; 16], 1), to: ([2; 16], 3) };
+            let flow = Flow { from: [key; 16], to: ([2; 16], 3) };
             let key = UnitKey::new(&[key; 16], &flow, unit.0, unit.1);
             let pages = self.memories.unit(unit).unwrap().unwrap();
             self.open().units.insert((lease, unit), (key, Instant::now()));
