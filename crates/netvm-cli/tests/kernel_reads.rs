@@ -6,6 +6,7 @@ use common::{Folder, Guard, Lender, can_run, finish, netvm, until};
 use serde_json::Value;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 const PYTHON: &str = "/usr/bin/python3";
 
@@ -51,7 +52,10 @@ struct Networks {
 impl Networks {
     /// `None` where there can be none, having said so.
     fn new(test: &str, packet_bytes_max: &str) -> Option<Self> {
-        let names = ["a", "b"].map(|side| format!("netvm-{}-{side}", std::process::id()));
+        // Tests of this process run at once.
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        let names = ["a", "b"].map(|side| format!("netvm-{}-{count}-{side}", std::process::id()));
         let [a, b] = &names;
         let ip =
             |args: &[&str]| Command::new("ip").args(args).output().is_ok_and(|done| done.status.success());
@@ -158,6 +162,56 @@ fn programs_read_by_the_kernel_of_another_network() {
         assert!(given_up <= faults / 10, "{summary}");
         until("all of it is free again", || networks.status(address)["used_bytes"] == 0);
         until("the kernel has none of it", || networks.status(address)["resident_bytes"] == 0);
+        drop(lender);
+    }
+}
+
+/// Three at once, and one that writes, each waiting for its own answers; every word is checked.
+#[test]
+fn threads_that_serve_their_own_faults_read_by_the_kernel_of_another_network() {
+    const TEST: &str = "threads_that_serve_their_own_faults_read_by_the_kernel_of_another_network";
+    if !by_kernel(TEST) {
+        return;
+    }
+    const CASES: [&str; 5] =
+        ["fill", "random-read-threads", "random-rmw", "random-read-threads", "random-read"];
+    for (packet_bytes_max, address) in [("1500", "10.77.0.1:7070"), ("9000", "[fd77::1]:7070")] {
+        let Some(networks) = Networks::new(TEST, packet_bytes_max) else { return };
+        let lender = networks.lend(address, &[]);
+        let mut worker = networks.netvm(1);
+        worker.args([
+            "bench",
+            "worker",
+            "--lender",
+            address,
+            "--link",
+            "datagrams",
+            "--fault-path",
+            "in-thread",
+        ]);
+        worker.args(["--local-bytes", "8388608", "--size-bytes", "33554432", "--case-ms", "700"]);
+        let mut worker =
+            worker.args(["--threads", "3"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut stdin = worker.stdin.take().unwrap();
+        stdin.write_all(CASES.map(|case| format!("{case}\n")).concat().as_bytes()).unwrap();
+        drop(stdin);
+        let out = worker.wait_with_output().unwrap();
+        let outcomes: Vec<Value> = String::from_utf8(out.stdout)
+            .unwrap()
+            .lines()
+            .map(|line| serde_json::from_str(line).unwrap())
+            .collect();
+        assert!(out.status.success() && outcomes.len() == CASES.len(), "{outcomes:?}");
+        for (case, outcome) in CASES.iter().zip(&outcomes) {
+            assert!(
+                outcome["error"] == "" && (*case == "fill" || outcome["per_s"].as_f64() > Some(100.0)),
+                "{case}: {outcome}"
+            );
+        }
+        let answered = networks.status(address)["kernel_reads"].as_u64().unwrap();
+        println!("{packet_bytes_max}: {answered} by the kernel, {outcomes:?}");
+        assert!(answered > 2000, "{packet_bytes_max}: {answered} {outcomes:?}");
+        until("all of it is free again", || networks.status(address)["used_bytes"] == 0);
         drop(lender);
     }
 }
