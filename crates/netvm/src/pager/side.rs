@@ -32,6 +32,8 @@ pub(super) struct Side {
     pub(super) distrusted: bool,
     /// A read of it is overdue.
     pub(super) late: bool,
+    /// Reads under way that threads wait for by themselves.
+    pub(super) alone: u32,
     /// What a read takes besides its bytes, smoothed, in nanoseconds; 0 before the first.
     usual_ns: u64,
     /// The same over a longer time: by it places are chosen.
@@ -78,7 +80,7 @@ impl Side {
 
     /// How long a read would take, about.
     fn cost(&self) -> u64 {
-        let pending = self.borrower.as_ref().map_or(0, Borrower::pending) as u64;
+        let pending = self.borrower.as_ref().map_or(0, Borrower::pending) as u64 + u64::from(self.alone);
         if self.late { u64::MAX } else { self.usual_ns.max(1) * (pending + 1) }
     }
 }
@@ -151,6 +153,7 @@ impl Sides {
                 lost,
                 distrusted: false,
                 late: false,
+                alone: 0,
                 usual_ns: 0,
                 read_ns: 0,
                 comeback: None,

@@ -91,7 +91,9 @@ impl Backing {
             let place = borrower.file_of(slab, offset, bytes.into())?;
             Source::File { lease: Arc::clone(place.lease), at: place.at }
         } else {
-            Source::Asked(borrower.ask_alone(number, slab, offset, bytes, patience_max)?)
+            let asked = borrower.ask_alone(number, slab, offset, bytes, patience_max)?;
+            self.sides[lender].alone += 1;
+            Source::Asked(asked)
         };
         self.slots.heat(slot, 1);
         self.detail.moved(lender, bytes.into(), 0);
@@ -100,6 +102,7 @@ impl Backing {
 
     /// What has become of what began so.
     pub(in crate::pager) fn ended_alone(&mut self, lender: u32, begun: Begun, ns: u64, report: Report) {
+        self.sides[lender].alone -= 1;
         self.stats.wrong_datagrams += u64::from(report.ended == Ended::Wrong);
         if report.ended != Ended::Whole {
             self.note_wait(Duration::from_nanos(ns));
