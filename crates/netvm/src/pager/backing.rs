@@ -66,6 +66,24 @@ struct Op {
     asked: Option<Instant>,
     /// Reads: it came by datagrams.
     unsure: bool,
+    /// Reads: not by datagrams.
+    by_session: bool,
+}
+
+impl Op {
+    const fn new(slot: Slot, local: SharedSlice) -> Self {
+        Self {
+            slot,
+            local,
+            left: 0,
+            write: false,
+            hedged: false,
+            lender: 0,
+            asked: None,
+            unsure: false,
+            by_session: false,
+        }
+    }
 }
 
 /// Where pages came from.
@@ -91,8 +109,6 @@ pub(super) struct Backing {
     ops: Vec<Op>,
     /// Reads that nothing else is done about.
     reads: usize,
-    /// Reads are posted on sessions: they have been tried by a shorter way, or are many, of which each costs less there than by a datagram.
-    pub(super) by_session: bool,
     /// What has ended while a connection had no room.
     inbox: Vec<(u32, Completion)>,
     scratch: Vec<Completion>,
@@ -190,7 +206,6 @@ impl Backing {
             parts: erasure.map(|erasure| Box::new(InParts::new(erasure))),
             ops: Vec::with_capacity(1024),
             reads: 0,
-            by_session: false,
             inbox: Vec::with_capacity(64),
             scratch: Vec::with_capacity(1024),
             ended: Vec::with_capacity(64),
@@ -319,20 +334,23 @@ impl Backing {
         self.ops[index] = op;
     }
 
-    /// Reads neighbouring slots from `slot` on into `local`.
-    pub(super) fn read(&mut self, token: u32, slot: Slot, local: SharedSlice) -> Result<()> {
+    /// Reads neighbouring slots from `slot` on into `local`, not by datagrams if `by_session`.
+    pub(super) fn read(
+        &mut self,
+        token: u32,
+        slot: Slot,
+        local: SharedSlice,
+        by_session: bool,
+    ) -> Result<()> {
         let asked = Some(Instant::now());
-        self.note(
-            token,
-            Op { slot, local, left: 1, write: false, hedged: false, lender: 0, asked, unsure: false },
-        );
+        self.note(token, Op { left: 1, asked, by_session, ..Op::new(slot, local) });
         self.reads += 1;
         if self.parts.is_some() { self.read_parts(token) } else { self.post_read(token) }
     }
 
     fn post_read(&mut self, token: u32) -> Result<()> {
         loop {
-            let Op { slot, local, .. } = self.ops[token as usize];
+            let Op { slot, local, by_session, .. } = self.ops[token as usize];
             let located = self.slots.locate(slot);
             let chosen = located.and_then(|(copies, page)| Some((self.sides.choose(copies)?, page)));
             let Some((SlabCopy { lender, slab, .. }, page)) = chosen else {
@@ -345,9 +363,7 @@ impl Backing {
             self.ops[token as usize].lender = lender;
             let offset = u64::from(page) * PAGE_BYTES as u64;
             let posted = match &mut self.sides[lender].borrower {
-                Some(borrower) if self.by_session => {
-                    borrower.post_sure_read(token.into(), slab, offset, &[local])
-                }
+                Some(borrower) if by_session => borrower.post_sure_read(token.into(), slab, offset, &[local]),
                 Some(borrower) => borrower.post_read(token.into(), slab, offset, local),
                 None => Err(PostError::Closed),
             };
@@ -364,8 +380,7 @@ impl Backing {
 
     /// Writes `local` to neighbouring slots from `slot` on, in all their copies or parts. Returns how many bytes that are.
     pub(super) fn write(&mut self, token: u32, slot: Slot, local: SharedSlice) -> Result<u64> {
-        let mut op =
-            Op { slot, local, left: 0, write: true, hedged: false, lender: 0, asked: None, unsure: false };
+        let mut op = Op { write: true, ..Op::new(slot, local) };
         let Some((copies, page)) = self.slots.write(slot, (local.len() / PAGE_BYTES) as u32) else {
             return Err(system("write to a slab", std::io::ErrorKind::InvalidInput.into()));
         };

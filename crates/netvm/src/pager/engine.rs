@@ -82,8 +82,10 @@ pub(super) struct Engine {
     /// Frames without memory.
     pub(super) empty: FrameSet,
     pub(super) mapped: PageQueue,
-    /// What is brought in now is a part of a window.
+    /// What is brought in now is a part of a window,
     pub(super) in_window: bool,
+    /// and of several pages that are asked for at once, not of a unit only.
+    pub(super) are_many: bool,
     pub(super) cached: FrameChain,
     pub(super) backing: Backing,
     pub(super) blocks: Blocks,
@@ -238,6 +240,7 @@ impl Engine {
             empty,
             mapped: PageQueue::new(),
             in_window: false,
+            are_many: false,
             cached: FrameChain::new(frames),
             backing,
             blocks: Blocks::new(config.block_at.clone()),

@@ -71,6 +71,8 @@ pub(super) struct Errands {
     leaving: ([u32; LEAVE_PAGES], usize),
     /// The page that whoever is served now may fetch,
     pub(super) page: Option<u32>,
+    /// whether its last errand has failed,
+    pub(super) has_failed: bool,
     /// and whether it may take pages away.
     pub(super) takes_leave: bool,
     /// What it is to do.
@@ -85,6 +87,7 @@ impl Errands {
             fetched: [Fetched::default(); LEAVE],
             leaving: ([0; LEAVE_PAGES], 0),
             page: None,
+            has_failed: false,
             takes_leave: false,
             fetch: None,
             leave: None,

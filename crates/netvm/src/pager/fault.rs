@@ -94,11 +94,10 @@ impl Engine {
                 self.bring_rest_in(fault, page, ahead)?;
                 let are_many = ahead.map > 1 || followed > 0;
                 self.in_window = are_many || self.unit > 1;
-                let was_by_session = self.backing.by_session;
-                self.backing.by_session |= are_many;
+                self.are_many = are_many;
                 let follows = self.bring_what_follows(followed);
                 let is_under_way = follows.and_then(|()| self.bring_window_in(page, ahead));
-                (self.in_window, self.backing.by_session) = (false, was_by_session);
+                (self.in_window, self.are_many) = (false, false);
                 if is_under_way? {
                     self.fetch_what_follows(followed)?;
                     self.read_ahead(page, ahead)
@@ -344,11 +343,10 @@ impl Engine {
             self.table.set(page + index, entry.with_wanted(wanted));
         }
         let promote = wanted && frames == 1 && self.backing.promotes(slot, age);
-        let transfer = Transfer { again, in_window, promote, ..Transfer::read(page, frame, frames) };
-        let was_by_session = self.backing.by_session;
-        self.backing.by_session |= !wanted;
+        let by_session = !wanted || self.are_many || self.errands.has_failed;
+        let transfer =
+            Transfer { again, in_window, promote, by_session, ..Transfer::read(page, frame, frames) };
         self.start(transfer, slot)?;
-        self.backing.by_session = was_by_session;
         if wanted {
             self.tier.note_waiting();
         }

@@ -462,10 +462,10 @@ impl Engine {
         self.take_errands_back(all)?;
         if !known {
             self.tier.note_fault(&mut self.stats);
-            self.backing.by_session = surely;
+            self.errands.has_failed = surely;
             self.errands.page = (!surely).then(|| self.page_of(fault.address));
             self.fault(fault)?;
-            (self.errands.page, self.backing.by_session) = (None, false);
+            (self.errands.page, self.errands.has_failed) = (None, false);
             if let Some(fetch) = self.errands.fetch.take() {
                 self.errands.takes_leave = true;
                 let went_on = self.go_on(false);

@@ -28,6 +28,8 @@ pub(super) struct Transfer {
     pub(super) in_window: bool,
     /// It had better be elsewhere when it leaves again: its slot is let go.
     pub(super) promote: bool,
+    /// It has been tried by a shorter way, or is one of many, of which each costs less on a session than by a datagram.
+    pub(super) by_session: bool,
 }
 
 impl Transfer {
@@ -48,6 +50,7 @@ impl Transfer {
             again: false,
             in_window: false,
             promote: false,
+            by_session: false,
         }
     }
 }
@@ -79,7 +82,7 @@ impl Engine {
         } else {
             self.stats.remote_reads += u64::from(transfer.pages);
             self.stats.bytes_in += local.len() as u64;
-            self.backing.read(token, slot, local)
+            self.backing.read(token, slot, local, transfer.by_session)
         }
     }
 

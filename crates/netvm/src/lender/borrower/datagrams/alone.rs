@@ -30,10 +30,9 @@ impl Asked {
     /// Waits for the bytes, which come to `room` from `at` on, with [`ANSWER_BYTES`] before that which may be used, too; how many nanoseconds it took since they were asked for.
     pub(crate) fn wait(&mut self, room: &mut [u8], at: usize) -> (Ended, u64) {
         let (look, patience) = (self.alone.look_ns, self.alone.patience_ns);
-        let mut others = 0;
+        // When the last look began: what was there then has come in time.
+        let (mut waited, mut others) = (0, 0);
         loop {
-            // What is there has come in time, whenever somebody looks.
-            let waited = self.now_ns();
             let has_time = waited < patience;
             match self.receive(room, at) {
                 Ok(Some(ended)) => return (ended, self.now_ns()),
@@ -47,6 +46,7 @@ impl Asked {
                 }
                 _ => return (Ended::Late, waited),
             }
+            waited = self.now_ns();
         }
     }
 
