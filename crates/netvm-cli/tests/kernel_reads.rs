@@ -260,6 +260,54 @@ fn a_lender_is_lost_while_its_kernel_answers() {
     }
 }
 
+/// The same, of threads that wait for their answers by themselves; every word is checked.
+#[test]
+fn a_lender_is_lost_while_threads_wait_for_its_kernel() {
+    const TEST: &str = "a_lender_is_lost_while_threads_wait_for_its_kernel";
+    if !by_kernel(TEST) {
+        return;
+    }
+    let address = "10.77.0.1:7070";
+    for (trouble, replicas) in [("cut", 2), ("KILL", 2), ("STOP", 2), ("KILL", 1), ("cut", 1)] {
+        let Some(networks) = Networks::new(TEST, "9000") else { return };
+        // The other copy is over there, too.
+        let (far, other) = (networks.lend(address, &[]), networks.lend("[fd77::1]:7071", &[]));
+        let mut worker = networks.netvm(1);
+        worker.args(["bench", "worker", "--lender", address, "--link", "datagrams"]);
+        if replicas == 2 {
+            worker.args(["--replicas", "2", "--lender", "[fd77::1]:7071"]);
+        }
+        worker.args(["--fault-path", "in-thread", "--threads", "3", "--case-ms", "5000"]);
+        worker.args(["--local-bytes", "8388608", "--size-bytes", "33554432"]);
+        worker.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut worker = worker.spawn().unwrap();
+        worker.stdin.take().unwrap().write_all(b"fill\nrandom-read-threads\n").unwrap();
+        until("the kernel answers", || networks.status(address)["kernel_reads"].as_u64() > Some(5000));
+        match trouble {
+            "cut" => {
+                // Only what goes there: the other copy stays.
+                let drop = ["-n", &networks.names[1], "route", "add", "blackhole", "10.77.0.1/32"];
+                assert!(Command::new("ip").args(drop).status().unwrap().success());
+            }
+            signal => {
+                let kill = ["-s", signal, &far.0.id().to_string()];
+                assert!(Command::new("kill").args(kill).status().unwrap().success());
+            }
+        }
+        let done = worker.wait_with_output().unwrap();
+        let (out, err) = (String::from_utf8_lossy(&done.stdout), String::from_utf8_lossy(&done.stderr));
+        println!("{trouble} {replicas}: {out}{err}");
+        assert!(!out.contains("wrong data") && !err.contains("panicked"), "{trouble}: {out}{err}");
+        if replicas == 2 {
+            let last: Value = serde_json::from_str(out.lines().last().unwrap()).unwrap();
+            assert!(done.status.success() && last["error"] == "", "{trouble}: {out}{err}");
+        } else {
+            assert!(!done.status.success() && err.contains(address), "{trouble}: {out}{err}");
+        }
+        drop(other);
+    }
+}
+
 /// A lender that may have few descriptors lets others in, whatever its kernel has.
 #[test]
 fn units_leave_descriptors_for_others() {

@@ -317,6 +317,54 @@ fn answers_may_be_lost_late_and_doubled() {
     }
 }
 
+/// Threads that wait for their own answers, one in five of which is lost or another's, while calls wait for all of them: nobody waits for long.
+#[test]
+fn threads_and_calls_go_on_while_answers_are_lost() {
+    let Some(_alone) = alone() else { return };
+    if !by_kernel() {
+        return;
+    }
+    let lender = lend(128);
+    let mut random = Random::new(12);
+    // All that come go to whoever has asked last: to another thread, now and then.
+    let address = meddling(&lender.address, move |_| random.next() % 5 > 0);
+    let pager = start(&[&address], |config| {
+        (config.fault_path, config.local_bytes_max) = (FaultPath::InThread, 12 * MIB);
+    });
+    let bytes = 12 << 20;
+    let left = std::sync::atomic::AtomicU32::new(3);
+    let (mut calls, mut longest) = (0, Duration::ZERO);
+    std::thread::scope(|scope| {
+        for thread in 0..3 {
+            let (pager, left) = (&pager, &left);
+            scope.spawn(move || {
+                let memory = common::mapped::mapped(pager, thread * bytes, bytes);
+                for round in 0..8 {
+                    let mut pages = Pages::written(memory, (thread as u64) << 8 | round);
+                    pages.churn(1500);
+                    pages.check_all();
+                    // Longer than the first pause.
+                    std::thread::sleep(Duration::from_millis(300));
+                }
+                left.fetch_sub(1, Ordering::Relaxed);
+            });
+        }
+        while left.load(Ordering::Relaxed) > 0 {
+            let since = Instant::now();
+            pager.stats();
+            pager.set_local_bytes([10, 12][calls % 2] * MIB).unwrap();
+            (calls, longest) = (calls + 1, longest.max(since.elapsed()));
+            std::thread::sleep(Duration::from_millis(3));
+        }
+    });
+    let stats = pager.stats();
+    println!("{calls} calls, {longest:?} at most, {} given up of {}", stats.datagrams_given_up, stats.faults);
+    assert!(stats.datagrams_given_up > 3 && stats.kernel_reads > 0, "{stats:?}");
+    assert!(stats.wrong_pages == 0 && stats.lenders_lost == 0, "{stats:?}");
+    // 5 ms for an answer, and what this machine makes of it.
+    assert!(longest < Duration::from_secs(2), "{longest:?}");
+}
+
 #[test]
 fn what_is_read_of_a_slab_is_there_before_it_is_given_back() {
     if !by_kernel() {
