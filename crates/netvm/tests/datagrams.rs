@@ -327,7 +327,7 @@ fn threads_and_calls_go_on_while_answers_are_lost() {
     let lender = lend(128);
     let mut random = Random::new(12);
     // All that come go to whoever has asked last: to another thread, now and then.
-    let address = meddling(&lender.address, move |_| random.next() % 5 > 0);
+    let address = meddling(&lender.address, move |_| !random.next().is_multiple_of(5));
     let pager = start(&[&address], |config| {
         (config.fault_path, config.local_bytes_max) = (FaultPath::InThread, 12 * MIB);
     });
