@@ -389,7 +389,8 @@ impl Table {
         row.peer = series.peer;
         let link = match series.placement {
             placement if is_nearby(placement) => "shm",
-            Some(KERNEL | KERNEL_UNPINNED) if series.peer.is_none() => "udp",
+            // Streams go over the session there, too.
+            Some(KERNEL | KERNEL_UNPINNED) if series.peer.is_none() && !sequential => "udp",
             _ => "tcp",
         };
         row.link = matches!(series.peer, None | Some("floor-tcp")).then_some(link.into());
