@@ -367,6 +367,12 @@ enum netvm_far_advice {
 /* How the `bytes` bytes at `address`, which are far memory of this pager, are going to be used. NETVM_ERR_BOUNDS elsewhere. */
 NETVM_API int netvm_far_advise(netvm_pager *pager, const void *address, size_t bytes, int advice);
 
+/* The `bytes` bytes at each of `count` addresses are going to be used soon, in this order, wherever each of them is: their pages come many at a
+ * time, to where they are used without a fault. Does not wait for them. For what is looked up here and there and known a little before: the next
+ * hundred or so probes of a hash join, the neighbours of a vertex. All that is named and not used yet should have room in half of the local memory.
+ * What is no far memory of this pager is passed over. */
+NETVM_API int netvm_far_will_need_each(netvm_pager *pager, const void *const *addresses, size_t count, size_t bytes);
+
 /* Brings far memory in and keeps it in this machine, until netvm_far_unpin with the same numbers has been called as often, or the memory
  * is freed. NETVM_ERR_FULL when all pins together need more than three quarters of the budget; nothing is pinned then. What is given to a
  * pipe or a socket without a copy (vmsplice, MSG_ZEROCOPY) must be pinned until it has been read there. NETVM_ERR_ARGUMENT from the end of a

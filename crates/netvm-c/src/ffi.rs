@@ -211,6 +211,8 @@ unsafe impl Plain for crate::channel::Buffer {}
 unsafe impl Plain for crate::pager::PagerOptions {}
 // SAFETY: a transparent wrapper of a pointer.
 unsafe impl Plain for Text {}
+// SAFETY: a transparent wrapper of a pointer.
+unsafe impl Plain for Address {}
 // SAFETY: bytes.
 unsafe impl<const BYTES: usize> Plain for [u8; BYTES] {}
 
@@ -455,6 +457,7 @@ impl<T: Copy> OutArray<T> {
 }
 
 /// An address to compare, not to follow.
+#[derive(Clone, Copy)]
 #[repr(transparent)]
 pub struct Address(*const c_void);
 

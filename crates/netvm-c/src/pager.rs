@@ -232,6 +232,21 @@ pub extern "C" fn netvm_far_advise(
     })
 }
 
+/// Values here and there that are going to be used.
+#[unsafe(no_mangle)]
+pub extern "C" fn netvm_far_will_need_each(
+    pager: Ref<PagerHandle>,
+    addresses: In<Address>,
+    count: usize,
+    bytes: usize,
+) -> c_int {
+    call(|| {
+        let (pager, addresses) = (&pager.get()?.0, addresses.array(count)?);
+        pager.will_need_each(addresses.iter().map(|address| (address.pointer() as usize, bytes)));
+        Ok(())
+    })
+}
+
 /// Keeps far memory in local memory.
 #[unsafe(no_mangle)]
 pub extern "C" fn netvm_far_pin(pager: Ref<PagerHandle>, address: Address, bytes: usize) -> c_int {

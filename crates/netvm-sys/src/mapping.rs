@@ -231,6 +231,15 @@ impl Mapping {
         // SAFETY: our own mapping, whose contents this does not change.
         unsafe { raw::madvise(self.memory.as_ptr() as usize, self.bytes, libc::MADV_RANDOM) }
     }
+
+    /// Tells the kernel that this page is going to be used: it begins to bring it in, if it is swapped out. False beyond the mapping.
+    pub fn will_need(&self, page: usize, page_bytes: usize) -> bool {
+        let Some(part) = page.checked_mul(page_bytes).and_then(|at| self.memory.sub(at, page_bytes)) else {
+            return false;
+        };
+        // SAFETY: a part of our own mapping, whose contents this does not change.
+        unsafe { raw::madvise(part.as_ptr() as usize, page_bytes, libc::MADV_WILLNEED) }.is_ok()
+    }
 }
 
 impl Drop for Mapping {

@@ -60,6 +60,8 @@ stats! {
     foreseen,
     /// Of these, pages that were wanted: estimated from samples, which are left to fault.
     foreseen_hits,
+    /// Pages that were away, and that the program named a little before it used them (`will_need_each`, process_madvise of MADV_WILLNEED).
+    named,
     /// Pages evicted without a write because they had not changed.
     clean_drops,
     /// Evicted pages that nobody had written to and that left many at a time.

@@ -120,6 +120,15 @@ static void advise(netvm_pager *pager, uint32_t *words) {
     EXPECT(NETVM_ERR_ARGUMENT, netvm_far_advise(NULL, bytes, 1, NETVM_FAR_NORMAL));
     EXPECT(NETVM_ERR_BOUNDS, netvm_far_advise(pager, &own, sizeof own, NETVM_FAR_DISCARD));
     EXPECT(NETVM_ERR_BOUNDS, netvm_far_advise(pager, NULL, SIZE_MAX, NETVM_FAR_NORMAL));
+    const void *named[300];
+    for (int index = 0; index < 300; index++) named[index] = bytes + (size_t)index * 7919 * 64 % BYTES;
+    OK(netvm_far_will_need_each(pager, named, 300, 100));
+    OK(netvm_far_will_need_each(pager, NULL, 0, 100));
+    named[0] = NULL, named[1] = &own, named[2] = (void *)UINTPTR_MAX; /* elsewhere */
+    OK(netvm_far_will_need_each(pager, named, 4, SIZE_MAX));
+    OK(netvm_far_will_need_each(pager, named, 4, 0));
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_far_will_need_each(pager, NULL, 1, 100));
+    EXPECT(NETVM_ERR_ARGUMENT, netvm_far_will_need_each(NULL, named, 1, 100));
     OK(netvm_far_advise(pager, bytes + half + 1, PAGE, NETVM_FAR_DISCARD)); /* less than a page of its own */
     EXPECT(NETVM_ERR_FULL, netvm_far_pin(pager, bytes, BYTES));
     EXPECT(NETVM_ERR_BOUNDS, netvm_far_pin(pager, bytes, SIZE_MAX));

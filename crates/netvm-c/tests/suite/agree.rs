@@ -148,6 +148,7 @@ fn c_type(rust: &str) -> String {
             "usize" => "size_t",
             "c_int" => "int",
             "*mut c_void" => "void *",
+            "Address" => "void *const ",
             other => panic!("the type {other} is not known to this test"),
         }
         .to_owned()

@@ -169,6 +169,14 @@ impl FarMemory {
         self.on_pages(values, true, |address, bytes| self.pager.will_need(address, bytes));
     }
 
+    /// These are going to be used soon, in this order, wherever each of them is: their pages come many at a time, to where they are used without a fault. Does not
+    /// wait for them. For what is looked up here and there and known a little before: the next hundred or so probes of a hash join, the neighbours of a
+    /// vertex. All that is named and not used yet should have room in half of the local memory.
+    pub fn will_need_each<'a, T: ?Sized + 'a>(&self, values: impl IntoIterator<Item = &'a T>) {
+        let places = values.into_iter().map(|value| (std::ptr::from_ref(value).addr(), size_of_val(value)));
+        self.pager.will_need_each(places);
+    }
+
     /// These are not needed for now: their pages leave local memory before others, and keep their contents.
     pub fn wont_need<T>(&self, values: &[T]) {
         self.on_pages(values, false, |address, bytes| self.pager.page_out(address, bytes));

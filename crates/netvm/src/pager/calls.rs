@@ -5,6 +5,7 @@ use super::engine::Engine;
 use super::error::{PagerError, system};
 use super::hints::Access;
 use super::lenders::LenderState;
+use super::named::Named;
 use crate::error::{Error, Result};
 use crate::lender::ForkTicket;
 use crate::stats::PagerStats;
@@ -14,6 +15,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// What the pager's thread can be asked to do. Ranges are bytes at addresses.
 #[derive(Clone, Copy, Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "a call is made without allocating, and waits for the pager anyway"
+)]
 pub(super) enum Call {
     Map {
         address: usize,
@@ -42,6 +47,7 @@ pub(super) enum Call {
         address: usize,
         bytes: usize,
     },
+    WillNeedEach(Named),
     MakeLocal {
         address: usize,
         bytes: usize,
@@ -298,6 +304,7 @@ impl Engine {
             }
             Call::MakeLocal { address, bytes, protection } => self.make_local(address, bytes, protection),
             Call::WillNeed { address, bytes } => self.will_need(self.pages(address, bytes)?),
+            Call::WillNeedEach(named) => self.will_need_each(&named),
             Call::PageOut { address, bytes } => self.page_out(self.pages(address, bytes)?),
             Call::Advise { address, bytes, access } => {
                 self.advice.change(self.pages(address, bytes)?, |_| access as u32);

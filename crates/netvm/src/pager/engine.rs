@@ -406,6 +406,10 @@ impl Engine {
                         *desk.doorbell.tickets() = self.backing.fork_tickets()?;
                         return Ok(());
                     }
+                    // It is named in place of faults.
+                    if self.follows && matches!(call, Call::WillNeedEach(_)) {
+                        self.placement.note(fault, &desk.hold, || self.budget.is_alone());
+                    }
                     let result = self.carry_out(call, desk)?;
                     desk.doorbell.set_result(result);
                 }

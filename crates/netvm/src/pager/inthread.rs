@@ -499,7 +499,7 @@ impl Engine {
 
     /// What a fault does for those before and after it: takes up what has come (at least if it is to `look`), and evicts. Whether something had come,
     /// and whether something was evicted.
-    fn go_on(&mut self, look: bool) -> Result<(bool, bool)> {
+    pub(super) fn go_on(&mut self, look: bool) -> Result<(bool, bool)> {
         self.backing.push()?;
         let moved = (look || self.writing_frames > 0 || self.backing.has_ended()) && self.progress()?;
         if !self.deferred.is_empty() && self.in_flight() == 0 {

@@ -185,7 +185,7 @@ impl Engine {
     }
 
     /// The pages that come with one.
-    fn unit_of(&self, page: u32) -> std::ops::Range<u32> {
+    pub(super) fn unit_of(&self, page: u32) -> std::ops::Range<u32> {
         let first = page - page % self.unit;
         first..first.saturating_add(self.unit)
     }

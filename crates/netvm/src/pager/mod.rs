@@ -25,6 +25,7 @@ mod learn;
 mod lenders;
 mod local;
 mod look;
+mod named;
 mod path;
 mod placement;
 mod promised;

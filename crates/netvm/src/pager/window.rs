@@ -98,7 +98,10 @@ impl Engine {
     fn fetch_some(&mut self, pages: Range<u32>, mut room: u32) -> Result<()> {
         let end = pages.end.min(self.page_count());
         let mut page = pages.start;
-        while page < end && room > 0 {
+        while room > 0
+            && let Some(touched) = self.table.next_touched(page..end)
+        {
+            page = touched;
             if self.table.get(page).state() != PageState::Remote {
                 page += 1;
                 continue;
