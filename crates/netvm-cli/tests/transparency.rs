@@ -119,6 +119,46 @@ fn advice_of_the_program_is_followed() {
     assert!(in_order < normal + 500, "{normal} {in_order}");
 }
 
+/// examples/c/named_probe.c: a program names rows here and there before it uses them, all at once or one by one, and hardly ever faults.
+#[test]
+fn pages_that_the_program_names_come_without_faults() {
+    const TEST: &str = "pages_that_the_program_names_come_without_faults";
+    if !can_run(TEST, &["/usr/bin/gcc"]) {
+        return;
+    }
+    let folder = Folder::new("named");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/c/named_probe.c");
+    let text = std::fs::read_to_string(path).unwrap();
+    let call = "syscall(SYS_process_madvise, self, pages, (long)BATCH, MADV_WILLNEED, 0);";
+    assert!(text.contains(call));
+    let singly =
+        "(void)self; for (int i = 0; i < BATCH; i++) madvise(pages[i].iov_base, PAGE, MADV_WILLNEED);";
+    for (name, text) in [("together", text.clone()), ("singly", text.replace(call, singly))] {
+        let (source, program) = (folder.path(&format!("{name}.c")), folder.path(name));
+        std::fs::write(&source, text).unwrap();
+        let mut compiler = Command::new("cc");
+        compiler.args(["-O2", "-Wall", "-Wextra", "-Werror", "-o"]).arg(&program).arg(&source);
+        finish(&mut compiler).must_succeed();
+        let plain = finish(Command::new(&program).args(["32", "100000"])).must_succeed();
+        for link in ["socket", "shm"] {
+            let run = |more: &[&str]| {
+                let mut far = run_on_tier("8M", "lender", &program);
+                let done = finish(far.args(["32", "100000"]).args(more).env("NETVM_LINK", link));
+                let done = done.must_succeed();
+                assert_eq!(done.out(), plain.out());
+                let summary = done.summary();
+                ["faults", "named"].map(|name| summary[name].as_u64().unwrap())
+            };
+            let ([faults, unnamed], [few, named]) = (run(&["no"]), run(&[]));
+            assert!(unnamed == 0 && faults > 50_000, "{name} {link}: {faults} faults, {unnamed} named");
+            assert!(
+                named > 50_000 && few < faults / 4,
+                "{name} {link}: {few} of {faults} faults, {named} named"
+            );
+        }
+    }
+}
+
 #[test]
 fn signals_and_stacks() {
     c_program("signals", &TIERS, &["auto"]);

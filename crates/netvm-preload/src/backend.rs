@@ -30,6 +30,8 @@ pub(crate) trait Far: Send + Sync {
     fn make_local(&self, address: usize, bytes: usize, protection: i32) -> Result<(), i32>;
     /// A hint that the range will be used.
     fn will_need(&self, address: usize, bytes: usize);
+    /// A hint that these ranges, addresses and bytes, will be used in this order.
+    fn will_need_each(&self, places: &mut dyn Iterator<Item = (usize, usize)>);
     /// How the range is going to be used; a hint.
     fn advise(&self, address: usize, bytes: usize, access: Access);
     /// A hint that the range is not needed for now.
@@ -111,6 +113,8 @@ impl Far for LocalArea {
     }
 
     fn will_need(&self, _: usize, _: usize) {}
+
+    fn will_need_each(&self, _: &mut dyn Iterator<Item = (usize, usize)>) {}
     fn advise(&self, _: usize, _: usize, _: Access) {}
     fn page_out(&self, _: usize, _: usize) {}
     fn hold(&self) -> Option<&Hold> {
@@ -204,6 +208,10 @@ impl Far for PagerFar {
 
     fn will_need(&self, address: usize, bytes: usize) {
         self.pager.will_need(address, bytes);
+    }
+
+    fn will_need_each(&self, places: &mut dyn Iterator<Item = (usize, usize)>) {
+        self.pager.will_need_each(places);
     }
 
     fn advise(&self, address: usize, bytes: usize, access: Access) {

@@ -296,19 +296,38 @@ pub unsafe extern "C" fn process_madvise(
         // SAFETY: the program's own call.
         return sys::as_in_c(unsafe { sys::raw(libc::SYS_process_madvise, arguments) });
     }
-    let mut done = 0;
-    for part in (0..count).map(part) {
-        if let Err(errno) = advise(part.iov_base as usize, part.iov_len, advice) {
-            if done > 0 {
-                break;
-            }
-            sys::set_errno(errno);
-            return -1;
+    let (mut done, mut next) = (0, 0);
+    while next < count {
+        // They may be in far memory themselves.
+        let some: [_; PARTS_MAX] = std::array::from_fn(|index| {
+            let next = next + index;
+            if next < count { part(next) } else { libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 } }
+        });
+        let some = &some[..PARTS_MAX.min(count - next)];
+        next += some.len();
+        let places = some.iter().map(|part| (part.iov_base as usize, part.iov_len));
+        if advice == libc::MADV_WILLNEED
+            && SPACE.with(|space| space.will_need_each(run::far(), places.clone()))
+        {
+            done += places.map(|(_, bytes)| bytes).sum::<usize>();
+            continue;
         }
-        done += part.iov_len;
+        for (address, bytes) in places {
+            if let Err(errno) = advise(address, bytes, advice) {
+                if done > 0 {
+                    return done as isize;
+                }
+                sys::set_errno(errno);
+                return -1;
+            }
+            done += bytes;
+        }
     }
     done as isize
 }
+
+/// Parts of a call of process_madvise(2) that are looked at together.
+const PARTS_MAX: usize = 64;
 
 /// Whether a descriptor of a process, or what stands for one, means this process.
 fn is_this_process(process: i32) -> bool {

@@ -241,13 +241,36 @@ impl Space {
         if complete { Ok(()) } else { Err(libc::ENOMEM) }
     }
 
+    /// These places, addresses and bytes, are going to be used, in this order. False, and nothing is done, when they are not all of them short and of far
+    /// memory: the pages of such come many at a time, and are not only fetched but mapped.
+    pub(crate) fn will_need_each(
+        &self,
+        far: &dyn Far,
+        mut places: impl Iterator<Item = (usize, usize)> + Clone,
+    ) -> bool {
+        let is_far = |(address, bytes): (usize, usize)| {
+            let piece = self.owned.at(address);
+            (1..=NAMED_BYTES_MAX).contains(&bytes)
+                && address.is_multiple_of(PAGE_BYTES)
+                && piece.is_some_and(|piece| piece.kind != Kind::Foreign && piece.end - address >= bytes)
+        };
+        if !places.clone().all(is_far) {
+            return false;
+        }
+        far.will_need_each(&mut places);
+        true
+    }
+
     fn advise_far(&mut self, far: &dyn Far, piece: Piece<Kind>, advice: i32) -> Result<(), i32> {
         let fork = match advice {
             libc::MADV_DONTNEED | MADV_DONTNEED_LOCKED | libc::MADV_FREE => {
                 return far.discard(piece.start, piece.bytes());
             }
             libc::MADV_WILLNEED | libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => {
-                far.will_need(piece.start, piece.bytes());
+                match piece.bytes() <= NAMED_BYTES_MAX {
+                    true => far.will_need_each(&mut std::iter::once((piece.start, piece.bytes()))),
+                    false => far.will_need(piece.start, piece.bytes()),
+                }
                 return Ok(());
             }
             libc::MADV_NORMAL => return self.hint(far, piece, Access::Normal),
@@ -440,6 +463,8 @@ impl Space {
 /// With so many pieces nothing more is remembered of how they are used.
 const HINTED_MAX: usize = 1 << 15;
 /// Linux 5.18.
+/// Longer ranges are read ahead, not mapped.
+const NAMED_BYTES_MAX: usize = 64 << 10;
 const MADV_DONTNEED_LOCKED: i32 = 24;
 /// Linux 6.1.
 const MADV_COLLAPSE: i32 = 25;

@@ -633,6 +633,7 @@ fn to_line(report: &Report) -> String {
     ) + &reads(&report.detail)
         + &by_kernels(stats)
         + &foreseen(stats)
+        + &named(stats)
         + &moved(report)
 }
 
@@ -667,6 +668,14 @@ fn foreseen(stats: &PagerStats) -> String {
     match stats.foreseen {
         0 => String::new(),
         all => format!("; {all} pages foreseen, {} % of them wanted", stats.foreseen_hits * 100 / all),
+    }
+}
+
+/// What came as the program had named it.
+fn named(stats: &PagerStats) -> String {
+    match stats.named {
+        0 => String::new(),
+        count => format!("; {count} pages named by the program"),
     }
 }
 
