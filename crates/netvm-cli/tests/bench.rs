@@ -141,7 +141,7 @@ fn bench_fault_measures_walks_with_and_without_packed_pages() {
         let row = rows.iter().find(|row| row["case"] == case && row["peer"].as_str() == peer);
         row.unwrap_or_else(|| panic!("no row for {peer:?} {case}"))
     };
-    for case in ["uniform", "zipf", "sequential", "stride", "chase"] {
+    for case in ["uniform", "uniform-named", "zipf", "sequential", "stride", "chase"] {
         for (half, peer) in [("", None), ("-half", None), ("", Some("netvm-lender"))] {
             let row = find(&format!("{case}-25{half}"), peer);
             assert!(number(row, "median") > 0.0 && number(row, "n") > 0.0, "{row}");

@@ -92,7 +92,7 @@ pub struct FaultArgs {
     /// Who serves faults: auto, thread, same-cpu, spin or in-thread
     #[arg(long, value_name = "PATH", default_value = "auto")]
     fault_path: FaultPath,
-    /// Only this one: random-read, random-rmw, seq-read or seq-write; with --walks uniform, zipf, sequential, stride or chase
+    /// Only this one: random-read, random-rmw, seq-read or seq-write; with --walks uniform, uniform-named, zipf, sequential, stride or chase
     #[arg(long, value_name = "CASE")]
     case: Option<String>,
     /// Write a bar plot of the medians to this file

@@ -43,7 +43,8 @@ impl Floors {
     fn of(&self, case: Case, percent: u32) -> Option<f64> {
         let floors = match case {
             Case::Zipf => return None,
-            Case::Sequential => &self.sequential,
+            // What comes many at a time waits for no round trip, and without a fault.
+            Case::Sequential | Case::UniformNamed => &self.sequential,
             _ => &self.random,
         };
         let (floor, _) = median_and_spread(floors)?;

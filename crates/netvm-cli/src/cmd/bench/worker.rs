@@ -108,7 +108,9 @@ pub enum Case {
     SeqWrite,
     /// One word of a random page, timed over all accesses.
     Uniform,
-    /// The same, where the page of rank k is read in proportion to 1/k.
+    /// The same, and 64 pages each are named before they are read, while those before them are.
+    UniformNamed,
+    /// As [`Case::Uniform`], where the page of rank k is read in proportion to 1/k.
     Zipf,
     /// One word of every page in order, round and round.
     Sequential,
@@ -124,7 +126,8 @@ impl Case {
     pub const ALL: [Case; 4] = [Case::RandomRead, Case::RandomRmw, Case::SeqRead, Case::SeqWrite];
 
     /// Those that read single words and are timed over all accesses, whether they fault or not.
-    pub const WALKS: [Case; 5] = [Case::Uniform, Case::Zipf, Case::Sequential, Case::Stride, Case::Chase];
+    pub const WALKS: [Case; 6] =
+        [Case::Uniform, Case::UniformNamed, Case::Zipf, Case::Sequential, Case::Stride, Case::Chase];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -134,6 +137,7 @@ impl Case {
             Case::SeqRead => "seq-read",
             Case::SeqWrite => "seq-write",
             Case::Uniform => "uniform",
+            Case::UniformNamed => "uniform-named",
             Case::Zipf => "zipf",
             Case::Sequential => "sequential",
             Case::Stride => "stride",
@@ -214,7 +218,7 @@ struct Walker {
 
 enum Owner {
     Far(std::sync::Arc<Pager>),
-    Plain(#[allow(dead_code, reason = "only kept alive")] Mapping),
+    Plain(Mapping),
 }
 
 /// Runs a worker until its input ends.
@@ -383,9 +387,12 @@ impl Worker {
             Case::RandomRead | Case::RandomRmw => self.random(case)?,
             Case::RandomReadThreads => self.random_by_threads()?,
             Case::SeqRead | Case::SeqWrite => self.sequential(case)?,
-            Case::Uniform | Case::Zipf | Case::Sequential | Case::Stride | Case::Chase => {
-                self.walk(case, threads)?
-            }
+            Case::Uniform
+            | Case::UniformNamed
+            | Case::Zipf
+            | Case::Sequential
+            | Case::Stride
+            | Case::Chase => self.walk(case, threads)?,
             Case::Phases => {
                 self.phases += 1;
                 self.walk(case, 1)?
@@ -543,7 +550,7 @@ impl Worker {
                     // Not in the order in which they were filled.
                     return (random / 10) as usize % part + part * (self.phases * 3 % 4);
                 }
-                if matches!(case, Case::Uniform | Case::Phases) {
+                if matches!(case, Case::Uniform | Case::UniformNamed | Case::Phases) {
                     return random as usize % self.pages;
                 }
                 let part = random as f64 / (1u64 << 53) as f64;
@@ -554,12 +561,44 @@ impl Worker {
         }
     }
 
+    /// Says that these pages are going to be read: to the pager, or to the kernel, which reads ahead what is swapped out.
+    fn name(&self, pages: &[usize]) {
+        match &self.owner {
+            Owner::Far(pager) => {
+                let start = pager.area().start;
+                pager.will_need_each(pages.iter().map(|page| (start + page * PAGE_BYTES, 1)));
+            }
+            Owner::Plain(mapping) => {
+                // A hint.
+                for &page in pages {
+                    mapping.will_need(page, PAGE_BYTES);
+                }
+            }
+        }
+    }
+
     /// What one thread walks: where it ends, and how many accesses that took.
     fn walk_alone(&self, case: Case, mut walker: Walker) -> Result<(Walker, u64), String> {
-        const BETWEEN_CLOCKS: u64 = 64;
+        const BETWEEN_CLOCKS: usize = 64;
         let mut accesses = 0u64;
+        let names = case == Case::UniformNamed;
+        let mut ahead = walker;
+        let mut name = || {
+            let pages: [usize; BETWEEN_CLOCKS] = std::array::from_fn(|_| {
+                let page = ahead.page;
+                ahead.page = self.next_page(case, &mut ahead, 0);
+                page
+            });
+            self.name(&pages);
+        };
         let start = Instant::now();
+        if names {
+            name();
+        }
         while start.elapsed() < self.case {
+            if names {
+                name();
+            }
             for _ in 0..BETWEEN_CLOCKS {
                 let (page, mut bytes) = (walker.page, [0; 8]);
                 self.memory.read_into(page * PAGE_BYTES + 8, &mut bytes).ok_or("page outside the memory")?;
@@ -569,7 +608,7 @@ impl Worker {
                 }
                 walker.page = self.next_page(case, &mut walker, value);
             }
-            accesses += BETWEEN_CLOCKS;
+            accesses += BETWEEN_CLOCKS as u64;
         }
         Ok((walker, accesses))
     }
