@@ -252,6 +252,12 @@ fn advise(address: usize, bytes: usize, advice: i32) -> Result<(), i32> {
         if !is_long.contains(&advice) {
             return some(address, bytes);
         }
+        let needed = &is_long[1..];
+        if needed.contains(&advice)
+            && SPACE.with(|space| space.will_need_each(run::far(), std::iter::once((address, bytes))))
+        {
+            return Ok(());
+        }
         // Others map and allocate in between.
         let mut complete = Ok(());
         for piece in ShortCalls::over(address..address + bytes) {

@@ -267,10 +267,7 @@ impl Space {
                 return far.discard(piece.start, piece.bytes());
             }
             libc::MADV_WILLNEED | libc::MADV_POPULATE_READ | libc::MADV_POPULATE_WRITE => {
-                match piece.bytes() <= NAMED_BYTES_MAX {
-                    true => far.will_need_each(&mut std::iter::once((piece.start, piece.bytes()))),
-                    false => far.will_need(piece.start, piece.bytes()),
-                }
+                far.will_need(piece.start, piece.bytes());
                 return Ok(());
             }
             libc::MADV_NORMAL => return self.hint(far, piece, Access::Normal),
@@ -462,9 +459,9 @@ impl Space {
 
 /// With so many pieces nothing more is remembered of how they are used.
 const HINTED_MAX: usize = 1 << 15;
-/// Linux 5.18.
 /// Longer ranges are read ahead, not mapped.
 const NAMED_BYTES_MAX: usize = 64 << 10;
+/// Linux 5.18.
 const MADV_DONTNEED_LOCKED: i32 = 24;
 /// Linux 6.1.
 const MADV_COLLAPSE: i32 = 25;

@@ -60,7 +60,7 @@ stats! {
     foreseen,
     /// Of these, pages that were wanted: estimated from samples, which are left to fault.
     foreseen_hits,
-    /// Pages that were away, and that the program named a little before it used them (`will_need_each`, process_madvise of MADV_WILLNEED).
+    /// Pages that were away when the program named them (`will_need_each`; MADV_WILLNEED of little), with others of their unit.
     named,
     /// Pages evicted without a write because they had not changed.
     clean_drops,

@@ -86,6 +86,8 @@ pub(super) struct Engine {
     pub(super) in_window: bool,
     /// and of several pages that are asked for at once, not of a unit only.
     pub(super) are_many: bool,
+    /// Pages are brought in that the program has named: nobody waits for them, and they are used as single ones.
+    pub(super) names: bool,
     pub(super) cached: FrameChain,
     pub(super) backing: Backing,
     pub(super) blocks: Blocks,
@@ -241,6 +243,7 @@ impl Engine {
             mapped: PageQueue::new(),
             in_window: false,
             are_many: false,
+            names: false,
             cached: FrameChain::new(frames),
             backing,
             blocks: Blocks::new(config.block_at.clone()),

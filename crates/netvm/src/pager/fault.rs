@@ -120,7 +120,7 @@ impl Engine {
                 PageState::Cached => page += self.map_cached(page, end - page)?,
                 PageState::Fetching => {
                     // Of an errand it is known how long it took.
-                    if entry.frame() != NO_FRAME {
+                    if entry.frame() != NO_FRAME && !self.names {
                         self.tier.note_waiting();
                         self.stats.prefetch_hits += u64::from(!entry.wanted());
                     }
@@ -231,9 +231,14 @@ impl Engine {
         Ok(run)
     }
 
+    /// Whether so many neighbours that come together are a window of a stream.
+    pub(super) fn is_window(&self, pages: u32) -> bool {
+        (self.in_window || pages > 1) && !self.names
+    }
+
     /// Installs frames and wakes who waits.
     pub(super) fn install(&mut self, page: u32, frame: u32, pages: u32) -> Result<()> {
-        let arrival = Arrival::in_window(self.in_window || pages > 1);
+        let arrival = Arrival::in_window(self.is_window(pages));
         self.install_known(page, frame, pages, false, arrival)
     }
 
@@ -332,7 +337,7 @@ impl Engine {
         let Some((frame, frames)) = taken else { return Ok(0) };
         let (mut again, mut age, class) = (false, 0, self.backing.slots.class_of(slot));
         // Nobody waits for what is read ahead.
-        let in_window = !wanted || self.in_window || frames > 1;
+        let in_window = self.is_window(frames) || !wanted;
         let arrival = Arrival::in_window(in_window);
         for index in 0..frames {
             let is_soon;
@@ -347,7 +352,7 @@ impl Engine {
         let transfer =
             Transfer { again, in_window, promote, by_session, ..Transfer::read(page, frame, frames) };
         self.start(transfer, slot)?;
-        if wanted {
+        if wanted && !self.names {
             self.tier.note_waiting();
         }
         Ok(frames)
@@ -415,7 +420,7 @@ impl Engine {
                 self.backing.release_slot(entry.slot())?;
                 self.table.set(page, entry.with_slot(0));
             }
-            let arrival = Arrival::in_window(transfer.in_window || run > 1);
+            let arrival = Arrival::in_window(transfer.in_window);
             self.install_known(page, frame, run, index == 0 && transfer.again, arrival)?;
             if index == 0 && transfer.again {
                 self.table.set(page, self.table.get(page).with_frame(SPARED));

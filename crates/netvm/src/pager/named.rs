@@ -13,6 +13,8 @@ use netvm_sys::uffd::PAGE_BYTES;
 pub(super) const NAMED_MAX: usize = 64;
 /// What is longer is read ahead, as by [`Pager::will_need`].
 const SHORT_PAGES: u32 = 256;
+/// One part in so many of the local memory comes as one run at most.
+const RUN_PART: usize = 8;
 /// Steps of eviction that a thread does for what it has named, where no thread of the pager's does.
 const STEPS_MAX: usize = 16;
 
@@ -102,9 +104,9 @@ impl Engine {
         // What has come of those before them is out of the way.
         self.progress()?;
         // Each costs less on a session than by a datagram.
-        self.are_many = true;
+        (self.are_many, self.names) = (true, true);
         let begun = self.bring_named_in(named.as_slice());
-        self.are_many = false;
+        (self.are_many, self.names) = (false, false);
         begun?;
         // Where a thread of the pager's is called, that evicts while answers are on their way.
         if self.paged.told() == Told::Faulter {
@@ -118,16 +120,25 @@ impl Engine {
     }
 
     fn bring_named_in(&mut self, mut named: &[u32]) -> Result<()> {
-        let is_away = |state| {
-            matches!(state, PageState::Remote | PageState::Cached | PageState::Packed | PageState::Filled)
-        };
         while let Some(&first) = named.first() {
-            // Neighbours in order are read by one transfer.
-            let run = named.iter().zip(first..).take_while(|(page, next)| **page == *next).count();
+            // Neighbours in order are read by one transfer, but never at the expense of all others.
+            let most = (self.local_frames / RUN_PART).max(1);
+            let run = named.iter().zip(first..).take(most).take_while(|(page, next)| **page == *next).count();
             named = &named[run..];
             let (start, end) = (self.unit_of(first).start, self.unit_of(first + run as u32 - 1).end);
-            let pages = start..end.min(self.page_count());
-            let away = pages.filter(|&page| is_away(self.table.get(page).state())).count();
+            let mut away = 0;
+            for page in start..end.min(self.page_count()) {
+                let entry = self.table.get(page);
+                match entry.state() {
+                    PageState::Remote | PageState::Cached | PageState::Packed | PageState::Filled => {
+                        away += 1
+                    }
+                    // What is here is not to leave for those named with it.
+                    PageState::Mapped => self.table.set(page, entry.with_frame(entry.frame().max(1))),
+                    PageState::Writing => self.table.set(page, entry.with_wanted(true)),
+                    PageState::Untouched | PageState::Fetching => {}
+                }
+            }
             if away == 0 {
                 continue;
             }
@@ -142,17 +153,22 @@ impl Engine {
 
     /// Whether there is room for so many pages, or has been made.
     fn has_room_for_named(&mut self, pages: u32) -> Result<bool> {
+        let needed = pages as usize + ROOM_FRAMES.max(self.unit as usize);
         let ready = |engine: &Self| engine.free.len() + engine.cached.len();
-        while !self.has_room_beside(pages) {
+        while ready(self) < needed {
             let before = ready(self);
             if self.budget.may_grow() {
                 self.grow()?;
-            } else if !self.evict_ahead()? && !self.backing.is_stranded() {
+            }
+            // Nothing leaves for what would not come even then, nor while those before wait to be sent.
+            let unpinned = self.local_frames.saturating_sub(self.pins.count() as usize);
+            let may_leave = unpinned >= 2 * needed && self.writing_frames < EVICT_PAGES;
+            if ready(self) <= before && may_leave && !self.evict_ahead()? && !self.backing.is_stranded() {
                 self.evict(EVICT_PAGES)?;
             }
             if ready(self) <= before {
                 // Those that have left together have left no frames behind.
-                self.use_spare_pages(pages as usize + ROOM_FRAMES)?;
+                self.use_spare_pages(needed.saturating_sub(self.cached.len()))?;
             }
             if ready(self) <= before {
                 return Ok(false);

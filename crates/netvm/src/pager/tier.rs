@@ -391,7 +391,7 @@ impl Engine {
         }
         let Some((frame, frames)) = self.take_frames(run)? else { return Ok(0) };
         let since = self.tier.is_timed().then(Instant::now);
-        let arrival = Arrival::in_window(self.in_window || frames > 1);
+        let arrival = Arrival::in_window(self.is_window(frames));
         let mut done = 0;
         while done < frames {
             let (page, frame) = (first + done, frame + done);
