@@ -191,7 +191,7 @@ fn bench_fault_takes_no_options_that_walks_do_not_heed() {
     for (arguments, why) in [
         (&["--walks", "--local", "64M"][..], "--local"),
         (&["--walks", "--shards", "2"], "--shards"),
-        (&["--walks", "--case", "seq-read"], "uniform, zipf, sequential, stride, chase"),
+        (&["--walks", "--case", "seq-read"], "uniform, uniform-named, zipf, sequential, stride, chase"),
         (&["--walks", "--replicas", "2", "--erasure", "2+1"], "--erasure"),
         (&["--local-percent", "50"], "--walks"),
         (&["--walks", "--local-percent", "75,99"], "1..=95"),
