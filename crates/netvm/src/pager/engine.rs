@@ -86,7 +86,7 @@ pub(super) struct Engine {
     pub(super) in_window: bool,
     /// and of several pages that are asked for at once, not of a unit only.
     pub(super) are_many: bool,
-    /// Pages are brought in that the program has named: nobody waits for them, and they are used as single ones.
+    /// Pages are brought in that the program has named: many, for which nobody waits, and which are used as single ones.
     pub(super) names: bool,
     pub(super) cached: FrameChain,
     pub(super) backing: Backing,

@@ -348,7 +348,7 @@ impl Engine {
             self.table.set(page + index, entry.with_wanted(wanted));
         }
         let promote = wanted && frames == 1 && self.backing.promotes(slot, age);
-        let by_session = !wanted || self.are_many || self.errands.has_failed;
+        let by_session = !wanted || self.are_many || self.names || self.errands.has_failed;
         let transfer =
             Transfer { again, in_window, promote, by_session, ..Transfer::read(page, frame, frames) };
         self.start(transfer, slot)?;

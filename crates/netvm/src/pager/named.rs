@@ -10,7 +10,7 @@ use netvm_sys::paged::Told;
 use netvm_sys::uffd::PAGE_BYTES;
 
 /// Pages of one call: they have one bell rung, and go to lenders together.
-pub(super) const NAMED_MAX: usize = 64;
+const NAMED_MAX: usize = 64;
 /// What is longer is read ahead, as by [`Pager::will_need`].
 const SHORT_PAGES: u32 = 256;
 /// One part in so many of the local memory comes as one run at most.
@@ -103,10 +103,9 @@ impl Engine {
     pub(super) fn will_need_each(&mut self, named: &Named) -> Result<()> {
         // What has come of those before them is out of the way.
         self.progress()?;
-        // Each costs less on a session than by a datagram.
-        (self.are_many, self.names) = (true, true);
+        self.names = true;
         let begun = self.bring_named_in(named.as_slice());
-        (self.are_many, self.names) = (false, false);
+        self.names = false;
         begun?;
         // Where a thread of the pager's is called, that evicts while answers are on their way.
         if self.paged.told() == Told::Faulter {
