@@ -155,8 +155,12 @@ impl Walks<'_> {
             }
         }
         drop(pairs);
-        let link = placement.link_name();
         for (case, threads, peer, outcomes) in found {
+            let link = match case {
+                // What comes many at a time goes over the session, whoever answers single reads.
+                Case::UniformNamed if !placement.is_nearby() => "tcp",
+                _ => placement.link_name(),
+            };
             let mut row = row(percent, compressible, case, threads, &outcomes);
             (row.peer, row.placement, row.link) = (peer, Some(placement.name), Some(link.into()));
             row.floor = floors.of(case, percent);
