@@ -119,6 +119,12 @@ fn advice_of_the_program_is_followed() {
     assert!(in_order < normal + 500, "{normal} {in_order}");
 }
 
+/// Named by threads, while it is dropped, moved, unmapped and protected, and children are forked.
+#[test]
+fn pages_that_are_named_may_go_any_way() {
+    c_program("named", &TIERS, &["auto", "socket"]);
+}
+
 /// examples/c/named_probe.c: a program names rows here and there before it uses them, all at once or one by one, and hardly ever faults.
 #[test]
 fn pages_that_the_program_names_come_without_faults() {

@@ -3,10 +3,12 @@
 mod common;
 
 use common::words::{check, words};
-use common::{Lent, Random, Serving, alone, lend};
+use common::{Lent, Random, Serving, alone, delayed, lend};
 use netvm::far::{FarBuilder, FarMemory, FarVec, FaultPath};
 use netvm::lender::LinkChoice;
 use netvm::pager::TierPolicy;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
@@ -158,5 +160,36 @@ fn who_has_named_pages_outlives_a_lender() {
         }
         check(&vec, 6);
         assert_eq!(far.stats().lenders_lost, 1, "{:?}", far.stats());
+    }
+}
+
+/// Who names pages does not wait for a lender that answers late, also where all that could leave for them has been written to; and they are there later.
+#[test]
+fn who_names_pages_does_not_wait_for_lenders() {
+    let Some(_alone) = alone() else { return };
+    for path in PATHS {
+        let lent = lend(128 << 20);
+        let delay_ms = Arc::new(AtomicU64::new(0));
+        let address = delayed(lent.address(), Arc::clone(&delay_ms));
+        let far = FarMemory::builder().local(8 * MIB).area(1 << 36).tier(TierPolicy::Lender);
+        let far = far.lender(address).link(LinkChoice::Socket).fault_path(path).start().unwrap();
+        let mut vec = words(&far, 4 << 20, 7);
+        // All of the local memory.
+        for place in (0..1 << 20).step_by(WORDS_OF_PAGE) {
+            vec[place] ^= 1;
+        }
+        delay_ms.store(1500, Ordering::Relaxed);
+        let began = Instant::now();
+        for first in (2 << 20..4 << 20).step_by(64 * WORDS_OF_PAGE) {
+            far.will_need_each((0..64).map(|page| &vec[first + page * WORDS_OF_PAGE]));
+            far.will_need_each([&vec[first]]);
+        }
+        let took = began.elapsed();
+        delay_ms.store(0, Ordering::Relaxed);
+        assert!(took < Duration::from_secs(1), "{path:?}: {took:?}");
+        for place in (0..1 << 20).step_by(WORDS_OF_PAGE) {
+            vec[place] ^= 1;
+        }
+        check(&vec, 7);
     }
 }
