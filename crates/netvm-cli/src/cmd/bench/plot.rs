@@ -40,15 +40,18 @@ pub fn write(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
     draw(path, "swap", &charts.map(|(title, cases)| (title.to_owned(), bars(rows, cases))))
 }
 
+/// What part is local, and of what data, behind the name of a walk, which may have a hyphen.
+fn part_of(case: &str) -> Option<&str> {
+    let start = case.find(|c: char| c.is_ascii_digit())?;
+    Some(case[start..].trim_end_matches("-threads"))
+}
+
 /// The same of `netvm bench fault --walks`: a chart for each placement, part that is local and kind of data. Swap has no placement.
 ///
 /// # Errors
 /// When the file cannot be written.
 pub fn of_walks(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
-    let walks = |row: &Row| {
-        let (_, part) = row.case.split_once('-')?;
-        Some((row.placement?, part.trim_end_matches("-threads").to_owned()))
-    };
+    let walks = |row: &Row| Some((row.placement?, part_of(&row.case)?.to_owned()));
     let mut charts: Vec<(&str, String)> = Vec::new();
     for chart in rows.iter().filter_map(walks) {
         if !charts.contains(&chart) {
@@ -56,11 +59,8 @@ pub fn of_walks(rows: &[Row], path: &Path) -> Result<(), Box<dyn Error>> {
         }
     }
     let chart = |(placement, part): (&'static str, String)| {
-        let of = |row: &&Row| {
-            let case = row.case.trim_end_matches("-threads");
-            case.split_once('-').is_some_and(|(_, of)| of == part)
-                && row.placement.is_none_or(|of| of == placement)
-        };
+        let of =
+            |row: &&Row| part_of(&row.case) == Some(&part) && row.placement.is_none_or(|of| of == placement);
         let rows: Vec<Row> = rows.iter().filter(of).cloned().collect();
         let mut cases: Vec<&str> = Vec::new();
         for row in &rows {
@@ -279,7 +279,9 @@ mod tests {
     fn walks_have_a_chart_for_each_part_and_placement() {
         let mut rows = Vec::new();
         for placement in ["same-cpu", "nearby"] {
-            for case in ["uniform-50", "uniform-50-threads", "chase-50-half", "uniform-10"] {
+            for case in
+                ["uniform-50", "uniform-named-50", "uniform-50-threads", "chase-50-half", "uniform-10"]
+            {
                 rows.push(row(case, Some(placement), None));
                 rows.push(row(case, Some(placement), Some("netvm-lender")));
             }
@@ -289,6 +291,7 @@ mod tests {
         let count = |text: &str| drawn.matches(text).count();
         assert_eq!(count("An access, 50 % local, random data"), 2, "{drawn}");
         assert_eq!(count("10 % local, random data, nearby") + count("half-compressible data, same-cpu"), 2);
+        assert_eq!(count("uniform-named-50  netvm-lender"), 2);
         assert_eq!((count("uniform-50  zram"), count("uniform-50-threads  netvm-lender")), (2, 2));
     }
 }
