@@ -25,6 +25,8 @@ struct Block {
     bytes: usize,
     /// Addresses set aside for growth, at least `bytes`; what is beyond `bytes` reads zero.
     reserved: usize,
+    /// Pages of it are local until it is freed.
+    local: bool,
 }
 
 pub(crate) struct Heap {
@@ -90,7 +92,7 @@ impl Heap {
             if let Some(index) = self.kept.iter().rposition(fits) {
                 let (address, kept) = self.kept.remove(index);
                 self.kept_bytes -= kept;
-                self.blocks.insert(address, Block { bytes: kept, reserved: kept });
+                self.blocks.insert(address, Block { bytes: kept, reserved: kept, local: false });
                 return Some(Fresh { address, zero: false });
             }
         }
@@ -99,7 +101,7 @@ impl Heap {
             Some(address) => (address, reserved),
             None => (self.take(far, bytes, alignment)?, bytes),
         };
-        self.blocks.insert(address, Block { bytes, reserved });
+        self.blocks.insert(address, Block { bytes, reserved, local: false });
         Some(Fresh { address, zero: true })
     }
 
@@ -110,7 +112,11 @@ impl Heap {
 
     /// Frees the block at `address`; false if there is none.
     pub(crate) fn free(&mut self, far: &dyn Far, address: usize) -> bool {
-        let Some(Block { bytes, reserved }) = self.blocks.remove(&address) else { return false };
+        let Some(Block { bytes, reserved, local }) = self.blocks.remove(&address) else { return false };
+        if local && SPACE.with(|space| space.make_block_far(far, address, bytes)).is_err() {
+            // Better lost than wrong, as in `put`.
+            return true;
+        }
         if reserved == bytes && bytes <= KEPT_BYTES_EACH {
             self.kept.push((address, bytes));
             self.kept_bytes += bytes;
@@ -127,18 +133,28 @@ impl Heap {
         true
     }
 
-    /// Changes the size of a block, moving its contents (without touching them) if need be. Returns its address.
+    /// Makes pages that lie in one block local until it is freed.
+    pub(crate) fn make_local(&mut self, far: &dyn Far, address: usize, bytes: usize) -> Result<(), i32> {
+        let (start, block) = self.blocks.range_mut(..=address).next_back().ok_or(libc::EINVAL)?;
+        if address + bytes > start + block.bytes {
+            return Err(libc::EINVAL);
+        }
+        block.local = true;
+        SPACE.with(|space| space.make_block_local(far, address, bytes))
+    }
+
+    /// Changes the size of a block, moving its contents (without touching them) if need be. Returns its address; none where they have to be copied.
     pub(crate) fn resize(&mut self, far: &dyn Far, address: usize, bytes: usize) -> Option<usize> {
         let block = *self.blocks.get(&address)?;
         let wanted = round_up(bytes, PAGE_BYTES)?;
         if wanted <= block.bytes {
             // A little less is not worth a call.
-            if block.bytes - wanted > block.bytes / 8 {
+            if block.bytes - wanted > block.bytes / 8 && !block.local {
                 if far.discard(address + wanted, block.bytes - wanted).is_err() {
                     return Some(address);
                 }
                 self.free.put(address + wanted, block.reserved - wanted);
-                self.blocks.insert(address, Block { bytes: wanted, reserved: wanted });
+                self.blocks.insert(address, Block { bytes: wanted, reserved: wanted, ..block });
             }
             return Some(address);
         }
@@ -147,8 +163,11 @@ impl Heap {
             return Some(address);
         }
         if self.free.take_at(address + block.reserved, wanted - block.reserved) {
-            self.blocks.insert(address, Block { bytes: wanted, reserved: wanted });
+            self.blocks.insert(address, Block { bytes: wanted, reserved: wanted, ..block });
             return Some(address);
+        }
+        if block.local {
+            return None;
         }
         // Whoever grows will grow again: set addresses aside, they cost nothing.
         let Fresh { address: new, .. } = self.allocate(far, wanted, wanted.checked_mul(2)?, PAGE_BYTES)?;

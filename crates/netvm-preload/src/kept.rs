@@ -3,6 +3,7 @@
 //! The pager sees pages that are pinned (O_DIRECT, io_uring, process_vm_readv): the kernel refuses to move them. It does not see those
 //! that a pipe or a socket merely refers to.
 
+use crate::heap::HEAP;
 use crate::run;
 use crate::space::SPACE;
 use crate::sys::{self, PAGE_BYTES};
@@ -58,7 +59,9 @@ fn make_local(start: usize, bytes: usize) -> Result<(), i32> {
     let far = run::far();
     let area = far.area();
     let (start, end) = (start.max(area.start), (start + bytes).min(area.end));
-    SPACE.with(|space| space.make_local(far, start, end - start))
+    // A block of malloc's, or what the program has mapped.
+    HEAP.with(|heap| heap.make_local(far, start, end - start))
+        .or_else(|_| SPACE.with(|space| space.make_local(far, start, end - start)))
 }
 
 /// vmsplice(2) into a pipe: what is far is copied. The pipe would refer to pages that leave.

@@ -303,10 +303,10 @@ fn realloc_far(block: usize, bytes: usize) -> *mut c_void {
         Some(_) if bytes <= usable && bytes > usable / 2 => return block as *mut c_void,
         None if bytes > small::BYTES_MAX => {
             let _internal = Internal::enter();
-            return match HEAP.with(|heap| heap.resize(far, block, bytes)) {
-                Some(address) => address as *mut c_void,
-                None => out_of_memory(),
-            };
+            if let Some(address) = HEAP.with(|heap| heap.resize(far, block, bytes)) {
+                return address as *mut c_void;
+            }
+            // The kernel may have pinned a page of it: copied, then.
         }
         _ => {}
     }

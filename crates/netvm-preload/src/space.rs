@@ -328,6 +328,35 @@ impl Space {
         Ok(())
     }
 
+    /// The same for pages of one block of the heap.
+    pub(crate) fn make_block_local(
+        &mut self,
+        far: &dyn Far,
+        address: usize,
+        bytes: usize,
+    ) -> Result<(), i32> {
+        for piece in self.owned.pieces(address, address + bytes) {
+            if piece.kind == Kind::Heap {
+                far.make_local(piece.start, piece.bytes(), libc::PROT_READ | libc::PROT_WRITE)?;
+                self.owned.set(piece.start, piece.end, Kind::Foreign);
+            }
+        }
+        Ok(())
+    }
+
+    /// What is local of a block of the heap is far again, and reads zero.
+    pub(crate) fn make_block_far(&mut self, far: &dyn Far, address: usize, bytes: usize) -> Result<(), i32> {
+        for piece in self.owned.pieces(address, address + bytes) {
+            if piece.kind == Kind::Foreign {
+                // SAFETY: the program gives this memory up; the reservation takes its place in one step.
+                unsafe { sys::reserve(piece.start, piece.bytes()) }?;
+                far.map(piece.start, piece.bytes(), libc::PROT_READ | libc::PROT_WRITE)?;
+                self.owned.set(piece.start, piece.end, Kind::Heap);
+            }
+        }
+        Ok(())
+    }
+
     /// In a forked child, once the pager serves it.
     pub(crate) fn after_fork(&mut self, far: &dyn Far) -> Result<(), i32> {
         let pieces: Vec<_> = self
@@ -411,12 +440,18 @@ impl Space {
             self.unmap(far, address, new_bytes)?;
             return Err(errno);
         }
-        if protection != writable {
-            far.protect(address, new_bytes, protection)?;
+        // The kernel may refuse what follows to a program with too many mappings. Nothing may be lost of what has moved.
+        if protection != writable
+            && let Err(errno) = far.protect(address, new_bytes, protection)
+            && far.relocate(address, old, kept).is_ok()
+        {
+            self.unmap(far, address, new_bytes)?;
+            return Err(errno);
         }
         self.renew_hint(far, address, new_bytes, mapping);
         if flags & libc::MREMAP_DONTUNMAP == 0 {
-            self.unmap(far, old, old_bytes)?;
+            // If it stays, it is empty.
+            let _ = self.unmap(far, old, old_bytes);
         } else {
             self.renew_hint(far, old, old_bytes, mapping);
         }

@@ -509,8 +509,10 @@ impl PagedArea {
                     Some(libc::EINVAL | libc::ENOENT) if step == 0 && left > PAGE_BYTES => {
                         together = PAGE_BYTES * (left / PAGE_BYTES / 2);
                     }
-                    // Protections differ (the program made it read-only): a copy does not mind.
-                    Some(libc::EINVAL) if self.design == FrameDesign::Move && step == 0 => {
+                    // Protections differ (the program made it read-only), or the kernel has pinned the frame for somebody who reads it
+                    // (process_vm_readv(2)): a copy does not mind.
+                    Some(libc::EBUSY) if self.design == FrameDesign::Move && step > 0 => {}
+                    Some(libc::EINVAL | libc::EBUSY) if self.design == FrameDesign::Move && step == 0 => {
                         // SAFETY: as above.
                         let (step, result) =
                             unsafe { self.uffd.copy(address + done, from + done, PAGE_BYTES, true) };

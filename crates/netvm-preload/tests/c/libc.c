@@ -49,6 +49,19 @@ static void threads_on_blocks(char *p) {
         for (uintptr_t i = 0; i < THREADS; i++) {
             void *result;
             CHECK(pthread_join(threads[i], &result) == 0 && result == (void *)i);
+            stacks[i][STACK / 2] = 7;
+            /* Half of them grow before they are freed. */
+            if (i % 2) CHECK((stacks[i] = realloc(stacks[i], 3 * STACK)) != NULL && stacks[i][STACK / 2] == 7);
+            free(stacks[i]);
+        }
+        for (uintptr_t i = 0; i < THREADS; i++) {
+            stacks[i] = calloc(1, STACK);
+            for (size_t at = 0; at < STACK; at++) CHECK(stacks[i][at] == 0);
+            fill(stacks[i], STACK, round + i);
+        }
+        fill(p, BYTES, round);
+        for (uintptr_t i = 0; i < THREADS; i++) {
+            CHECK(holds(stacks[i], STACK, round + i));
             free(stacks[i]);
         }
     }
