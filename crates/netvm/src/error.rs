@@ -223,6 +223,19 @@ impl Error {
         Self::System { what, errno: error.into() }
     }
 
+    /// Whether a page could not leave only because no lender has room for it.
+    pub(crate) fn is_no_room(&self) -> bool {
+        matches!(
+            self,
+            Self::LenderFull { .. }
+                | Self::Pager(
+                    crate::pager::PagerError::SlotsExhausted
+                        | crate::pager::PagerError::TooFewLenders { .. }
+                        | crate::pager::PagerError::CopiesLost { pages: 0, .. }
+                )
+        )
+    }
+
     /// How far the damage goes.
     pub fn scope(&self) -> Scope {
         match self {

@@ -228,6 +228,41 @@ fn local_memory_shrinks_though_lenders_are_full() {
     (0..pages).for_each(|page| assert_eq!(word(memory, page * 512), page as u64 + 1));
 }
 
+/// What has a place there and what has none by turns, in one call. What cannot leave is as it was, also when it leaves later.
+#[test]
+fn what_lenders_have_no_room_for_stays() {
+    let Some(_alone) = alone() else { return };
+    const MIB: usize = 1 << 20;
+    let lent = lend_in_slabs(6 << 20, 1 << 20);
+    let pager = start(&lent, 16 << 20, |_| {});
+    let memory = mapped(&pager, 0, 12 * MIB);
+    let (pages, address) = (12 * MIB / PAGE, pager.area().start);
+    let set = |first: usize, add: u64| {
+        (first..pages).step_by(2).for_each(|page| set_word(memory, page * 512, page as u64 + add));
+    };
+    let check = |first: usize, add: u64| {
+        (first..pages)
+            .step_by(2)
+            .for_each(|page| assert_eq!(word(memory, page * 512), page as u64 + add, "page {page}"));
+    };
+    set(0, 1);
+    pager.page_out(address, 12 * MIB);
+    check(0, 1);
+    assert_eq!(status(lent.address()).unwrap().used_bytes, 6 * MIB as u64, "it is full");
+    for round in 2..8 {
+        set(0, round);
+        set(1, round);
+        pager.page_out(address, 12 * MIB);
+        check(0, round);
+        check(1, round);
+    }
+    // The others have made room. Those that had places leave, as they are.
+    (1..pages).step_by(2).for_each(|page| pager.discard(address + page * PAGE, PAGE).unwrap());
+    pager.set_local_bytes(4 << 20).unwrap();
+    check(0, 7);
+    (1..pages).step_by(2).for_each(|page| assert_eq!(word(memory, page * 512), 0));
+}
+
 fn until(what: &str, so: impl Fn() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(20);
     while !so() {

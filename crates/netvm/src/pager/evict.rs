@@ -435,6 +435,8 @@ impl Engine {
     fn install_again(&mut self, taken: &[Taken]) -> Result<()> {
         for &Taken { page, frame } in taken {
             self.writing_frames -= 1;
+            // What has a slot was not written there, though the table has the hash of what should have been.
+            self.let_go_of_slot(page)?;
             self.install(page, frame, 1)?;
         }
         Ok(())

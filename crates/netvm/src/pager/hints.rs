@@ -291,12 +291,22 @@ impl Engine {
             victims[count] = page;
             count += 1;
             if count == EVICT_PAGES {
-                self.take_out(&victims)?;
+                if !self.take_out_if_room(&victims)? {
+                    return Ok(());
+                }
                 self.progress()?;
                 count = 0;
             }
         }
-        self.take_out(&victims[..count]).map(drop)
+        self.take_out_if_room(&victims[..count]).map(drop)
+    }
+
+    /// False where lenders have no room for them: they stay.
+    fn take_out_if_room(&mut self, victims: &[u32]) -> Result<bool> {
+        match self.take_out(victims) {
+            Err(error) if error.is_no_room() => Ok(false),
+            taken => taken.map(|_| true),
+        }
     }
 
     pub(super) fn set_budget(&mut self, bytes: u64) -> Result<()> {

@@ -163,7 +163,10 @@ impl Engine {
             let unpinned = self.local_frames.saturating_sub(self.pins.count() as usize);
             let may_leave = unpinned >= 2 * needed && self.writing_frames < EVICT_PAGES;
             if ready(self) <= before && may_leave && !self.evict_ahead()? && !self.backing.is_stranded() {
-                self.evict(EVICT_PAGES)?;
+                match self.evict(EVICT_PAGES) {
+                    Err(error) if error.is_no_room() => return Ok(false),
+                    evicted => drop(evicted?),
+                }
             }
             if ready(self) <= before {
                 // Those that have left together have left no frames behind.

@@ -1,9 +1,9 @@
 //! Slots for packed pages that are written after a fork, once for parent and children: docs/design/pager.md, "fork".
 
 use super::Backing;
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::lender::Borrower;
-use crate::pager::error::{PagerError, system};
+use crate::pager::error::system;
 use netvm_core::residency::Slot;
 use netvm_core::tier::{PieceId, Promise, Promises};
 use netvm_sys::filemap::FileWords;
@@ -240,7 +240,7 @@ impl Backing {
         let taken = self.promised.taken.take().unwrap_or_default();
         match reserved {
             Ok(true) => return Ok(Some(taken)),
-            Err(error) if !is_no_room(&error) => return Err(error),
+            Err(error) if !error.is_no_room() => return Err(error),
             _ => self.give_up(taken),
         }
         Ok(None)
@@ -347,19 +347,6 @@ impl Backing {
     }
 }
 
-/// Whether this is only for want of room.
-fn is_no_room(error: &Error) -> bool {
-    matches!(
-        error,
-        Error::LenderFull { .. }
-            | Error::Pager(
-                PagerError::SlotsExhausted
-                    | PagerError::TooFewLenders { .. }
-                    | PagerError::CopiesLost { pages: 0, .. }
-            )
-    )
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -418,7 +405,7 @@ mod tests {
                     Err(error) => break error,
                 }
             };
-            assert!(matches!(refused, Error::LenderFull { .. }), "{refused}");
+            assert!(matches!(refused, crate::Error::LenderFull { .. }), "{refused}");
             assert_eq!((taken, backing.promised.is_empty()), (4 * SLAB, true));
         });
     }
