@@ -28,6 +28,8 @@ pub const GIVE_BACK_BYTES_MIN: u64 = 64 << 10;
 pub const VOLUME_BYTES_MAX: u64 = 1 << 46;
 /// Most lenders of one volume.
 pub const LENDERS_MAX: usize = 64;
+/// Pieces that may wait before there must be more memory for them.
+const HELD: usize = 256;
 
 /// Number of a transfer, until it has ended.
 pub type TransferId = u32;
@@ -207,6 +209,14 @@ struct Piece {
     at: u64,
 }
 
+impl Piece {
+    /// The bytes of the blocks that it touches: writes change the rest of their first and last blocks, too.
+    fn blocks(&self) -> Range<u64> {
+        let end = (self.offset + self.bytes).div_ceil(BLOCK_BYTES) * BLOCK_BYTES;
+        self.offset / BLOCK_BYTES * BLOCK_BYTES..end
+    }
+}
+
 /// The state of a volume. Nothing in it waits.
 #[derive(Debug)]
 pub struct Volume {
@@ -257,7 +267,7 @@ impl Volume {
             repair: Repair::default(),
             moved: 0,
             giving_back: Vec::new(),
-            held: VecDeque::new(),
+            held: VecDeque::with_capacity(HELD),
         }
     }
 
@@ -417,10 +427,11 @@ impl Volume {
         let inside = bytes > 0 && offset.checked_add(bytes).is_some_and(|end| end <= self.size_bytes);
         let (extent, within) = (offset / self.extent_bytes, offset % self.extent_bytes);
         let piece = Piece { op: 0, kind: Kind::Read, extent: extent as u32, offset, bytes, at: 0 };
-        let is_whole = inside && bytes <= self.extent_bytes - within && !self.must_wait(&piece) && {
-            let end = (offset + bytes).div_ceil(BLOCK_BYTES);
-            self.presence.run(offset / BLOCK_BYTES, end) == (end, true)
-        };
+        let is_whole =
+            inside && bytes <= self.extent_bytes - within && !self.must_wait(&piece, self.held.len()) && {
+                let end = (offset + bytes).div_ceil(BLOCK_BYTES);
+                self.presence.run(offset / BLOCK_BYTES, end) == (end, true)
+            };
         let extent = is_whole.then(|| &self.extents[extent as usize]);
         let copies = extent.into_iter().flat_map(Extent::full);
         // What is queued there was begun before.
@@ -469,6 +480,7 @@ impl Volume {
         self.lenders[transfer.lender as usize].pending -= 1;
         match transfer.what {
             What::Read { .. } if result.is_err() => self.read_elsewhere(moving),
+            What::Flush if op.is_none() => self.chunk_moved(transfer, result),
             What::Read { .. } | What::Write { .. } | What::Flush => {
                 let Some(op) = op else { return };
                 if result.is_err() && !matches!(transfer.what, What::Flush) {
@@ -522,29 +534,36 @@ impl Volume {
         if let Some(op) = self.ops.get_mut(piece.op) {
             op.left += 1;
         }
-        if self.must_wait(&piece) {
+        if self.must_wait(&piece, self.held.len()) {
             return self.held.push_back(piece);
         }
         self.start(piece);
         self.lessen(piece.op);
     }
 
-    fn must_wait(&self, piece: &Piece) -> bool {
-        let touches = |range: &Range<u64>| {
-            // Writes change the rest of their first and last blocks, too.
-            let (first, last) =
-                (piece.offset / BLOCK_BYTES, (piece.offset + piece.bytes).div_ceil(BLOCK_BYTES));
-            first * BLOCK_BYTES < range.end && range.start < last * BLOCK_BYTES
+    /// Whether it waits for the repair, for a range that is given back, or for one of the last `held` pieces that wait, which it must not overtake:
+    /// a discard that was submitted before a write would undo it.
+    fn must_wait(&self, piece: &Piece, held: usize) -> bool {
+        let blocks = piece.blocks();
+        let touches = |range: &Range<u64>| blocks.start < range.end && range.start < blocks.end;
+        let comes_after = |earlier: &Piece| {
+            let only_read = piece.kind == Kind::Read && earlier.kind == Kind::Read;
+            !only_read && earlier.extent == piece.extent && touches(&earlier.blocks())
         };
         self.is_repaired(piece)
             || (piece.kind == Kind::Write && self.giving_back.iter().any(|(range, _)| touches(range)))
+            || self.held.range(self.held.len().saturating_sub(held)..).any(comes_after)
     }
 
     /// What was waited for has happened.
     fn release(&mut self) {
-        for piece in core::mem::take(&mut self.held) {
-            if self.must_wait(&piece) {
+        // In place: swap has no memory for another queue.
+        let mut still = 0;
+        for _ in 0..self.held.len() {
+            let Some(piece) = self.held.pop_front() else { return };
+            if self.must_wait(&piece, still) {
                 self.held.push_back(piece);
+                still += 1;
             } else {
                 self.start(piece);
                 self.lessen(piece.op);

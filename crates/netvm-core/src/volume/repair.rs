@@ -28,6 +28,8 @@ enum Step {
     /// What touches the chunk is held.
     Reading,
     Writing,
+    /// All of it was sent to the target, which has not said yet that it has it.
+    Flushing,
 }
 
 impl Repair {
@@ -104,7 +106,7 @@ impl Volume {
         }
     }
 
-    /// Goes on with the next chunk that holds anything; when there is none the copy is complete.
+    /// Goes on with the next chunk that holds anything; when there is none, asks whether all of them have arrived: a write ends when it is sent.
     fn read_chunk(&mut self) {
         let Some(mut job) = self.repair.job else { return };
         let end = ((u64::from(job.extent) + 1) * self.extent_bytes).min(self.size_bytes);
@@ -121,6 +123,12 @@ impl Volume {
             }
             job.chunk += CHUNK_BYTES;
         }
+        self.repair.job = Some(Job { step: Step::Flushing, ..job });
+        self.move_chunk(What::Flush, 0, 0);
+    }
+
+    /// The target has all of it.
+    fn complete(&mut self, job: Job) {
         let copies = &mut self.extents[job.extent as usize].copies;
         copies.iter_mut().for_each(|copy| copy.full |= copy.lender == job.target);
         let left = job.leaving.and_then(|lender| copies.iter().position(|copy| copy.lender == lender));
@@ -165,6 +173,7 @@ impl Volume {
                 self.release();
             }
             (Some(_), What::ChunkRead, Err(Gone)) => self.move_chunk(What::ChunkRead, offset, bytes),
+            (Some(job), What::Flush, Ok(_)) => self.complete(job),
             (Some(job), _, Ok(_)) => {
                 self.repair.job = Some(Job { chunk: job.chunk + CHUNK_BYTES, ..job });
                 self.read_chunk();

@@ -389,6 +389,7 @@ fn a_slab_of_a_lender_that_is_lost_is_not_returned() {
     let (id, what) = post(&mut volume, 2);
     assert_eq!(what, What::Borrow, "it is used again");
     volume.done(id, Ok(Done::Slab(1)));
+    assert_eq!(end(&mut volume, 2), What::Flush);
     assert_eq!(volume.degraded(), (0, 0));
 }
 
@@ -412,6 +413,7 @@ fn a_late_refusal_leaves_the_next_repair_alone() {
     volume.done(second, Ok(Done::Full));
     assert_eq!(end(&mut volume, 2), What::ChunkRead);
     assert_eq!(end(&mut volume, 3), What::ChunkWrite);
+    assert_eq!(end(&mut volume, 3), What::Flush);
     assert!(!volume.is_mending());
     assert_eq!(volume.degraded(), (0, 1), "the second one has both copies");
 }
@@ -426,4 +428,87 @@ fn a_lender_that_is_lost_asks_for_nothing() {
     volume.lender_lost(0);
     assert!(!volume.is_recalled());
     assert_eq!((volume.take_stuck(), volume.left()), (None, None));
+}
+
+/// The next transfer of a lender, posted.
+fn posted(world: &mut World, lender: u32, what: fn(&What) -> bool) -> (TransferId, Transfer) {
+    let (id, transfer) = world.volume.next(lender).expect("a transfer");
+    assert!(what(&transfer.what), "{:?}", transfer.what);
+    world.volume.posted(lender);
+    (id, transfer)
+}
+
+fn finish(world: &mut World, (id, transfer): (TransferId, Transfer)) {
+    let done = world.execute(transfer);
+    world.volume.done(id, Ok(done));
+    world.collect();
+}
+
+fn begin(world: &mut World, token: usize, kind: Kind, offset: u64, buffer: Vec<u8>) {
+    let range = offset as usize..offset as usize + buffer.len();
+    match kind {
+        Kind::Read => {}
+        Kind::Write => world.model[range.clone()].copy_from_slice(&buffer),
+        Kind::Discard => world.model[range.clone()].fill(0),
+    }
+    let (bytes, expected) = (buffer.len() as u64, world.model[range].to_vec());
+    world.ops.resize_with(world.ops.len().max(token + 1), || None);
+    world.ops[token] = Some(Running { kind, offset, buffer, expected });
+    world.volume.submit(token as u64, kind, offset, bytes).unwrap();
+    world.collect();
+}
+
+#[test]
+fn a_write_does_not_overtake_a_discard_that_waits_for_the_repair() {
+    let mut world = World::new(1, EXTENT_BYTES, 2, 3);
+    for (token, chunk) in [0, 2].into_iter().enumerate() {
+        begin(&mut world, token, Kind::Write, chunk * CHUNK_BYTES, vec![7; 3 * BLOCK_BYTES as usize]);
+    }
+    world.settle();
+    let copies = world.volume.extents[0].copies.clone();
+    world.lose(copies[0].lender);
+    let target = (0..3).find(|&lender| copies.iter().all(|copy| copy.lender != lender)).unwrap();
+    let borrow = posted(&mut world, target, |what| *what == What::Borrow);
+    finish(&mut world, borrow);
+    let read = posted(&mut world, copies[1].lender, |what| *what == What::ChunkRead);
+    // The discard touches the chunk that is being read, what follows it does not.
+    begin(&mut world, 0, Kind::Discard, 0, vec![0; EXTENT_BYTES as usize]);
+    begin(&mut world, 1, Kind::Write, 2 * CHUNK_BYTES, vec![9; BLOCK_BYTES as usize]);
+    begin(&mut world, 2, Kind::Write, 3 * CHUNK_BYTES, vec![9; BLOCK_BYTES as usize]);
+    finish(&mut world, read);
+    world.settle();
+    assert!(world.read_all() && world.failures == 0);
+}
+
+#[test]
+fn a_lender_keeps_its_memory_until_the_next_one_has_all_of_it() {
+    for is_lost in [false, true] {
+        let mut world = World::new(2, EXTENT_BYTES, 1, 2);
+        begin(&mut world, 0, Kind::Write, 0, vec![7; 3 * BLOCK_BYTES as usize]);
+        world.settle();
+        let from = world.volume.extents[0].copies[0].lender;
+        let target = 1 - from;
+        world.volume.recall(from, ALL);
+        let borrow = posted(&mut world, target, |what| *what == What::Borrow);
+        finish(&mut world, borrow);
+        let read = posted(&mut world, from, |what| *what == What::ChunkRead);
+        finish(&mut world, read);
+        let write = posted(&mut world, target, |what| *what == What::ChunkWrite);
+        // Sent: that is all that is known of it.
+        let (id, chunk) = write;
+        world.volume.done(id, Ok(Done::Ok));
+        let flush = posted(&mut world, target, |what| *what == What::Flush);
+        assert!(world.volume.next(from).is_none(), "its slab goes back before the next one has everything");
+        if is_lost {
+            world.lose(target);
+            world.volume.done(flush.0, Err(Gone));
+            assert_eq!(world.volume.degraded(), (0, 0));
+            assert!(world.volume.next(from).is_none(), "nobody else has it");
+        } else {
+            world.execute(chunk);
+            finish(&mut world, flush);
+            posted(&mut world, from, |what| *what == What::Return);
+        }
+        assert!(world.read_all() && world.failures == 0);
+    }
 }
