@@ -137,7 +137,9 @@ impl Lender {
                     self.part(*served, &Failure::Link(std::io::Error::other(reason)));
                 }
             } else if !served.pinged {
-                served.pinged = served.session.endpoint.post_call(0, protocol::PING, Vec::new()).is_ok();
+                // Where there is no room for it, calls have not been answered either.
+                let _ = served.session.endpoint.post_call(0, protocol::PING, Vec::new());
+                served.pinged = true;
                 self.attend(index, Interest { readable: false, writable: true });
             }
         }

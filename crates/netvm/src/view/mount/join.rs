@@ -313,7 +313,7 @@ impl Joined {
         if let Some(home) = self.home.take() {
             let _ = self.epoll.remove(home.wait_fd());
         }
-        self.sending = None;
+        (self.sending, self.received) = (None, 0);
         for unique in std::mem::take(&mut self.waiting) {
             let _ = self.device.write(&Answer::error(unique, libc::EIO).finish(0), SharedSlice::EMPTY);
         }

@@ -33,6 +33,8 @@ use crate::volume::{Ended, Event, Volume};
 pub const JOINED_MAX: usize = 64;
 /// Connections that have not said who they are.
 const GREETINGS_MAX: usize = 64;
+/// Rounds of requests that end at once, after which lenders are listened to.
+const HEARD_EACH: u32 = 8;
 
 const STOP_ID: u64 = 0;
 const VOLUME_ID: u64 = 1;
@@ -336,11 +338,12 @@ impl MountServer {
             }
             self.end(token, result.is_ok());
         }
-        loop {
+        for round in 1.. {
             let Some(volume) = &mut self.volume else { return };
             let mut ended = std::mem::take(&mut self.ended);
             volume.advance(heard, &mut ended);
-            heard = false;
+            // Where one request follows the other, lenders' answers would be taken for missing.
+            heard = round % HEARD_EACH == 0;
             // Before those who wait are told: they may ask what is lost.
             while let Some(event) = volume.event() {
                 if matches!(event, Event::LenderLost { lost: 1.., .. }) {
