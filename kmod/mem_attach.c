@@ -53,9 +53,12 @@ static int borrow(struct mem_device *device, const struct netvm_mem_attach *atta
 		return error;
 	device->slab_bytes = get_unaligned_le64(reply);
 	/* A page of the cache lies in one slab. */
-	if (!device->slab_bytes || device->slab_bytes % PAGE_SIZE)
+	if (!device->slab_bytes || device->slab_bytes % PAGE_SIZE ||
+	    device->slab_bytes > NETVM_SLAB_BYTES_MAX)
 		return -EPROTO;
-	count = DIV_ROUND_UP_ULL(attach->bytes, device->slab_bytes);
+	if (!attach->bytes)
+		return -EINVAL;
+	count = div64_u64(attach->bytes - 1, device->slab_bytes) + 1;
 	if (count > NETVM_SLABS_MAX)
 		return -EFBIG;
 	device->handles = kvcalloc(count, sizeof(u32), GFP_KERNEL);
@@ -109,6 +112,7 @@ static int import(struct mem_device *device, const struct netvm_mem_attach *atta
 	if (!device->handles)
 		return -ENOMEM;
 	device->handles[0] = le32_to_cpu(answer->handle);
+	device->boarded = le64_to_cpu(answer->sequence);
 	device->handle_count = 1;
 	/* Never reached: the whole segment is one piece. */
 	device->slab_bytes = 1ULL << 63;

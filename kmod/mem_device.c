@@ -184,6 +184,9 @@ static long notify_peer(struct mem_device *device, void __user *argument)
 		return -EOPNOTSUPP;
 	if (notify.number > U16_MAX)
 		return -EINVAL;
+	/* The peer's refusal would be the end of all that the device has. */
+	if (notify.number >= device->boarded)
+		return -ERANGE;
 	error = mem_cache_sync(device, 0, LLONG_MAX);
 	if (error)
 		return error;

@@ -17,8 +17,9 @@
 
 struct vfsmount;
 
-/* Most pages that one read or write of the cache moves. */
-#define MEM_IO_PAGES 64
+/* Most pages that one read or write of the cache moves: as many as a payload has room for, where pages are large. */
+#define MEM_IO_PAGES \
+	(NETVM_PAYLOAD_BYTES_MAX / PAGE_SIZE < 64 ? NETVM_PAYLOAD_BYTES_MAX / PAGE_SIZE : 64)
 
 struct mem_device {
 	struct device dev;
@@ -31,6 +32,8 @@ struct mem_device {
 	u32 *handles;
 	u32 handle_count;
 	u64 slab_bytes;
+	/* How many notifications a segment has. */
+	u64 boarded;
 	char name[256];
 	char peer[128];
 	struct dentry *debug;

@@ -259,7 +259,8 @@ static void send_next(struct mem_session *session)
 
 	header.applied = cpu_to_le64(READ_ONCE(session->taken));
 	kfree(answer);
-	if (request && request->header.kind == NETVM_WRITE && request->bytes) {
+	/* What has a slot may have been answered already, and be gone. */
+	if (request && header.kind == NETVM_WRITE && header.payload_bytes) {
 		error = send_bytes(session, &header, sizeof(header), true);
 		if (!error)
 			error = send_vecs(session, request, more);
@@ -513,9 +514,10 @@ int mem_session_start(struct mem_session *session, struct socket *socket,
 	session->sender = sender;
 	session->receiver = receiver;
 	session->started = true;
+	/* Before the session can end, which cancels it. */
+	queue_delayed_work(system_unbound_wq, &session->look, 0);
 	wake_up_process(sender);
 	wake_up_process(receiver);
-	queue_delayed_work(system_unbound_wq, &session->look, 0);
 	return 0;
 }
 

@@ -69,7 +69,8 @@ static void walk(struct mm_struct *mm, struct netvm_mem_page *page)
 		return;
 	}
 
-	pmdp = pmd_offset(pudp, address);
+	/* By the entries that were checked: they may be others by now. */
+	pmdp = pmd_offset_lockless(pudp, pud, address);
 	pmd = READ_ONCE(*pmdp);
 	page->entries[NETVM_MEM_PMD] = pmd_val(pmd);
 	leaf(page, NETVM_MEM_PMD, PMD_SHIFT);
@@ -83,7 +84,7 @@ static void walk(struct mm_struct *mm, struct netvm_mem_page *page)
 	if (pmd_bad(pmd))
 		return;
 
-	pte = READ_ONCE(*pte_offset_kernel(pmdp, address));
+	pte = READ_ONCE(*pte_offset_kernel(&pmd, address));
 	page->entries[NETVM_MEM_PTE] = pte_val(pte);
 	leaf(page, NETVM_MEM_PTE, PAGE_SHIFT);
 	if (pte_present(pte))

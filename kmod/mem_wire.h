@@ -75,6 +75,7 @@ struct netvm_header {
 #define NETVM_WINDOW 4096
 #define NETVM_ACKNOWLEDGE_EVERY 1024
 #define NETVM_SLABS_MAX 1048576
+#define NETVM_SLAB_BYTES_MAX 1073741824
 
 /* Encrypted records. */
 #define NETVM_RECORD_BYTES_MAX 16384

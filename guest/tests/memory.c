@@ -576,6 +576,10 @@ static void notified(char **word)
 	polled.fd = other;
 	must(poll(&polled, 1, 0) == 1);
 	must(ioctl(other, NETVM_MEM_NOTIFIED, &came) == 0 && poll(&polled, 1, 0) == 0);
+	/* Numbers that the peer does not have are not asked for. */
+	tell.number = 64;
+	fails(ioctl(fd, NETVM_MEM_NOTIFY, &tell), ERANGE);
+	tell.number = 5;
 	tell.value = 0;
 	must(ioctl(fd, NETVM_MEM_NOTIFY, &tell) == 0);
 	must(poll(&polled, 1, 10000) == 1 && polled.revents == POLLPRI);

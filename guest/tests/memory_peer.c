@@ -200,6 +200,8 @@ static void serve_import(const struct netvm_header *header, const unsigned char 
 		refuse(header, NETVM_NO_SEGMENT);
 		return;
 	}
+	if (!strcmp(name, "notify"))
+		answer.sequence = 64;
 	answer.offset = memory_bytes;
 	answer.bytes = strcmp(name, "fixed") ? 3 : 1;
 	frame(answer, NULL, 0);

@@ -114,6 +114,7 @@ fn numbers_on_the_wire() {
         ("WINDOW", limits::WINDOW),
         ("ACKNOWLEDGE_EVERY", limits::ACKNOWLEDGE_EVERY),
         ("SLABS_MAX", limits::SLABS_MAX),
+        ("SLAB_BYTES_MAX", limits::SLAB_BYTES_MAX),
         ("RECORD_BYTES_MAX", limits::RECORD_BYTES_MAX as u64),
         ("TAG_BYTES", netvm_core::opening::TAG_BYTES as u64),
         ("REKEY_RECORDS", limits::REKEY_RECORDS),
