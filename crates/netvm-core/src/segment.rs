@@ -29,6 +29,8 @@ struct Entry {
     rights: Rights,
     len: u64,
     notifications: u32,
+    /// Nobody new imports it.
+    withheld: bool,
 }
 
 /// Why a segment cannot be exported.
@@ -83,7 +85,7 @@ impl ExportTable {
         };
         let (generation, entry) = &mut self.entries[index];
         *generation += 1;
-        *entry = Some(Entry { name: name.into(), key, rights, len, notifications });
+        *entry = Some(Entry { name: name.into(), key, rights, len, notifications, withheld: false });
         Ok(SegmentId { index: index as u32, generation: *generation })
     }
 
@@ -92,6 +94,15 @@ impl ExportTable {
         match self.entries.get_mut(id.index()) {
             Some((generation, entry)) if *generation == id.generation => entry.take().is_some(),
             _ => false,
+        }
+    }
+
+    /// Whether from now on nobody imports it; whoever has it open keeps it, and nobody else gets its name.
+    pub fn withhold(&mut self, id: SegmentId, withheld: bool) {
+        if let Some((generation, Some(entry))) = self.entries.get_mut(id.index())
+            && *generation == id.generation
+        {
+            entry.withheld = withheld;
         }
     }
 
@@ -112,7 +123,7 @@ impl ExportTable {
 
     fn find(&self, name: &str, key: &RemoteKey) -> Option<SegmentId> {
         let named = |(index, (generation, entry)): (usize, &(u32, Option<Entry>))| {
-            let entry = entry.as_ref().filter(|entry| entry.name == name)?;
+            let entry = entry.as_ref().filter(|entry| entry.name == name && !entry.withheld)?;
             let id = SegmentId { index: index as u32, generation: *generation };
             entry.key.matches(key).then_some(id)
         };
@@ -275,6 +286,12 @@ mod tests {
         assert_eq!(atomic(9, 0, AtomicOp::Load), Err(Status::NoHandle));
         assert_eq!(imports.notifications(&exports, ro), Some((read_only, 3)));
         assert_eq!(imports.handles_of(read_only).collect::<Vec<_>>(), [ro]);
+        exports.withhold(read_only, true);
+        assert_eq!(ImportTable::default().import(&exports, "ro", &key), Err(Status::NoSegment));
+        assert_eq!(check(&imports, &exports, ro, 0, 1, Access::Read), Ok(()), "whoever has it open keeps it");
+        assert_eq!(exports.export("ro", key, Rights::Read, 1, 0), Err(ExportError::Taken));
+        exports.withhold(read_only, false);
+        assert!(ImportTable::default().import(&exports, "ro", &key).is_ok());
         assert!(exports.unexport(read_only) && !exports.unexport(read_only));
         let again = exports.export("ro", key, Rights::ReadWrite, 100, 0).unwrap();
         assert_eq!(again.index(), read_only.index());

@@ -164,6 +164,12 @@ impl Notifications {
         self.inner().wake(Wake { sleepers: false, descriptor: true });
     }
 
+    /// Has everybody look again, whatever the bell says: who had the board mapped may have died when it had signalled and woken nobody.
+    pub(crate) fn wake_all(&self) {
+        let _ = self.board().ring();
+        self.inner().wake(Wake { sleepers: true, descriptor: true });
+    }
+
     /// How many numbers there are, from 0 on.
     pub fn numbers(&self) -> u32 {
         self.board().numbers()

@@ -400,13 +400,15 @@ fn a_child_of_a_fork_is_told_that_it_has_none() {
     let Some(_alone) = alone() else { return };
     let lent = lend(64 << 20);
     let far = far(&lent, 8 * MIB);
-    let vec = words(&far, 1000, 1);
+    let mut vec = words(&far, 1000, 1);
+    // Of a span that has room for more: the child finds the heap as it was.
+    let _small = far.boxed(1_u8).unwrap();
     let is_told = |result: Result<(), Error>| matches!(result, Err(Error::Pager(PagerError::Forked)));
     // SAFETY: the child makes calls that take no locks of other threads, and ends.
     let child = unsafe { libc::fork() };
     if child == 0 {
         let told = [far.set_local(8 * MIB), far.boxed(1_u8).map(drop), far.pin(&vec[..]).map(drop)];
-        let all = told.into_iter().all(is_told);
+        let all = told.into_iter().all(is_told) && vec.try_reserve(100_000).is_err();
         // SAFETY: ends the process.
         unsafe { libc::_exit(if all { 21 } else { 22 }) };
     }

@@ -109,6 +109,10 @@ fn page_bytes(layout: Layout) -> usize {
 
 impl Blocks for FarBlocks {
     fn take(&self, layout: Layout) -> Option<usize> {
+        // Before the heap: a thread that is not here may have it locked, and its blocks are not here either.
+        if !self.is_here() {
+            return None;
+        }
         if is_large(layout) {
             return self.pages(layout.size(), layout.align());
         }
@@ -140,6 +144,9 @@ impl Blocks for FarBlocks {
     }
 
     fn resize(&self, address: usize, old: Layout, new: Layout, zeroed: bool) -> Option<usize> {
+        if !self.is_here() {
+            return None;
+        }
         let small = |layout: Layout| small_bytes(layout.size(), layout.align());
         if let (Some(old_block), Some(new_block)) = (small(old), small(new)) {
             let same = (old_block == new_block).then_some(address)?;

@@ -39,6 +39,8 @@ pub(super) struct Server {
     pub(super) shared: Arc<Shared>,
     pub(super) greetings: Vec<Option<Greeting>>,
     pub(super) forming: Vec<Forming>,
+    /// Listeners that could not accept.
+    paused: Vec<usize>,
     /// Channels that are looked after every `gather::TICK`, and when that was.
     pub(super) ticking: Vec<u64>,
     pub(super) ticked: Instant,
@@ -65,6 +67,7 @@ impl Server {
             shared,
             greetings: Vec::new(),
             forming: Vec::new(),
+            paused: Vec::new(),
             ticking: Vec::new(),
             ticked: Instant::now(),
             looked: Instant::now(),
@@ -224,6 +227,7 @@ impl Server {
     fn tidy(&mut self) {
         let late = |since: Instant| since.elapsed() > Duration::from_millis(HELLO_TIMEOUT_MS);
         let now = Instant::now();
+        self.resume_listeners();
         for greeting in &mut self.greetings {
             greeting.take_if(|greeting| greeting.is_late(now));
         }
@@ -233,13 +237,30 @@ impl Server {
         }
     }
 
-    fn accept(&mut self, listener: usize) {
+    fn resume_listeners(&mut self) {
+        let listeners = lock(&self.shared.listeners);
+        self.paused.retain(|&index| {
+            let Some(listener) = listeners.get(index) else { return false };
+            watch(&self.shared.epoll, listener.as_fd(), LISTENER_ID + index as u64).is_err()
+        });
+    }
+
+    fn accept(&mut self, index: usize) {
         for _ in 0..8 {
-            let accepted = match lock(&self.shared.listeners).get(listener) {
-                Some(listener) => listener.accept(),
-                None => return,
+            let listeners = lock(&self.shared.listeners);
+            let Some(listener) = listeners.get(index) else { return };
+            let stream = match listener.accept() {
+                Ok(Some(stream)) => stream,
+                Ok(None) => return,
+                Err(_) => {
+                    // Out of descriptors: who waits is accepted when peers are looked after next, and until then does not keep us awake.
+                    if self.shared.epoll.remove(listener.as_fd()).is_ok() {
+                        self.paused.push(index);
+                    }
+                    return;
+                }
             };
-            let Ok(Some(stream)) = accepted else { return };
+            drop(listeners);
             let index = match self.greetings.iter().position(Option::is_none) {
                 Some(index) => index,
                 None if self.greetings.len() < HALF_OPEN_MAX => {

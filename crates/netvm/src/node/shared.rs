@@ -273,16 +273,23 @@ impl Shared {
     /// deadline, with nothing done.
     fn revoke(&self, name: &str, wanted: impl FnOnce(&Segment) -> bool, deadline: Instant) -> Option<bool> {
         let _one_at_a_time = lock_by(&self.unexporting, deadline)?;
-        let peers: Vec<Arc<PeerSession>> = lock(&self.peers).iter().flatten().cloned().collect();
-        // Everybody else takes one peer's lock and then the exports'. Who holds a peer's waits for nothing, but for a page that has left
-        // just after it was there.
-        let guards: Option<Vec<_>> = peers.iter().map(|peer| peer.lock_by(deadline)).collect();
-        let mut guards = guards?;
         let mut exports = lock(&self.exports);
         let Some(&id) = exports.names.get(name) else { return Some(false) };
         if !exports.segment(id).is_some_and(wanted) {
             return Some(false);
         }
+        // Who connects from now on cannot import it: those who are here next are all that may have it open.
+        exports.table.withhold(id, true);
+        drop(exports);
+        let peers: Vec<Arc<PeerSession>> = lock(&self.peers).iter().flatten().cloned().collect();
+        // Everybody else takes one peer's lock and then the exports'. Who holds a peer's waits for nothing, but for a page that has left
+        // just after it was there.
+        let guards: Option<Vec<_>> = peers.iter().map(|peer| peer.lock_by(deadline)).collect();
+        let mut exports = lock(&self.exports);
+        let Some(mut guards) = guards else {
+            exports.table.withhold(id, false);
+            return None;
+        };
         exports.names.remove(name);
         exports.table.unexport(id);
         let mut segment = exports.segments[id.index()].take();

@@ -78,6 +78,42 @@ fn who_is_notified_through_memory_seldom_looks_at_the_links() {
     }
 }
 
+/// A process that is killed between its signal and the wake-up has taken the sleepers' marks from the bell.
+#[test]
+fn who_dies_before_it_wakes_anybody_keeps_nobody_asleep() {
+    use crate::node::{LinkChoice, Node, Rights};
+    use std::os::fd::AsRawFd;
+    let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
+    let memory = Node::memory(4096).unwrap();
+    let (key, board) = server.export_notified("memory", memory, Rights::ReadWrite, 2).unwrap();
+    let peer = client.connect(&server.listen("127.0.0.1:0").unwrap()).unwrap();
+    peer.choose(LinkChoice::Shm);
+    let region = peer.import("memory", &key).unwrap();
+    assert_eq!(region.link(), "shm");
+    let mut watched =
+        [libc::pollfd { fd: board.descriptor().unwrap().as_raw_fd(), events: libc::POLLIN, revents: 0 }];
+    let mut is_readable = |timeout| netvm_sys::thread::poll(&mut watched, Some(timeout)).unwrap() > 0;
+    assert!(board.rearm(0..2) && !is_readable(Duration::ZERO));
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| board.wait(0, SOON));
+        let start = Instant::now();
+        while board.board().bell().load(Ordering::Relaxed) & 1 == 0 {
+            assert!(start.elapsed() < Duration::from_secs(5), "nobody sleeps");
+            std::thread::yield_now();
+        }
+        std::thread::sleep(Duration::from_millis(50));
+        let wake = board.board().deliver(count(0)).unwrap();
+        assert!(wake.sleepers && wake.descriptor);
+        std::thread::sleep(Duration::from_millis(50));
+        assert!(!waiter.is_finished() && !is_readable(Duration::ZERO));
+        let start = Instant::now();
+        // As one that is cut has it: nothing is given back first.
+        drop(client);
+        assert!(waiter.join().unwrap() && is_readable(Duration::from_secs(5)));
+        assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
+    });
+}
+
 #[test]
 fn many_waiters_take_every_signal_once() {
     const EACH: u64 = 20_000;

@@ -18,6 +18,7 @@ use netvm_sys::words::SharedWords;
 use super::meeting::{Invitation, Invited};
 use super::{LinkChoice, PeerWords, Place, Request, Share};
 use crate::node::{Shared, lock};
+use crate::notify::Notifications;
 
 /// Whoever has the kernel copy and is inside for so long has been stopped, and copies nothing when it goes on ([`Inside::cut`]).
 pub(crate) const TIMEOUT: Duration = Duration::from_secs(5);
@@ -203,6 +204,15 @@ impl Sharing {
         if membarrier::barrier() {
             *lock(&guest.left) = Some(Inside::new(&guest.gate));
         }
+        let exports = lock(&shared.exports);
+        let segments = self
+            .shares
+            .values()
+            .filter_map(|(id, _)| exports.segment(*id).filter(|_| exports.table.has(*id)));
+        let boards: Vec<_> = segments.map(|segment| segment.notifications.clone()).collect();
+        drop(exports);
+        // What it has signalled last it may not have told anybody, and whoever signals next believes that it has.
+        boards.iter().filter(|board| board.numbers() > 0).for_each(Notifications::wake_all);
         if !guest.is_gone() {
             // The next one that shares looks again.
             return;

@@ -222,6 +222,46 @@ fn unexporting_does_not_succeed_while_somebody_is_inside() {
     );
 }
 
+/// While somebody's session is busy, others come, and nobody would wait for them.
+#[test]
+fn nobody_imports_what_is_being_taken_back() {
+    let stranger = Stranger::new();
+    let server = &stranger.server;
+    // Nobody else wants the busy session.
+    server.keep_alive(crate::node::KeepAlive::new(60_000, 60_000));
+    std::thread::sleep(Duration::from_millis(50));
+    let busy = server.shared().sessions().remove(0);
+    let come = || {
+        let client = Node::new().unwrap();
+        let peer = client.connect_local(server).unwrap();
+        peer.choose(LinkChoice::Socket);
+        peer.import("memory", &stranger.key).map(|region| (region, client))
+    };
+    for limit in [200, 20_000] {
+        server.page_limit(Duration::from_millis(limit));
+        let held = busy.lock();
+        std::thread::scope(|scope| {
+            let unexporting = scope.spawn(|| server.unexport("memory"));
+            std::thread::sleep(Duration::from_millis(50));
+            let import = come();
+            assert!(matches!(import, Err(Error::Op { code: Status::NoSegment, .. })), "{import:?}");
+            if limit == 200 {
+                let unexported = unexporting.join().unwrap();
+                assert!(matches!(unexported, Err(Error::StillUsed { taken_back: false, .. })));
+                // Nothing was done.
+                let (region, _client) = come().unwrap();
+                region.write(0, &[1; 4096]).unwrap();
+                region.flush().unwrap();
+                drop(held);
+            } else {
+                drop(held);
+                assert_eq!(unexporting.join().unwrap(), Ok(true));
+            }
+        });
+    }
+    assert!(matches!(stranger.region.read(0, &mut [0]), Err(Error::Op { code: Status::NoHandle, .. })));
+}
+
 #[test]
 fn who_dies_inside_is_out() {
     let stranger = Stranger::new();

@@ -134,7 +134,13 @@ impl Folder {
         let folder = self.at(above, make)?;
         let flags = OFlags::RDWR | PLAIN | if make { OFlags::CREATE } else { OFlags::empty() };
         for _ in 0..10 {
-            let file = plain(rustix::fs::openat(folder, &part, flags, Mode::RUSR | Mode::WUSR)?)?;
+            let file = match rustix::fs::openat(folder, &part, flags, Mode::RUSR | Mode::WUSR) {
+                Err(Errno::ACCESS) => {
+                    undress(folder, &part)?;
+                    continue;
+                }
+                other => plain(other?)?,
+            };
             rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
             // Who had it before us may have given it its name, or thrown it away.
             let ours = rustix::fs::fstat(&file)?;
@@ -152,7 +158,15 @@ impl Folder {
     /// # Errors
     /// `AlreadyExists` when something has the name and may not be replaced.
     pub fn finish(&mut self, part: &File, entry: &Entry, replace: bool) -> io::Result<()> {
-        dress(part, entry)?;
+        let named = dress(part, entry).and_then(|()| self.name(entry, replace));
+        if named.is_err() {
+            // The next one has to write into it again.
+            let _ = mark_unordered(part, false);
+        }
+        named
+    }
+
+    fn name(&mut self, entry: &Entry, replace: bool) -> io::Result<()> {
         let (above, last) = split(&entry.name);
         let from = part_name(last);
         let folder = self.at(above, false)?;
@@ -167,6 +181,35 @@ impl Folder {
             }
             other => Ok(other?),
         }
+    }
+}
+
+/// Makes a part ours to write again whose transfer has died between its permissions and its name.
+fn undress(folder: &OwnedFd, part: &str) -> io::Result<()> {
+    match rustix::fs::openat(folder, part, OFlags::RDONLY | PLAIN, Mode::empty()) {
+        Ok(file) => {
+            let file = plain(file)?;
+            // Not while another transfer is about to name it; and where it just has, this is not the part any more.
+            rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive)?;
+            let ours = rustix::fs::fstat(&file)?;
+            match rustix::fs::statat(folder, part, AtFlags::SYMLINK_NOFOLLOW) {
+                Ok(there) if (there.st_dev, there.st_ino) == (ours.st_dev, ours.st_ino) => {
+                    mark_unordered(&file, false)
+                }
+                Ok(_) | Err(Errno::NOENT) => Ok(()),
+                Err(error) => Err(error.into()),
+            }
+        }
+        // It cannot even be read: it comes anew.
+        Err(Errno::ACCESS) => match rustix::fs::statat(folder, part, AtFlags::SYMLINK_NOFOLLOW) {
+            Ok(there) if FileType::from_raw_mode(there.st_mode) == FileType::RegularFile => {
+                Ok(rustix::fs::unlinkat(folder, part, AtFlags::empty())?)
+            }
+            Ok(_) => Err(Errno::ACCESS.into()),
+            Err(error) => Err(error.into()),
+        },
+        Err(Errno::NOENT) => Ok(()),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -197,4 +240,68 @@ fn dress(file: &impl std::os::fd::AsFd, entry: &Entry) -> io::Result<()> {
     let time = Timespec { tv_sec: entry.changed.0, tv_nsec: i64::from(entry.changed.1) };
     let same = Timespec { tv_sec: 0, tv_nsec: rustix::fs::UTIME_OMIT };
     Ok(rustix::fs::futimens(file, &Timestamps { last_access: same, last_modification: time })?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    /// Permissions hold for everybody but root: in a thread that is nobody there.
+    fn as_nobody(root: &Path, act: impl FnOnce() + Send) {
+        std::os::unix::fs::chown(root, Some(65534), None).unwrap();
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                // SAFETY: changes how this thread is seen by file systems, and nothing else.
+                unsafe { libc::setfsuid(65534) };
+                act();
+            });
+        });
+    }
+
+    #[test]
+    fn a_part_that_has_its_permissions_and_no_name_is_taken_up() {
+        let root = std::env::temp_dir().join(format!("netvm-undressed-{}", std::process::id()));
+        std::fs::create_dir(&root).unwrap();
+        let of_root = std::fs::metadata(&root).unwrap().uid() == 0;
+        let check = || {
+            for mode in [0o400, 0o444, 0o000] {
+                let mut folder = Folder::open(&root).unwrap();
+                let entry = Entry { folder: false, mode, changed: (1, 0), bytes: 8, name: b"file".to_vec() };
+                let mut part = folder.open_part(&entry.name, true).unwrap();
+                part.write_all(b"complete").unwrap();
+                // As its receiver dies here.
+                dress(&part, &entry).unwrap();
+                if mode != 0 {
+                    let busy = folder.open_part(&entry.name, true).unwrap_err();
+                    assert_eq!(busy.kind(), io::ErrorKind::WouldBlock);
+                }
+                drop(part);
+                let part = folder.open_part(&entry.name, true).unwrap();
+                let kept = part.metadata().unwrap();
+                assert_eq!(
+                    (kept.len(), kept.mode() & 0o777),
+                    (if mode == 0 { 0 } else { 8 }, 0o600),
+                    "{mode:o}"
+                );
+                // Nor does a name that is taken keep the next one from it.
+                std::fs::write(root.join("file"), "other").unwrap();
+                let taken = folder.finish(&part, &entry, false).unwrap_err();
+                assert_eq!(taken.kind(), io::ErrorKind::AlreadyExists);
+                assert_eq!(part.metadata().unwrap().mode() & 0o777, 0o600);
+                folder.finish(&part, &entry, true).unwrap();
+                let finished = std::fs::metadata(root.join("file")).unwrap();
+                assert_eq!(finished.permissions().mode() & 0o777, u32::from(mode));
+                std::fs::remove_file(root.join("file")).unwrap();
+            }
+        };
+        if of_root {
+            as_nobody(&root, check)
+        } else {
+            check()
+        }
+        std::fs::remove_dir_all(&root).unwrap();
+    }
 }
