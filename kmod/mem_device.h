@@ -17,7 +17,7 @@
 
 struct vfsmount;
 
-/* Most pages that one read or write of the cache moves: as many as a payload has room for, where pages are large. */
+/* Most pages that one read or write of the cache moves, no more than a payload. */
 #define MEM_IO_PAGES \
 	(NETVM_PAYLOAD_BYTES_MAX / PAGE_SIZE < 64 ? NETVM_PAYLOAD_BYTES_MAX / PAGE_SIZE : 64)
 
