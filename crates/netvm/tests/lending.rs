@@ -149,6 +149,30 @@ fn a_lender_short_of_memory_gets_it_back() {
     assert!(far.stats().pages_moved > 700, "{:?}", far.stats());
 }
 
+/// Calls that are not answered must leave room for the question whether it is there.
+#[test]
+fn who_does_not_answer_is_not_asked_again_and_told_the_last_wish_when_it_does() {
+    let meminfo = Meminfo::new("wishes");
+    let reserve_bytes = 100 * MIB;
+    let lender = lend(LenderConfig { reserve_bytes, meminfo_file: meminfo.0.clone(), ..config(8) });
+    let mut borrower = lender.connect();
+    for _ in 0..8 {
+        borrower.borrow_slab().unwrap();
+    }
+    let missing = || status(&lender.address).unwrap().missing_bytes;
+    for mib in [1, 0, 2, 0, 3] {
+        meminfo.set(reserve_bytes - mib * MIB);
+        until("it has looked", || missing() == mib * MIB);
+    }
+    let mut told = Vec::new();
+    until("the last wish is told", || {
+        borrower.poll(&mut Vec::new()).unwrap();
+        told.extend(borrower.take_recall().map(|recall| recall.bytes));
+        told.last() == Some(&(3 * MIB))
+    });
+    assert_eq!(told, [MIB, 3 * MIB]);
+}
+
 #[test]
 fn pages_come_home_when_nobody_else_has_room_and_the_budget_does() {
     let Some(_alone) = alone() else { return };

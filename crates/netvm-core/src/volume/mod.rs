@@ -514,6 +514,7 @@ impl Volume {
         // Whoever is gone waits for nothing.
         (place.recalled, place.stuck) = (0, Stuck::No);
         let queued = core::mem::take(&mut place.queue);
+        self.trust_target(lender);
         for extent in &mut self.extents {
             let had = extent.copies.len();
             extent.copies.retain(|copy| copy.lender != lender);

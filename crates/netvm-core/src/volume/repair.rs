@@ -182,6 +182,15 @@ impl Volume {
         }
     }
 
+    /// A lender is lost. Where nobody else certainly has all of it, a target that was sent all of it counts: so do writes that were sent.
+    pub(super) fn trust_target(&mut self, lost: u32) {
+        let Some(job) = self.repair.job.filter(|job| job.step == Step::Flushing) else { return };
+        let copies = &mut self.extents[job.extent as usize].copies;
+        if copies.iter().all(|copy| !copy.full || copy.lender == lost) {
+            copies.iter_mut().for_each(|copy| copy.full |= copy.lender == job.target);
+        }
+    }
+
     /// A lender was lost: perhaps the job is pointless now.
     pub(super) fn check_repair(&mut self) {
         let Some(job) = self.repair.job else { return };

@@ -482,7 +482,7 @@ fn a_write_does_not_overtake_a_discard_that_waits_for_the_repair() {
 
 #[test]
 fn a_lender_keeps_its_memory_until_the_next_one_has_all_of_it() {
-    for is_lost in [false, true] {
+    for lost in [None, Some(false), Some(true)] {
         let mut world = World::new(2, EXTENT_BYTES, 1, 2);
         begin(&mut world, 0, Kind::Write, 0, vec![7; 3 * BLOCK_BYTES as usize]);
         world.settle();
@@ -499,7 +499,13 @@ fn a_lender_keeps_its_memory_until_the_next_one_has_all_of_it() {
         world.volume.done(id, Ok(Done::Ok));
         let flush = posted(&mut world, target, |what| *what == What::Flush);
         assert!(world.volume.next(from).is_none(), "its slab goes back before the next one has everything");
-        if is_lost {
+        if lost == Some(false) {
+            // Nobody else has it, so what was sent counts.
+            world.execute(chunk);
+            world.lose(from);
+            assert_eq!(world.volume.degraded(), (0, 0));
+            finish(&mut world, flush);
+        } else if lost == Some(true) {
             world.lose(target);
             world.volume.done(flush.0, Err(Gone));
             assert_eq!(world.volume.degraded(), (0, 0));

@@ -95,6 +95,11 @@ impl Patience {
         }
     }
 
+    /// Whether nobody has looked for so long that more would not count.
+    pub(crate) fn is_due(&self, now: Instant) -> bool {
+        now.saturating_duration_since(self.looked) >= HEARD
+    }
+
     /// A look begins: [`Patience::hear`] all lenders, then [`Patience::wait`] for each.
     pub(crate) fn look(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.looked);

@@ -7,8 +7,30 @@ use netvm_sys::epoll::Interest;
 
 use super::pressure;
 use super::protocol::{self, Recall};
-use super::server::{Lender, Peer, TICK};
+use super::server::{Lender, Peer, Served, TICK};
 use crate::link::session::Failure;
+
+/// Token of the calls that ask for memory.
+const WISH: u64 = 1;
+
+impl Served {
+    /// Asks for the latest wish, when the one before has been answered: one that does not answer must not use up all places for calls.
+    pub(super) fn send_wish(&mut self) {
+        if let Some(recall) = self.wish.filter(|_| !self.asking)
+            && self.session.endpoint.post_call(WISH, protocol::RECALL, recall.encode()).is_ok()
+        {
+            (self.wish, self.asking) = (None, true);
+        }
+    }
+
+    /// A call has been answered.
+    pub(super) fn answered(&mut self, token: u64) {
+        if token == WISH {
+            self.asking = false;
+            self.send_wish();
+        }
+    }
+}
 
 impl Lender {
     /// Asks borrowers for memory that this machine is short of.
@@ -70,9 +92,8 @@ impl Lender {
         if let Some(Some(Peer::Served(served))) = self.peers.get_mut(index) {
             served.cannot = false;
             served.asked_to_leave |= recall.leaving;
-            // If it has no room for this, something is under way already, and it is asked again later.
-            let posted = served.session.endpoint.post_call(0, protocol::RECALL, recall.encode());
-            served.asked_to_leave &= posted.is_ok();
+            served.wish = Some(recall);
+            served.send_wish();
             self.attend(index, Interest { readable: false, writable: true });
         }
     }

@@ -18,7 +18,7 @@ use netvm_sys::shared::SharedSlice;
 
 use super::clearing::Pace;
 use super::memories::Memories;
-use super::protocol::{self, BorrowAnswer, BorrowerStatus, LenderStatus};
+use super::protocol::{self, BorrowAnswer, BorrowerStatus, LenderStatus, Recall};
 use super::recall::counted;
 use super::stop::StopFlag;
 use super::tickets::Tickets;
@@ -153,6 +153,9 @@ pub(super) struct Served {
     /// It has been asked whether it is there, and that it leaves.
     pub(super) pinged: bool,
     pub(super) asked_to_leave: bool,
+    /// What it is to be asked for, and whether it has not answered the last time yet.
+    pub(super) wish: Option<Recall>,
+    pub(super) asking: bool,
     /// It has said that it cannot give back what it was asked for.
     pub(super) cannot: bool,
     ops: u64,
@@ -499,6 +502,8 @@ impl Lender {
             heard: Instant::now(),
             pinged: false,
             asked_to_leave: false,
+            wish: None,
+            asking: false,
             cannot: false,
             ops: 0,
             returns: Returns::default(),
@@ -527,7 +532,8 @@ impl Lender {
                             self.called(served, request, method, &body);
                         }
                         Event::Goodbye { .. } => return Err(Failure::Ended),
-                        Event::Completed { .. } | Event::WriteRefused(_) => {}
+                        Event::Completed { token, .. } => served.answered(token),
+                        Event::WriteRefused(_) => {}
                     }
                 }
                 if !more {

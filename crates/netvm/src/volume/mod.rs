@@ -550,14 +550,17 @@ impl Volume {
     }
 
     /// As [`Volume::poll`], for who has waited and knows whether something has come: if not, nothing is received, which saves a look in vain for
-    /// each lender.
+    /// each lender. Where that is said again and again, lenders are listened to now and then: silence is what was listened to.
     pub fn advance(&mut self, heard: bool, out: &mut Vec<Ended>) {
+        let heard = heard || self.patience.is_due(Instant::now());
         for _ in 0..ROUNDS_MAX {
             for lender in 0..self.sides.len() {
                 self.poll_lender(lender, heard);
                 self.look_for_comeback(lender);
             }
-            self.check_silence();
+            if heard {
+                self.check_silence();
+            }
             self.post();
             if !self.has_ended() {
                 break;

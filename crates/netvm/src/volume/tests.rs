@@ -80,6 +80,27 @@ fn a_lender_that_is_back_with_smaller_slabs_is_told_and_looked_for_on() {
     assert_eq!(volume.degraded(), (0, 0));
 }
 
+/// Who drives it has always something else to do, and never looks whether something has come.
+#[test]
+fn a_lender_that_nobody_listens_to_is_not_silent() {
+    let lender = Serving::at("127.0.0.1:0", SLAB);
+    let silence = Duration::from_millis(400);
+    let borrow = BorrowOptions { link: LinkChoice::Socket, ..BorrowOptions::default() };
+    let options = VolumeOptions { silence, borrow, ..VolumeOptions::default() };
+    let mut volume = Volume::open(std::slice::from_ref(&lender.address), SLAB, options).unwrap();
+    let memory = Mapping::anonymous(BLOCK_BYTES as usize).unwrap();
+    let mut ended = Vec::new();
+    volume.write(1, 0, memory.shared()).unwrap();
+    volume.read(2, 0, memory.shared()).unwrap();
+    let since = Instant::now();
+    while since.elapsed() < 3 * silence {
+        volume.advance(false, &mut ended);
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(ended.len() == 2 && ended.iter().all(|ended| ended.result.is_ok()), "{ended:?}");
+    assert!(volume.event().is_none());
+}
+
 /// As a lender, until it is asked for a slab.
 fn babble(mut stream: TcpStream) -> std::io::Result<()> {
     stream.read_exact(&mut [0; HELLO_BYTES])?;

@@ -16,6 +16,8 @@ fn served(role: Role) -> Option<Served> {
         heard: Instant::now(),
         pinged: false,
         asked_to_leave: false,
+        wish: None,
+        asking: false,
         cannot: false,
         pid: 0,
         ops: 0,

@@ -33,8 +33,12 @@ use crate::volume::{Ended, Event, Volume};
 pub const JOINED_MAX: usize = 64;
 /// Connections that have not said who they are.
 const GREETINGS_MAX: usize = 64;
-/// Rounds of requests that end at once, after which lenders are listened to.
-const HEARD_EACH: u32 = 8;
+/// Rounds of requests that end at once, after which all others have their turn.
+const ROUNDS_MAX: u32 = 8;
+/// Requests of one session that are taken one after the other.
+const REQUESTS_MAX: u32 = 64;
+/// Connections that are accepted at a time; the rest stays in the kernel's queue.
+const ACCEPTS_MAX: u32 = 8;
 
 const STOP_ID: u64 = 0;
 const VOLUME_ID: u64 = 1;
@@ -82,6 +86,8 @@ pub struct MountServer {
     owner: Owner,
     at: PathBuf,
     entrances: Vec<Entrance>,
+    /// Entrances that are not watched until the next sweep.
+    paused: Vec<usize>,
     greetings: BTreeMap<u64, Newcomer>,
     pub(super) sessions: BTreeMap<u64, Session>,
     next: u64,
@@ -148,6 +154,7 @@ impl MountServer {
             owner,
             at: at.to_owned(),
             entrances,
+            paused: Vec::new(),
             greetings: BTreeMap::new(),
             sessions: BTreeMap::new(),
             next: 0,
@@ -290,9 +297,10 @@ impl MountServer {
         }
     }
 
-    /// Takes what a session asks for while there is room.
+    /// Takes what a session asks for while there is room, and it is its turn: its descriptor tells of the rest.
     fn hear(&mut self, number: u64) {
-        while let Some(session) = self.sessions.get_mut(&number) {
+        for _ in 0..REQUESTS_MAX {
+            let Some(session) = self.sessions.get_mut(&number) else { return };
             match session.hear() {
                 Heard::One { header, head, place } => self.execute(number, &header, &head, place),
                 Heard::Nothing => return,
@@ -338,12 +346,11 @@ impl MountServer {
             }
             self.end(token, result.is_ok());
         }
-        for round in 1.. {
+        for round in 1..=ROUNDS_MAX {
             let Some(volume) = &mut self.volume else { return };
             let mut ended = std::mem::take(&mut self.ended);
             volume.advance(heard, &mut ended);
-            // Where one request follows the other, lenders' answers would be taken for missing.
-            heard = round % HEARD_EACH == 0;
+            heard = false;
             // Before those who wait are told: they may ask what is lost.
             while let Some(event) = volume.event() {
                 if matches!(event, Event::LenderLost { lost: 1.., .. }) {
@@ -366,7 +373,9 @@ impl MountServer {
                 .filter(|(_, session)| any && session.is_local())
                 .map(|(&number, _)| number)
                 .collect();
-            if waiting.is_empty() {
+            // Where one request follows the other, others wait: lenders, mounts that have joined, and who wants an end. Nothing may be begun
+            // after the last look at what has ended; what is still asked for stays in the device, which is readable.
+            if waiting.is_empty() || round == ROUNDS_MAX {
                 return;
             }
             waiting.into_iter().for_each(|number| self.hear(number));
@@ -448,9 +457,19 @@ impl MountServer {
 
     /// Somebody connects.
     fn welcome(&mut self, index: usize) {
-        while let Some(entrance) = self.entrances.get(index)
-            && let Ok(Some(stream)) = entrance.listener.accept()
-        {
+        for _ in 0..ACCEPTS_MAX {
+            let Some(entrance) = self.entrances.get(index) else { return };
+            let stream = match entrance.listener.accept() {
+                Ok(Some(stream)) => stream,
+                Ok(None) => return,
+                Err(_) => {
+                    // Out of descriptors: who waits is accepted after a later sweep, and until then does not keep us awake.
+                    if self.epoll.remove(entrance.listener.as_fd()).is_ok() {
+                        self.paused.push(index);
+                    }
+                    return;
+                }
+            };
             let read_only = entrance.read_only;
             if self.greetings.len() >= GREETINGS_MAX {
                 greeting::refuse(&stream, Role::Mount, Refusal::Busy);
@@ -496,13 +515,18 @@ impl MountServer {
         }
     }
 
-    /// Closes connections that do not say who they are.
+    /// Closes connections that do not say who they are, and looks again who connects.
     fn sweep(&mut self) {
         let now = Instant::now();
         if now - self.sweep > Duration::from_millis(500) {
             self.sweep = now;
             // Closing takes them out of the epoll set.
             self.greetings.retain(|_, greeted| !greeted.greeting.is_late(now));
+            for index in std::mem::take(&mut self.paused) {
+                if self.watch(self.entrances[index].listener.as_fd(), LISTENER_ID + index as u64).is_err() {
+                    self.paused.push(index);
+                }
+            }
         }
     }
 }

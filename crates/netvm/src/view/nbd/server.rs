@@ -22,6 +22,8 @@ use crate::volume::{BLOCK_BYTES, Ended, Event, Volume};
 const CLIENTS_MAX: usize = 64;
 /// Buffers of all clients.
 const USED_MAX: usize = 512 << 20;
+/// Without a descriptor for who connects, nobody is accepted for so long.
+const PAUSE: Duration = Duration::from_millis(400);
 const NEGOTIATION_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 10_000 });
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Shorter reads are copied: that takes less than handing pages over.
@@ -116,6 +118,8 @@ pub struct NbdServer {
     /// Clients that had more to say than their turn allowed.
     eager: Vec<usize>,
     accepting: bool,
+    /// Since when nobody is accepted because there was no descriptor.
+    paused: Option<Instant>,
     stopping: bool,
 }
 
@@ -170,6 +174,7 @@ impl NbdServer {
             pages: None,
             eager: Vec::new(),
             accepting: false,
+            paused: None,
             stopping: false,
         })
     }
@@ -227,8 +232,9 @@ impl NbdServer {
             for index in turns {
                 self.hear(index, &mut arrived, &mut notice);
             }
-            if !self.accepting && !self.stopping && self.late().is_some() {
-                // Whoever waits may have its place.
+            let is_over = self.paused.is_some_and(|since| since.elapsed() >= PAUSE);
+            if !self.accepting && !self.stopping && (is_over || self.late().is_some()) {
+                // Whoever waits may have a place.
                 self.accept_more(true);
             }
             // What was begun may have ended, with nothing to be read.
@@ -260,7 +266,7 @@ impl NbdServer {
         if self.accepting == accepting {
             return;
         }
-        self.accepting = accepting;
+        (self.accepting, self.paused) = (accepting, None);
         for (index, listener) in self.listeners.iter().enumerate() {
             let interest = Interest { readable: true, writable: false };
             let _ = match accepting {
@@ -272,7 +278,16 @@ impl NbdServer {
 
     fn accept(&mut self, listener: usize) {
         while self.clients() < CLIENTS_MAX || self.late().is_some() {
-            let Some(Ok(Some(stream))) = self.listeners.get(listener).map(Listener::accept) else { return };
+            let stream = match self.listeners.get(listener).map(Listener::accept) {
+                Some(Ok(Some(stream))) => stream,
+                Some(Err(_)) => {
+                    // Out of descriptors: who waits is accepted later, and until then does not keep us awake.
+                    self.accept_more(false);
+                    self.paused = Some(Instant::now());
+                    return;
+                }
+                Some(Ok(None)) | None => return,
+            };
             if self.clients() == CLIENTS_MAX
                 && let Some(index) = self.late()
             {
