@@ -56,8 +56,7 @@ static int borrow(struct mem_device *device, const struct netvm_mem_attach *atta
 	if (!device->slab_bytes || device->slab_bytes % PAGE_SIZE ||
 	    device->slab_bytes > NETVM_SLAB_BYTES_MAX)
 		return -EPROTO;
-	if (!attach->bytes)
-		return -EINVAL;
+	/* Of at least one byte (see check()): never 0, and nothing overflows. */
 	count = div64_u64(attach->bytes - 1, device->slab_bytes) + 1;
 	if (count > NETVM_SLABS_MAX)
 		return -EFBIG;

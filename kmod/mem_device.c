@@ -185,6 +185,8 @@ static long notify_peer(struct mem_device *device, void __user *argument)
 	if (notify.number > U16_MAX)
 		return -EINVAL;
 	/* The peer's refusal would be the end of all that the device has. */
+	if (!device->boarded)
+		return -EOPNOTSUPP;
 	if (notify.number >= device->boarded)
 		return -ERANGE;
 	error = mem_cache_sync(device, 0, LLONG_MAX);
@@ -634,6 +636,7 @@ static int __init netvm_mem_init(void)
 	int error;
 
 	BUILD_BUG_ON(sizeof(struct netvm_header) != NETVM_HEADER_BYTES);
+	BUILD_BUG_ON(!MEM_IO_PAGES || MEM_IO_PAGES * PAGE_SIZE > NETVM_PAYLOAD_BYTES_MAX);
 	error = mem_cache_init();
 	if (error)
 		return error;

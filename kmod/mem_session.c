@@ -418,6 +418,19 @@ static bool answer_is_late(struct mem_session *session)
 	return late;
 }
 
+/*
+ * Who ends the session sets the error under the lock before he cancels the look:
+ * so none is queued behind his back.
+ */
+static void look_in(struct mem_session *session, unsigned int ms)
+{
+	spin_lock(&session->lock);
+	if (!session->error)
+		queue_delayed_work(system_unbound_wq, &session->look,
+				   msecs_to_jiffies(ms));
+	spin_unlock(&session->lock);
+}
+
 static void look_at_peer(struct work_struct *work)
 {
 	struct mem_session *session =
@@ -453,8 +466,7 @@ static void look_at_peer(struct work_struct *work)
 				 ANSWER_TIMEOUT_MS);
 		return;
 	}
-	queue_delayed_work(system_unbound_wq, &session->look,
-			   msecs_to_jiffies(LOOK_EVERY_MS));
+	look_in(session, LOOK_EVERY_MS);
 }
 
 static void end_session(struct work_struct *work)
@@ -514,10 +526,10 @@ int mem_session_start(struct mem_session *session, struct socket *socket,
 	session->sender = sender;
 	session->receiver = receiver;
 	session->started = true;
-	/* Before the session can end, which cancels it. */
-	queue_delayed_work(system_unbound_wq, &session->look, 0);
+	/* Nothing ends before the receiver runs: then the threads may be gone. */
 	wake_up_process(sender);
 	wake_up_process(receiver);
+	look_in(session, 0);
 	return 0;
 }
 

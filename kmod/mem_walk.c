@@ -51,14 +51,15 @@ static void walk(struct mm_struct *mm, struct netvm_mem_page *page)
 	if (pgd_none(pgd) || pgd_bad(pgd))
 		return;
 
-	p4dp = p4d_offset(pgdp, address);
+	/* By the entries that were checked, here and below: they may be others by now. */
+	p4dp = p4d_offset_lockless(pgdp, pgd, address);
 	p4d = READ_ONCE(*p4dp);
 	page->entries[NETVM_MEM_P4D] = p4d_val(p4d);
 	leaf(page, NETVM_MEM_P4D, P4D_SHIFT);
 	if (p4d_none(p4d) || p4d_bad(p4d))
 		return;
 
-	pudp = pud_offset(p4dp, address);
+	pudp = pud_offset_lockless(p4dp, p4d, address);
 	pud = READ_ONCE(*pudp);
 	page->entries[NETVM_MEM_PUD] = pud_val(pud);
 	leaf(page, NETVM_MEM_PUD, PUD_SHIFT);
@@ -69,7 +70,6 @@ static void walk(struct mm_struct *mm, struct netvm_mem_page *page)
 		return;
 	}
 
-	/* By the entries that were checked: they may be others by now. */
 	pmdp = pmd_offset_lockless(pudp, pud, address);
 	pmd = READ_ONCE(*pmdp);
 	page->entries[NETVM_MEM_PMD] = pmd_val(pmd);

@@ -110,6 +110,9 @@ echo "== a node's segment"
 netvm device attach --segment service --at 10.7.0.1:7071 --key segment.key --board-key segment.key --secret key
 equal bytes "$(cat $state/netvm_mem1/bytes)" $((1 << 20))
 equal answer "$(memory asks 1 'able was I')" "I saw elba"
+# It has one notification.
+memory beyond 1 1
+equal state "$(cat $state/netvm_mem1/state)" attached
 equal answer "$(memory asks 1 'once more')" "erom ecno"
 memory random 1 6 100
 sum=$(sha256sum </dev/netvm_mem1)

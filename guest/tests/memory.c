@@ -14,6 +14,7 @@
  *   memory keep N COMMAND               maps it, and has it open, while COMMAND runs
  *   memory lost N COMMAND               COMMAND ends the peer, with dirty pages mapped
  *   memory notified N                   notifications both ways
+ *   memory beyond N COUNT               a peer of so many notifications is not asked for more
  *   memory asks N TEXT                  a request to examples/device_service.rs, and its answer
  *   memory fails N                      the first read must fail, and everything after it
  *   memory refused N                    reads fail one by one, and it lives
@@ -214,6 +215,13 @@ static void attaching(char **word)
 	fails(control(NETVM_MEM_ATTACH, &with), EFBIG);
 	with = lender(host, port, 1ull << 63);
 	fails(control(NETVM_MEM_ATTACH, &with), EFBIG);
+	/* A divisor that is 0 in 32 bits, and a sum that is 0 in 64. */
+	with = lender(host, port, 100000);
+	strcpy(with.name, "evil-slab-0x100000000");
+	fails(control(NETVM_MEM_ATTACH, &with), EPROTO);
+	with = lender(host, port, 100000);
+	strcpy(with.name, "evil-slab-0xffffffffffff0000");
+	fails(control(NETVM_MEM_ATTACH, &with), EPROTO);
 	with = lender(host, port, 0);
 	fails(control(NETVM_MEM_ATTACH, &with), EINVAL);
 	with = segment(host, port, "grid", 'k');
@@ -576,13 +584,25 @@ static void notified(char **word)
 	polled.fd = other;
 	must(poll(&polled, 1, 0) == 1);
 	must(ioctl(other, NETVM_MEM_NOTIFIED, &came) == 0 && poll(&polled, 1, 0) == 0);
-	/* Numbers that the peer does not have are not asked for. */
-	tell.number = 64;
-	fails(ioctl(fd, NETVM_MEM_NOTIFY, &tell), ERANGE);
-	tell.number = 5;
 	tell.value = 0;
 	must(ioctl(fd, NETVM_MEM_NOTIFY, &tell) == 0);
 	must(poll(&polled, 1, 10000) == 1 && polled.revents == POLLPRI);
+}
+
+/* The peer's refusal would end the session. */
+static void beyond(char **word)
+{
+	int fd = open_device(atoi(word[0]), O_RDWR), count = atoi(word[1]);
+	struct netvm_mem_notify tell = { .number = count };
+	struct netvm_mem_info info;
+
+	fails(ioctl(fd, NETVM_MEM_NOTIFY, &tell), count ? ERANGE : EOPNOTSUPP);
+	tell.number = UINT16_MAX;
+	tell.value = 1;
+	fails(ioctl(fd, NETVM_MEM_NOTIFY, &tell), count ? ERANGE : EOPNOTSUPP);
+	/* Whatever was sent, the peer has it now. */
+	must(pwrite(fd, "x", 1, 0) == 1 && fsync(fd) == 0);
+	must(ioctl(fd, NETVM_MEM_INFO, &info) == 0 && info.error == 0);
 }
 
 static void asks(char **word)
@@ -718,7 +738,7 @@ int main(int count, char **arguments)
 		{ "edges", edges, 1 },	     { "random", randomly, 3 },	    { "share", share, 1 },
 		{ "pages", pages, 1 },	     { "keep", keep, 2 },	    { "lost", lost, 2 },
 		{ "notified", notified, 1 }, { "fails", failing, 1 },	    { "refused", refused, 1 },
-		{ "asks", asks, 2 },	     { "bound", bound, 2 },
+		{ "asks", asks, 2 },	     { "bound", bound, 2 },	    { "beyond", beyond, 2 },
 	};
 	size_t i;
 

@@ -81,6 +81,12 @@ equal "devices afterwards" "$(ls $state)" ""
 echo "== notifications"
 n=$(attach notify k)
 memory notified $n
+memory beyond $n 64
+equal state "$(cat $state/netvm_mem$n/state)" attached
+memory detach $n
+n=$(attach grid k)
+memory beyond $n 0
+equal state "$(cat $state/netvm_mem$n/state)" attached
 memory detach $n
 
 echo "== an idle device lives on"

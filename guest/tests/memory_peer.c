@@ -9,7 +9,8 @@
  *   notify        4096 bytes; whoever notifies it of N is notified of N + 1 (a count) and N + 2 (what was posted, plus one)
  *   evil-WHAT     reads are answered with WHAT
  *
- * A lender's slabs have 64 KiB, of which it has 256.
+ * A lender's slabs have 64 KiB, of which it has 256. Whom it shows as evil-slab-BYTES
+ * is told that they have BYTES.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -200,8 +201,8 @@ static void serve_import(const struct netvm_header *header, const unsigned char 
 		refuse(header, NETVM_NO_SEGMENT);
 		return;
 	}
-	if (!strcmp(name, "notify"))
-		answer.sequence = 64;
+	if (!strcmp(name, "fixed") || !strcmp(name, "grid"))
+		answer.sequence = 0;
 	answer.offset = memory_bytes;
 	answer.bytes = strcmp(name, "fixed") ? 3 : 1;
 	frame(answer, NULL, 0);
@@ -215,7 +216,7 @@ static void serve_import(const struct netvm_header *header, const unsigned char 
 	}
 }
 
-static void serve_call(const struct netvm_header *header)
+static void serve_call(const struct netvm_header *header, const unsigned char *body, uint32_t length)
 {
 	struct netvm_header answer = { .kind = NETVM_CALL_REPLY, .token = header->token };
 	uint64_t slab_bytes = SLAB_BYTES;
@@ -226,6 +227,13 @@ static void serve_call(const struct netvm_header *header)
 	} given = { 0, 0, (uint64_t)SLABS * SLAB_BYTES, 0, 0 };
 
 	if (header->handle == NETVM_METHOD_ATTACH) {
+		char name[256] = "";
+
+		if (length < 22 || length > 22 + 255)
+			exit(1);
+		memcpy(name, body + 22, length - 22);
+		if (!strncmp(name, "evil-slab-", 10))
+			slab_bytes = strtoull(name + 10, NULL, 0);
 		is_lender = 1;
 		writable = 1;
 		memory = calloc(SLABS, SLAB_BYTES);
@@ -311,7 +319,7 @@ static void serve(void)
 			serve_import(&header, body, length);
 			break;
 		case NETVM_CALL:
-			serve_call(&header);
+			serve_call(&header, body, length);
 			break;
 		case NETVM_IMPORT_ACK:
 			board = header.handle;
