@@ -68,7 +68,11 @@ impl Run {
 
     /// How its pages are protected, and what is missing of that; nothing for a run without redundancy that has lost nobody.
     pub fn protection(&self, stats: &PagerStats) -> Option<String> {
-        let (lost, kept) = (self.lost(), protection(self.replicas as usize, self.erasure));
+        let (lost, replicas) = (self.lost(), self.replicas as usize);
+        let kept = match self.is_complete(stats) {
+            true => protection(replicas, self.erasure),
+            false => copies(replicas, self.erasure),
+        };
         if lost.is_empty() {
             return kept;
         }
@@ -79,6 +83,12 @@ impl Run {
             stats.pages_repaired,
             stats.pages_unprotected
         ))
+    }
+
+    /// Whether all pages have the copies or parts that they should have, as far as it is known.
+    pub fn is_complete(&self, stats: &PagerStats) -> bool {
+        let lost = self.lost().len();
+        is_complete(stats, lost, self.each_lender.len(), self.replicas as usize, self.erasure)
     }
 
     /// Whether it goes on.
@@ -97,15 +107,31 @@ impl Run {
     }
 }
 
-/// How pages are protected that are not local, if they are.
+/// How pages are protected that are not local, if they are, and all copies are complete.
 pub fn protection(replicas: usize, erasure: Option<Erasure>) -> Option<String> {
+    let what = if erasure.is_some() { "their lenders" } else { "them" };
+    let spare = erasure.map_or(replicas.saturating_sub(1), Erasure::parity);
+    copies(replicas, erasure).map(|copies| format!("{copies}: any {spare} of {what} may be lost"))
+}
+
+/// Where pages are that are not local, unless they are in one place each.
+pub fn copies(replicas: usize, erasure: Option<Erasure>) -> Option<String> {
     match erasure {
-        Some(erasure) => {
-            Some(format!("in {erasure} parts: any {} of their lenders may be lost", erasure.parity()))
-        }
-        None => (replicas > 1)
-            .then(|| format!("on {replicas} lenders each: any {} of them may be lost", replicas - 1)),
+        Some(erasure) => Some(format!("in {erasure} parts")),
+        None => (replicas > 1).then(|| format!("on {replicas} lenders each")),
     }
+}
+
+/// Whether a run that has lost so many of its lenders has all copies or parts of its pages. Where that is not known, it has not.
+pub fn is_complete(
+    stats: &PagerStats,
+    lost: usize,
+    lenders: usize,
+    replicas: usize,
+    erasure: Option<Erasure>,
+) -> bool {
+    let needed = erasure.map_or(replicas, Erasure::lenders);
+    lost == 0 || (stats.pages_unprotected == 0 && stats.pages_repaired > 0 && lenders >= needed + lost)
 }
 
 /// The name of a process; its arguments may be in memory that has to be waited for.
@@ -253,6 +279,23 @@ mod tests {
         let rates = Rates::between(&look(0, new), &look(1000, old));
         assert_eq!((rates.faults, rates.prefetch_hit), (100.0, None));
         assert_eq!(Rates::between(&look(0, old), &look(0, new)).faults, 0.0);
+    }
+
+    #[test]
+    fn what_has_lost_a_copy_is_not_protected() {
+        let stats = |pages_repaired, pages_unprotected| PagerStats {
+            pages_repaired,
+            pages_unprotected,
+            ..PagerStats::default()
+        };
+        assert!(is_complete(&stats(0, 0), 0, 2, 2, None));
+        assert!(!is_complete(&stats(0, 0), 1, 2, 2, None), "nobody is left for a copy");
+        assert!(!is_complete(&stats(5, 0), 1, 2, 2, None));
+        assert!(!is_complete(&stats(5, 1), 1, 3, 2, None));
+        assert!(is_complete(&stats(5, 0), 1, 3, 2, None));
+        assert_eq!(protection(2, None).unwrap(), "on 2 lenders each: any 1 of them may be lost");
+        assert_eq!(copies(2, None).unwrap(), "on 2 lenders each");
+        assert_eq!((protection(1, None), copies(1, None)), (None, None));
     }
 
     #[test]

@@ -16,13 +16,14 @@ impl FromStr for Size {
         let trimmed = text.trim();
         let end = trimmed.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(trimmed.len());
         let (number, unit) = trimmed.split_at(end);
-        let unit = unit.trim().to_ascii_uppercase();
+        let written = unit.trim();
+        let unit = written.to_ascii_uppercase();
         let unit = unit.strip_suffix("IB").or_else(|| unit.strip_suffix('B')).unwrap_or(&unit);
         let shift = if unit.is_empty() {
             0
         } else {
             let known = UNITS.iter().find(|(letter, _)| unit == letter.to_string());
-            known.ok_or_else(|| format!("{unit:?} is no unit; use K, M, G or T, as in 256M"))?.1
+            known.ok_or_else(|| format!("{written:?} is no unit; use K, M, G or T, as in 256M"))?.1
         };
         let number: f64 =
             number.parse().map_err(|_| format!("{text:?} is no size; write one like 256M or 1.5G"))?;
@@ -67,6 +68,12 @@ mod tests {
         for text in ["", "M", "-1", "1Q", "1.2.3G", "99999999P", "1e9", "256Mi5"] {
             assert!(text.parse::<Size>().is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn names_a_unit_as_it_was_written() {
+        let error = "1e9".parse::<Size>().unwrap_err();
+        assert!(error.starts_with("\"e9\" is no unit"), "{error}");
     }
 
     #[test]

@@ -185,6 +185,8 @@ fn arguments_that_make_no_sense_are_refused() {
         (&["--pressure", "10", "--pressure-file", "/etc/passwd"], "/etc/passwd tells of no pressure"),
         (&["--lease-timeout", "0"], "0"),
         (&["--reserve", "500T"], "leaves nothing to lend: this machine has"),
+        (&["--slab", "64M"], "no room for one slab of 64 MiB; give more, or a smaller --slab"),
+        (&["--cpu", "1023"], "this process may use, "),
     ] {
         let done = finish(netvm().args(["lend", "--size", "32M", "--listen", "127.0.0.1:0"]).args(arguments));
         assert!(!done.status.success() && done.err.contains(words), "{arguments:?}: {}", done.err);

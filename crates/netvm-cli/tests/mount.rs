@@ -667,6 +667,7 @@ fn bad_input() {
         (vec![here, "--join", address], "does not"),
         (vec![here, "--segment", "f"], "name= is missing"),
         (vec![here, "--segment", &segment("f")], "has no key"),
+        (vec![here, "--segment", "f,name=n,at=127.0.0.1:1,key=nokey"], "cannot read the key file nokey"),
         (vec![nowhere.to_str().unwrap(), "--size", "1M", "--lender", address], "No such file"),
         (vec![key.to_str().unwrap(), "--size", "1M", "--lender", address], "not a directory"),
     ] {

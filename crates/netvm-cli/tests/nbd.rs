@@ -389,6 +389,24 @@ print(good)
     }
 }
 
+/// One after the other: there is nobody who could take a copy.
+#[test]
+fn nothing_is_complete_when_the_last_lender_is_lost() {
+    if !has("nothing_is_complete_when_the_last_lender_is_lost", &[NBDCOPY]) {
+        return;
+    }
+    let lenders = [lender("96M"), lender("96M")];
+    let device = Device::start("64M", &[&lenders[0].1, &lenders[1].1], &["--replicas", "2"]);
+    let file = random_file(&device.folder, 64 << 20);
+    finish(Command::new(NBDCOPY).arg(&file).arg(device.uri())).must_succeed();
+    lenders[0].1.signal("KILL");
+    until("nothing is protected", || device.said().contains("there is no protection until one is back"));
+    lenders[1].1.signal("KILL");
+    until("nothing is left", || device.said().contains("nothing is left"));
+    std::thread::sleep(Duration::from_secs(2));
+    assert!(!device.said().contains("complete"), "{}", device.said());
+}
+
 /// Time in which the server itself did not run is nobody's silence.
 #[test]
 fn a_server_that_was_stopped_gives_nobody_up() {
@@ -531,7 +549,11 @@ fn what_cannot_be_is_said() {
         (&["--size", "4095P", "--lender", address], "can have"),
         (&["--size", "1M", "--lender", address, "--replicas", "2"], "2 replicas on 1 lenders"),
         (&["--size", "1M", "--lender", "unix:/nowhere/x"], "/nowhere/x"),
-        (&["--size", "1M", "--lender", address, "--unix", "/nowhere/x"], "/nowhere/x"),
+        (&["--size", "1M", "--lender", address, "--unix", "/nowhere/x"], "choose another --unix path"),
+        (
+            &["--size", "1M", "--lender", address, "--tls", "/proc"],
+            "a folder with server-cert.pem, server-key.pem",
+        ),
         (&["--size", "1M", "--lender", address, "--listen", "0.0.0.0:0"], "--insecure"),
         (&["--size", "1M"], "--lender"),
     ] {
@@ -549,4 +571,6 @@ fn the_doctor_tells_of_this_view_and_of_no_other() {
     let nbd = findings.iter().find(|finding| finding["what"] == "netvm nbd");
     assert_eq!(nbd.unwrap_or_else(|| panic!("{whats:?}"))["verdict"], "ok");
     assert!(!whats.contains(&"FUSE") && !whats.contains(&"ublk"), "{whats:?}");
+    assert!(whats.contains(&"netvm mount") && whats.contains(&"netvm device"), "{whats:?}");
+    assert!(whats.iter().all(|what| what.trim() == *what), "{whats:?}");
 }

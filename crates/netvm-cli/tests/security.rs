@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Done, Folder, Guard, can_run, finish, netvm};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -38,6 +38,34 @@ fn who_prints_ends_quietly_when_nobody_reads() {
         let said = String::from_utf8_lossy(&output.stderr);
         assert!(said.is_empty() && !output.status.success(), "{arguments:?}: {} {said}", output.status);
     }
+}
+
+/// What a full disk has taken a part of is not there for the next try.
+#[test]
+fn a_full_disk_keeps_no_part_of_a_secret() {
+    const TEST: &str = "a_full_disk_keeps_no_part_of_a_secret";
+    let folder = Folder::new("security-full");
+    let at = folder.path("");
+    let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=16k", "none"]).arg(&at).output();
+    if !mount.is_ok_and(|output| output.status.success()) {
+        let _ = writeln!(std::io::stderr(), "{TEST}: skipped (nothing can be mounted)");
+        return;
+    }
+    let full = std::fs::write(at.join("full"), vec![1; 1 << 20]);
+    let new = finish(netvm().args(["secret", "new"]).arg(at.join("key")));
+    let run =
+        finish(netvm().args(["run", "--local", "8M", "--trace"]).arg(at.join("trace")).args(["--", "true"]));
+    let left: Vec<_> = std::fs::read_dir(&at).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let _ = std::fs::remove_file(at.join("full"));
+    let again = finish(netvm().args(["secret", "new"]).arg(at.join("key")));
+    let _ = Command::new("umount").arg("-l").arg(&at).status();
+    assert!(full.is_err());
+    for done in [new, run] {
+        assert!(!done.status.success(), "{}", done.err);
+        assert!(done.err.contains("No space left") || done.err.contains("userfaultfd"), "{}", done.err);
+    }
+    assert_eq!(left, ["full"]);
+    again.must_succeed();
 }
 
 /// A lender over TCP on this machine, with more arguments, and its address.

@@ -6,7 +6,7 @@ use crate::size::Size;
 use clap::Args;
 use netvm::pager::{FaultPath, WakeCosts};
 use netvm_sys::uffd;
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -35,11 +35,17 @@ enum Verdict {
 
 #[derive(Debug, Serialize)]
 struct Finding {
+    /// With blanks before it where it is a part of the one above; programs get it without.
+    #[serde(serialize_with = "without_blanks")]
     what: &'static str,
     verdict: Verdict,
     found: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     fix: Option<String>,
+}
+
+fn without_blanks<S: Serializer>(what: &&'static str, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(what.trim_start())
 }
 
 fn finding(what: &'static str, verdict: Verdict, found: impl Into<String>, fix: Option<&str>) -> Finding {
@@ -352,6 +358,46 @@ fn private_memory() -> Finding {
     finding(WHAT, Verdict::Without, format!("goes over the connection ({said})"), Some(fix))
 }
 
+/// Files in lent memory.
+fn mount() -> Finding {
+    const WHAT: &str = "netvm mount";
+    const FUSE: &str = "/dev/fuse";
+    if !Path::new(FUSE).exists() {
+        let text = format!("no {FUSE}: no files in lent memory");
+        return finding(WHAT, Verdict::Without, text, Some("as root: modprobe fuse"));
+    }
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let has_helper = std::env::split_paths(&path).any(|folder| folder.join("fusermount3").is_file());
+    let text = match has_helper {
+        true => format!("{FUSE}: files in lent memory"),
+        false => format!("{FUSE}: files in lent memory, as root only"),
+    };
+    let fix = (!has_helper).then_some("for others: install fuse3 (fusermount3)");
+    finding(WHAT, Verdict::Ok, text, fix)
+}
+
+/// Character devices of lent memory, by a kernel module of our own.
+fn device() -> Finding {
+    const WHAT: &str = "netvm device";
+    if Path::new("/sys/module/netvm_mem").exists() {
+        let text = "netvm_mem is loaded: lent memory as a character device, as root";
+        return finding(WHAT, Verdict::Ok, text, None);
+    }
+    let release = read("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let headers = format!("/lib/modules/{release}/build");
+    if Path::new(&headers).exists() {
+        let text = format!("netvm_mem is not loaded; {headers} has what it is built with");
+        let fix = "as root: make -C kmod && insmod kmod/netvm_mem.ko";
+        return finding(WHAT, Verdict::Without, text, Some(fix));
+    }
+    finding(
+        WHAT,
+        Verdict::Without,
+        format!("netvm_mem is not loaded, and there is no {headers} to build it with"),
+        Some("install this kernel's headers; then, as root: make -C kmod && insmod kmod/netvm_mem.ko"),
+    )
+}
+
 /// What views of lent memory besides `netvm run`, and the benchmarks, find here.
 fn views() -> Vec<Finding> {
     let nbd = match netvm_sys::net::Stream::pair() {
@@ -381,6 +427,8 @@ fn views() -> Vec<Finding> {
             "netvm swap uses nbd or a loop device",
             Some("as root: modprobe ublk_drv (Linux 6.5 or later)"),
         ),
+        mount(),
+        device(),
         found(
             "netvm swap",
             "/dev/fuse",

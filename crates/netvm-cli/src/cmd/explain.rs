@@ -31,7 +31,7 @@ pub fn faults(wanted: FaultPath) -> String {
         FaultPath::Auto => format!("auto: {}", WakeCosts::of_this_machine()),
         _ => "as asked for".to_owned(),
     };
-    format!("faults: fault path {} ({why})\n", wanted.resolved())
+    format!("netvm: fault path {} ({why})\n", wanted.resolved())
 }
 
 /// The same for a program.
@@ -203,11 +203,13 @@ pub fn lenders(detail: &PagerDetail, names: &[String], classes: &[Class]) -> Str
     if names.len() < 2 {
         return text;
     }
+    let is_shared = |lender: &Lender<'_>| lender.reads == 0 && lender.bytes_in > 0;
+    let any_shared = each_lender(detail, names, classes).any(|lender| is_shared(&lender));
     let width = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).clamp(16, 48);
     let _ = writeln!(
         text,
         "netvm: {:<width$}{:>12}{:>12}{:>12}{:>12}{:>12}{:>12}",
-        "lender", "lends", "reads", "us each", "MiB in", "MiB out", "most MiB"
+        "lender", "lends", "timed reads", "us each", "MiB in", "MiB out", "most MiB"
     );
     for Lender { name, class, reads, us, bytes_in, bytes_out, held_peak } in
         each_lender(detail, names, classes)
@@ -221,6 +223,12 @@ pub fn lenders(detail: &PagerDetail, names: &[String], classes: &[Class]) -> Str
             held_peak >> 20
         );
     }
+    if any_shared {
+        let _ = writeln!(
+            text,
+            "netvm: what comes straight out of memory that a lender shares is in \"MiB in\", and is not timed"
+        );
+    }
     text
 }
 
@@ -228,6 +236,7 @@ struct Lender<'a> {
     name: &'a str,
     /// What it lends.
     class: &'static str,
+    /// Those of which the time was taken.
     reads: u64,
     /// Microseconds for each.
     us: Option<f64>,

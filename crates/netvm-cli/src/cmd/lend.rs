@@ -7,6 +7,8 @@ use crate::size::Size;
 use clap::{Args, ValueEnum};
 use netvm::lender::{Compress, Lender, LenderConfig};
 use netvm::security::{Encryption, Secret, Security};
+use netvm_core::slab::is_slab;
+use netvm_sys::cpu::CpuSet;
 use netvm_sys::signal::{SIGINT, SIGTERM, Signals};
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -37,7 +39,8 @@ Examples:
   netvm lend --size 32G --listen 10.0.0.5:7070 --insecure
                                                     for everybody who reaches that address")]
 pub struct LendArgs {
-    /// Most memory to lend, e.g. 8G; of the file with --file; with --compress, most memory to use
+    /// Most memory to lend, e.g. 8G; of the file with --file; with --compress, most memory to use. Whole slabs are lent: what is less than one at the
+    /// end is not
     #[arg(long)]
     size: Size,
     /// Address to listen at: HOST:PORT or unix:/path; may be given several times
@@ -124,7 +127,7 @@ fn parse_percent(text: &str) -> Result<u32, String> {
 
 pub fn run(args: LendArgs) -> Outcome {
     match &args.file {
-        None => check_size(args.size)?,
+        None => check_size(args.size, args.private)?,
         Some(folder) => check_room(folder, args.size)?,
     }
     let compress = compress(&args)?;
@@ -163,13 +166,20 @@ pub fn run(args: LendArgs) -> Outcome {
         )
         .into());
     }
+    if args.size < args.slab && compress.is_none() && is_slab(args.slab.0) {
+        return Err(format!(
+            "--size {} has no room for one slab of {}; give more, or a smaller --slab",
+            args.size, args.slab
+        )
+        .into());
+    }
     let signals = Signals::block(&[SIGTERM, SIGINT]);
     if args.kernel_reads == KernelReads::Auto {
         // Each unit that the kernel reads has one.
         netvm_sys::thread::raise_descriptors_max();
     }
     if let Some(cpu) = args.cpu {
-        netvm_sys::cpu::pin(cpu).map_err(|error| format!("cannot run on CPU {cpu}: {error}"))?;
+        netvm_sys::cpu::pin(cpu).map_err(|error| cannot_pin(cpu, &error))?;
     }
     if args.hugepages
         && let Err(setting) = lent_hugepages()
@@ -213,13 +223,16 @@ pub fn run(args: LendArgs) -> Outcome {
         kernel_reads: args.kernel_reads == KernelReads::Auto,
         security,
     })?;
+    let wanted = compress.as_ref().map_or(args.size, |compress| Size(compress.lend_bytes));
+    let lent = Size(wanted.0 / args.slab.0 * args.slab.0);
     let size = match compress {
-        Some(Compress { lend_bytes, overflow: Some(_) }) => {
-            format!("up to {}, packed into {},", Size(lend_bytes), args.size)
-        }
-        Some(_) => format!("{}, packed,", args.size),
-        None => args.size.to_string(),
+        Some(Compress { overflow: Some(_), .. }) => format!("up to {lent}, packed into {},", args.size),
+        Some(_) => format!("{lent}, packed,"),
+        None => lent.to_string(),
     };
+    if lent < wanted && !args.private {
+        tell!("netvm: {wanted} to lend were rounded down to whole slabs: {lent}");
+    }
     let mut out = std::io::stdout();
     for address in lender.addresses() {
         // Whoever started us may have gone; that is no reason not to serve.
@@ -229,6 +242,27 @@ pub fn run(args: LendArgs) -> Outcome {
     let stop = super::stop_on(signals)?;
     lender.run(&stop)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// That CPU is none, or not one of this process.
+fn cannot_pin(cpu: usize, error: &std::io::Error) -> String {
+    let Ok(ours) = CpuSet::of(0) else { return format!("cannot run on CPU {cpu}: {error}") };
+    if ours.contains(cpu) {
+        return format!("cannot run on CPU {cpu}: {error}");
+    }
+    format!("cannot run on CPU {cpu}: give --cpu one of those that this process may use, {}", listed(&ours))
+}
+
+/// As in `0-3,8`.
+fn listed(cpus: &CpuSet) -> String {
+    let all = cpus.words().len() * 64;
+    let mut ranges = Vec::new();
+    let mut next = 0;
+    while let Some(first) = (next..all).find(|&cpu| cpus.contains(cpu)) {
+        next = (first..all).find(|&cpu| !cpus.contains(cpu)).unwrap_or(all);
+        ranges.push(if next - first == 1 { first.to_string() } else { format!("{first}-{}", next - 1) });
+    }
+    ranges.join(",")
 }
 
 /// How to pack, if it is wanted.
@@ -255,12 +289,14 @@ fn secret_on_input(args: &LendArgs) -> Result<Security, Box<dyn std::error::Erro
 }
 
 /// Memory that this machine does not have cannot be lent; what others use now may come free.
-fn check_size(size: Size) -> Result<(), String> {
+fn check_size(size: Size, is_private: bool) -> Result<(), String> {
+    // Who starts a lender for itself alone has another option for it.
+    let option = if is_private { "--lend-size" } else { "--size" };
     let all = meminfo("MemTotal").and_then(|ram| Some(ram + meminfo("SwapTotal")?));
     let available = meminfo("MemAvailable");
     match (all, available) {
         (Some(all), _) if size.0 > all => Err(format!(
-            "cannot lend {size}: this machine has {} of memory in all; give a smaller --size",
+            "cannot lend {size}: this machine has {} of memory in all; give a smaller {option}",
             Size(all)
         )),
         (_, Some(available)) if size.0 > available => {

@@ -47,8 +47,9 @@ pub fn run(args: &MetricsArgs) -> Outcome {
         )
         .into());
     }
-    let server =
-        Server::http(&args.listen).map_err(|error| format!("cannot listen at {}: {error}", args.listen))?;
+    let server = Server::http(&args.listen).map_err(|error| {
+        format!("cannot listen at {}: {error}; choose another --listen address, or --print", args.listen)
+    })?;
     out!("metrics at http://{}/metrics", server.server_addr());
     let header: Header = format!("Content-Type: {CONTENT_TYPE}").parse().map_err(|()| "no header")?;
     for request in server.incoming_requests() {

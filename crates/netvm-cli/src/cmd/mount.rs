@@ -1,7 +1,8 @@
 //! `netvm mount`: lent memory and segments as files.
 
+use super::Outcome;
 use super::secret::SecurityArgs;
-use super::{Outcome, volume};
+use super::volume::{self, Story};
 use crate::size::Size;
 use clap::Args;
 use netvm::Error;
@@ -241,7 +242,8 @@ fn serve(
     }
     let _ = out.flush();
     widen(folder);
-    server.run(stop, |notice| tell(&notice))?;
+    let mut story = Story::new(args.lender.len(), args.replicas);
+    server.run(stop, |notice| tell(&mut story, &notice))?;
     Ok(())
 }
 
@@ -277,7 +279,9 @@ fn join(
     let _ = writeln!(out, "netvm: mounted {address} at {}", folder.display());
     let _ = out.flush();
     widen(folder);
-    joined.run(stop, |notice| tell(&notice))?;
+    // Lenders are the other mount's.
+    let mut story = Story::new(0, 0);
+    joined.run(stop, |notice| tell(&mut story, &notice))?;
     Ok(())
 }
 
@@ -306,9 +310,10 @@ fn may_not(error: Error) -> String {
 
 /// The key in a file.
 pub fn read_key(path: &Path) -> Result<RemoteKey, String> {
-    let text = fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let text = fs::read_to_string(path)
+        .map_err(|error| format!("cannot read the key file {}: {error}", path.display()))?;
     RemoteKey::from_text(text.trim())
-        .ok_or_else(|| format!("{} has no key: 32 hexadecimal digits", path.display()))
+        .ok_or_else(|| format!("the key file {} has no key: 32 hexadecimal digits", path.display()))
 }
 
 /// Unmounts when the process is told to end: that ends it, as soon as nobody uses the files.
@@ -354,15 +359,15 @@ fn unmount(folder: &Path) -> std::io::Result<()> {
     netvm_sys::fuse::unmount_unused(folder)
 }
 
-fn tell(notice: &MountNotice) {
-    if let Some(sentence) = sentence(notice) {
+fn tell(story: &mut Story, notice: &MountNotice) {
+    if let Some(sentence) = sentence(story, notice) {
         tell!("netvm mount: {sentence}");
     }
 }
 
-fn sentence(notice: &MountNotice) -> Option<String> {
+fn sentence(story: &mut Story, notice: &MountNotice) -> Option<String> {
     Some(match notice {
-        MountNotice::Volume(event) => volume::sentence(event),
+        MountNotice::Volume(event) => return story.sentence(event),
         MountNotice::Segment(error) => format!("a segment failed (EIO): {error}"),
         MountNotice::OfItself { thread } => format!(
             "thread {thread} may not open a file that is memory of its own process (EDEADLK): it could wait for itself"

@@ -1,12 +1,13 @@
 //! `netvm nbd`: lent memory as a network block device.
 
 use super::Outcome;
-use super::volume::{self, VolumeArgs};
+use super::volume::{Story, VolumeArgs};
 use clap::Args;
+use netvm::Error;
 use netvm::view::nbd::{NbdConfig, NbdServer, Notice, TlsFiles};
 use netvm_sys::signal::{SIGINT, SIGTERM, Signals};
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Arguments of `netvm nbd`.
@@ -54,7 +55,7 @@ pub fn run(args: NbdArgs) -> Outcome {
         return Err("a device of 0 bytes is of no use; give --size, e.g. 4G".into());
     }
     let signals = Signals::block(&[SIGTERM, SIGINT]);
-    let tls = args.tls.as_deref().map(TlsFiles::load).transpose()?;
+    let tls = args.tls.as_deref().map(load_tls).transpose()?;
     let volume = args.volume.open("nbd", size.0)?;
     let mut listen = args.listen;
     listen.extend(args.unix.map(|path| format!("unix:{}", path.display())));
@@ -71,7 +72,7 @@ pub fn run(args: NbdArgs) -> Outcome {
         insecure: args.insecure,
         spin_us: args.spin_us,
     };
-    let mut server = NbdServer::bind(volume, config)?;
+    let mut server = NbdServer::bind(volume, config).map_err(cannot)?;
     let mut out = std::io::stdout();
     for address in server.addresses() {
         // Whoever started us may have gone; that is no reason not to serve.
@@ -79,14 +80,42 @@ pub fn run(args: NbdArgs) -> Outcome {
     }
     let _ = out.flush();
     let stop = super::stop_on(signals)?;
-    server.run(&stop, |notice| tell!("netvm nbd: {}", sentence(&notice)))?;
+    let mut story = Story::new(args.volume.lender.len(), replicas);
+    server.run(&stop, |notice| {
+        if let Some(sentence) = sentence(&mut story, &notice) {
+            tell!("netvm nbd: {sentence}");
+        }
+    })?;
     Ok(ExitCode::SUCCESS)
 }
 
-fn sentence(notice: &Notice) -> String {
-    match notice {
-        Notice::Volume(event) => volume::sentence(event),
+/// A folder without what it is to have says all that it is to have.
+fn load_tls(folder: &Path) -> Result<TlsFiles, String> {
+    TlsFiles::load(folder).map_err(|error| {
+        let is_there = |name: &str| folder.join(name).is_file();
+        match is_there("server-cert.pem") && is_there("server-key.pem") {
+            true => error.to_string(),
+            false => format!(
+                "{error}; --tls wants a folder with server-cert.pem, server-key.pem and, to check clients' certificates, ca-cert.pem"
+            ),
+        }
+    })
+}
+
+/// What to do about an address that cannot be listened at, in the words of this command.
+fn cannot(error: Error) -> String {
+    match &error {
+        Error::Listen { address, reason } if address.starts_with("unix:") => {
+            format!("cannot listen at {address}: {reason}; choose another --unix path")
+        }
+        _ => error.to_string(),
+    }
+}
+
+fn sentence(story: &mut Story, notice: &Notice) -> Option<String> {
+    Some(match notice {
+        Notice::Volume(event) => return story.sentence(event),
         Notice::BadClient(what) => format!("closed a client: {what}"),
         _ => format!("{notice:?}"),
-    }
+    })
 }

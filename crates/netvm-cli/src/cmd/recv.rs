@@ -3,9 +3,9 @@
 use super::Outcome;
 use super::secret::SecurityArgs;
 use super::send::{Bar, TransferArgs, report};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use netvm::security::Security;
-use netvm::transfer::{ReceiveOptions, Receiver};
+use netvm::transfer::{Method, ReceiveOptions, Receiver};
 use netvm_sys::net::{Address, remove_socket};
 use netvm_sys::signal::{SIGHUP, SIGINT, SIGTERM, Signals, end_by, is_ignored};
 use std::io::Write;
@@ -30,6 +30,9 @@ pub struct RecvArgs {
     /// Address to listen at: HOST:PORT or unix:/path
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7071")]
     listen: String,
+    /// How bytes get between the connection and files; the sender may use another way. Of onesided and device the sender decides
+    #[arg(long, value_enum, default_value_t = MethodName::Copy)]
+    method: MethodName,
     #[command(flatten)]
     how: TransferArgs,
     /// Replace files that are there already
@@ -42,10 +45,31 @@ pub struct RecvArgs {
     insecure: bool,
 }
 
+/// Ways that are a receiver's choice.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+enum MethodName {
+    /// Through a buffer, with read and write
+    Copy,
+    /// Between the connection and the pages of the mapped file
+    Mmap,
+    /// By the kernel: splice
+    Sendfile,
+}
+
+impl From<MethodName> for Method {
+    fn from(name: MethodName) -> Self {
+        match name {
+            MethodName::Copy => Self::Copy,
+            MethodName::Mmap => Self::Mmap,
+            MethodName::Sendfile => Self::Sendfile,
+        }
+    }
+}
+
 pub fn run(args: RecvArgs) -> Outcome {
     let options = ReceiveOptions {
         listen: args.listen,
-        method: args.how.method(),
+        method: args.method.into(),
         framing: args.how.framing(),
         overwrite: args.overwrite,
         security: Security { insecure: args.insecure, ..args.security.load()? },

@@ -12,6 +12,7 @@ use super::secret::SecurityArgs;
 use crate::elf;
 use crate::folder::Folder;
 use crate::machine::meminfo;
+use crate::runs;
 use crate::size::Size;
 use clap::{Args, ValueEnum};
 use netvm::detail::PagerDetail;
@@ -224,6 +225,15 @@ impl Report {
         }
     }
 
+    /// How pages were kept that were not here, at the end.
+    fn protection(&self) -> Option<String> {
+        let Self { stats, lost, lenders, replicas, erasure, .. } = self;
+        match runs::is_complete(stats, lost.len(), lenders.len(), *replicas, *erasure) {
+            true => runs::protection(*replicas, *erasure),
+            false => runs::copies(*replicas, *erasure),
+        }
+    }
+
     /// How many lenders could have been lost besides, had nothing been copied elsewhere.
     fn may_lose_more(&self) -> usize {
         let all = self.erasure.map_or(self.replicas.saturating_sub(1), Erasure::parity);
@@ -272,7 +282,7 @@ pub fn run(args: RunArgs) -> Outcome {
     if args.explain && !args.json {
         tell!("{}", explain::faults(args.fault_path).trim_end_matches('\n'));
         tell!("{}", explain::table(&report.stats, args.local.0).trim_end_matches('\n'));
-        if let Some(protection) = crate::runs::protection(report.replicas, report.erasure) {
+        if let Some(protection) = report.protection() {
             tell!("netvm: pages that were not here were {protection}");
         }
         let lenders = explain::lenders(&report.detail, &report.lenders, &report.classes);

@@ -3,7 +3,7 @@
 use super::Outcome;
 use clap::{Args, Subcommand};
 use netvm::security::{Encryption, Secret, Security};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 /// Names the secret file when --secret does not.
@@ -35,9 +35,24 @@ enum Action {
 
 pub fn run(args: &SecretArgs) -> Outcome {
     let Action::New { file } = &args.action;
-    Secret::random()?.write_new_file(file)?;
+    let (secret, was_there) = (Secret::random()?, file.symlink_metadata().is_ok());
+    secret.write_new_file(file).inspect_err(|_| {
+        if !was_there {
+            remove_begun(&secret, file);
+        }
+    })?;
     out!("netvm: wrote {}; give lenders and borrowers a copy each, and --secret", file.display());
     Ok(ExitCode::SUCCESS)
+}
+
+/// A part of a secret is none, and would be in the way of the next try. What somebody else has made there meanwhile is kept.
+fn remove_begun(secret: &Secret, file: &Path) {
+    let is_ours = |begun: Vec<u8>| secret.to_content().as_bytes().starts_with(&begun);
+    if file.symlink_metadata().is_ok_and(|metadata| metadata.is_file())
+        && std::fs::read(file).is_ok_and(is_ours)
+    {
+        let _ = std::fs::remove_file(file);
+    }
 }
 
 /// Options of every command that connects or is connected to.
@@ -85,5 +100,25 @@ impl SecurityArgs {
 
     fn encryption(&self) -> Encryption {
         if self.encrypt { Encryption::Always } else { Encryption::IfAsked }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_was_begun_is_removed() {
+        let file = std::env::temp_dir().join(format!("netvm-begun-{}", std::process::id()));
+        let secret = Secret::random().unwrap();
+        let content = secret.to_content();
+        for (found, is_removed) in
+            [("", true), (&content[..20], true), (&content[..], true), ("other", false)]
+        {
+            std::fs::write(&file, found).unwrap();
+            remove_begun(&secret, &file);
+            assert_eq!(!file.exists(), is_removed, "{} bytes", found.len());
+        }
+        std::fs::remove_file(&file).unwrap();
     }
 }

@@ -11,6 +11,9 @@ use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+/// Most connections of a sender.
+const STREAMS_MAX: usize = 16;
+
 /// Arguments of `netvm send`.
 #[derive(Args, Debug)]
 #[command(after_help = "\
@@ -35,6 +38,9 @@ pub struct SendArgs {
     /// Where `netvm recv` listens: HOST:PORT or unix:/path
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:7071")]
     to: String,
+    /// How bytes get between files and the connection; the receiver may use another way
+    #[arg(long, value_enum, default_value_t = MethodName::Copy)]
+    method: MethodName,
     #[command(flatten)]
     how: TransferArgs,
     /// Connections that files of 16 MiB or more are sent over, 1 to 16 [default: 1]
@@ -50,9 +56,6 @@ pub struct SendArgs {
 /// Options of both sides.
 #[derive(Args, Debug)]
 pub struct TransferArgs {
-    /// How bytes get between files and the connection; the other side may use another way
-    #[arg(long, value_enum, default_value_t = MethodName::Copy)]
-    method: MethodName,
     /// What goes over the connection; both sides must use the same
     #[arg(long, value_enum, default_value_t = FramingName::Full)]
     framing: FramingName,
@@ -62,16 +65,6 @@ pub struct TransferArgs {
 }
 
 impl TransferArgs {
-    pub fn method(&self) -> Method {
-        match self.method {
-            MethodName::Copy => Method::Copy,
-            MethodName::Mmap => Method::Mmap,
-            MethodName::Sendfile => Method::Sendfile,
-            MethodName::Onesided => Method::OneSided,
-            MethodName::Device => Method::Device,
-        }
-    }
-
     pub fn framing(&self) -> Framing {
         match self.framing {
             FramingName::Full => Framing::Full,
@@ -94,6 +87,18 @@ enum MethodName {
     Device,
 }
 
+impl From<MethodName> for Method {
+    fn from(name: MethodName) -> Self {
+        match name {
+            MethodName::Copy => Self::Copy,
+            MethodName::Mmap => Self::Mmap,
+            MethodName::Sendfile => Self::Sendfile,
+            MethodName::Onesided => Self::OneSided,
+            MethodName::Device => Self::Device,
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, ValueEnum)]
 enum FramingName {
     /// Names, permissions, times, holes, checksums
@@ -102,9 +107,31 @@ enum FramingName {
     Simple,
 }
 
+/// Before anything is read or connected to.
+fn check_streams(args: &SendArgs) -> Result<(), String> {
+    let Some(streams) = args.streams else { return Ok(()) };
+    if !(1..=STREAMS_MAX).contains(&streams) {
+        return Err(format!(
+            "--streams {streams} is not possible: a file is sent over 1 to {STREAMS_MAX} connections"
+        ));
+    }
+    match (args.method, args.how.framing) {
+        _ if streams == 1 => Ok(()),
+        (MethodName::Onesided | MethodName::Device, _) => Err(format!(
+            "--streams {streams} is not for --method {}: only methods that are not one-sided (copy, mmap, sendfile) use several connections",
+            args.method.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
+        )),
+        (_, FramingName::Simple) => Err(format!(
+            "--streams {streams} is not for --framing simple: only the default framing uses several connections"
+        )),
+        _ => Ok(()),
+    }
+}
+
 pub fn run(args: &SendArgs) -> Outcome {
+    check_streams(args)?;
     let options = SendOptions {
-        method: args.how.method(),
+        method: args.method.into(),
         framing: args.how.framing(),
         check: !args.no_check,
         streams: args.streams,

@@ -2,7 +2,7 @@
 
 use super::Outcome;
 use super::secret::SecurityArgs;
-use crate::runs::printable;
+use crate::runs::{is_complete, printable};
 use crate::size::Size;
 use clap::Args;
 use netvm::lender::BorrowOptions;
@@ -13,7 +13,7 @@ use std::process::ExitCode;
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Without an address: the runs of this user on this machine, how many lenders hold each page, which of them were lost, and how
-many pages have been copied elsewhere since.
+many pages have been copied elsewhere since. With --json one JSON object a line for each run, and nothing when nothing runs.
 
 Examples:
   netvm status
@@ -25,7 +25,7 @@ pub struct StatusArgs {
     address: Option<String>,
     #[command(flatten)]
     security: SecurityArgs,
-    /// Print JSON
+    /// Print JSON: an object for the lender; without an address one a line for each run, none if nothing runs
     #[arg(long)]
     json: bool,
 }
@@ -136,7 +136,11 @@ fn runs(json: bool) {
             out!("  replicas {}", params.replicas);
         }
         if let Some(erasure) = params.erasure {
-            out!("  erasure  {erasure}: any {} of the lenders may be lost", erasure.parity());
+            let (lost, all) = (lost.len(), lenders.len());
+            match is_complete(&stats, lost, all, params.replicas as usize, Some(erasure)) {
+                true => out!("  erasure  {erasure}: any {} of the lenders may be lost", erasure.parity()),
+                false => out!("  erasure  {erasure}"),
+            }
         }
         if stats.pages_moved > 0 {
             out!("  moved    {} pages, whose lenders asked for their memory", stats.pages_moved);

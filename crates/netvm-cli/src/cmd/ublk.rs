@@ -1,7 +1,7 @@
 //! `netvm ublk`: lent memory as a block device of this machine. docs/design/ublk.md has the whole.
 
 use super::Outcome;
-use super::volume::{self, VolumeArgs};
+use super::volume::{Story, VolumeArgs};
 use clap::Args;
 use netvm::view::ublk::{self, Notice, StandIn, UblkConfig, UblkServer};
 use netvm_sys::signal::{SIGHUP, SIGINT, SIGTERM, Signals};
@@ -67,13 +67,18 @@ pub fn run(args: &UblkArgs) -> Outcome {
     let guard = Guard::start(server.id(), false)?;
     let stop = super::stop_on(signals)?;
     let disk = server.disk();
+    let mut story = Story::new(args.volume.lender.len(), args.volume.replicas);
     let result = server.run(&stop, |_, notice| match notice {
         Notice::Started => {
             let mut out = std::io::stdout();
             // Whoever started us may have gone; that is no reason not to serve.
             let _ = writeln!(out, "netvm: serving {size} at {}", disk.display()).and_then(|()| out.flush());
         }
-        Notice::Volume(event) => tell!("netvm ublk: {}", volume::sentence(&event)),
+        Notice::Volume(event) => {
+            if let Some(sentence) = story.sentence(&event) {
+                tell!("netvm ublk: {sentence}");
+            }
+        }
         _ => {}
     });
     drop(server);

@@ -28,7 +28,13 @@ impl Trace {
         let failed = |error: std::io::Error| format!("cannot write {}: {error}", path.display());
         let mut file = BufWriter::new(File::create(path).map_err(failed)?);
         let name = json!({"name": "process_name", "ph": "M", "pid": RUN, "args": {"name": format!("netvm run: {program}")}});
-        write!(file, "[\n{name}").and_then(|()| file.flush()).map_err(failed)?;
+        write!(file, "[\n{name}").and_then(|()| file.flush()).map_err(|error| {
+            // A part of a line is no trace. What was there before is gone since the file was opened.
+            if path.symlink_metadata().is_ok_and(|metadata| metadata.is_file()) {
+                let _ = std::fs::remove_file(path);
+            }
+            failed(error)
+        })?;
         Ok(Self { file, old: None, processes: BTreeMap::new(), last: Duration::ZERO })
     }
 

@@ -256,7 +256,11 @@ fn draw_lenders(frame: &mut Frame, area: Rect, watched: &Watched) {
 fn lines(watched: &Watched) -> Vec<Line<'static>> {
     let Watched { run, look, rates, .. } = watched;
     let stats = &look.stats;
-    let kept = crate::runs::protection(run.replicas as usize, run.erasure);
+    let replicas = run.replicas as usize;
+    let kept = match run.is_complete(stats) {
+        true => crate::runs::protection(replicas, run.erasure),
+        false => crate::runs::copies(replicas, run.erasure),
+    };
     let ahead = super::ahead(rates).unwrap_or_else(|| "nothing".to_owned());
     let (lost, left) = (run.lost(), run.left());
     let mut lines = vec![
