@@ -97,6 +97,10 @@ pub struct Borrower {
     unheard: u32,
 }
 
+/// Rounds of receiving in one poll.
+const ROUNDS_MAX: usize = 8;
+/// Polls that take all that the kernel keeps of a connection, so that its end is seen if there is one.
+const POLLS_TO_END: usize = 128;
 /// The connection is looked at once in so many polls, however much ends without it.
 const UNHEARD_MAX: u32 = 32;
 
@@ -534,8 +538,15 @@ impl Borrower {
     /// # Errors
     /// As [`Borrower::poll`].
     pub(crate) fn poll_all(&mut self, completions: &mut Vec<Completion>) -> Result<()> {
-        self.unheard = UNHEARD_MAX;
-        self.poll(completions)
+        for _ in 0..POLLS_TO_END {
+            let received_bytes = self.session.received_bytes();
+            self.unheard = UNHEARD_MAX;
+            self.poll(completions)?;
+            if self.session.received_bytes() == received_bytes {
+                break;
+            }
+        }
+        Ok(())
     }
 
     /// One round of sending and, if it `receives`, receiving. Returns the answer to `awaited` when it is there; puts all else into `ready`.
@@ -554,7 +565,11 @@ impl Borrower {
             }
             return Ok(answer);
         }
-        while failure.is_none() {
+        // A lender that floods us does not keep us: what is left is still there to be polled for, and the descriptor is readable.
+        for _ in 0..ROUNDS_MAX {
+            if failure.is_some() {
+                break;
+            }
             match self.session.receive(0, &mut NoMemory) {
                 Ok(more) => {
                     self.collect(awaited, &mut answer)?;

@@ -2,6 +2,7 @@
 //! to execute a request.
 
 use std::os::fd::AsFd;
+use std::time::Duration;
 
 use netvm_sys::epoll::{Epoll, Interest, Ready};
 use netvm_sys::mapping::Mapping;
@@ -16,6 +17,9 @@ use crate::volume::{BLOCK_BYTES, Ended, Event, Volume};
 pub const IN_FLIGHT_MAX: usize = 64;
 /// Most bytes of one request.
 pub const REQUEST_BYTES_MAX: usize = 128 << 10;
+
+/// Rounds of requests that end at once, after which all others have their turn.
+const ROUNDS_MAX: u32 = 8;
 
 const STOP_ID: u64 = 0;
 const SOURCE_ID: u64 = 1;
@@ -140,14 +144,17 @@ impl<S: Source> PlacesServer<S> {
         notice(&self.volume, None);
         let mut ready: Vec<Ready> = Vec::with_capacity(netvm_sys::epoll::EVENTS_MAX);
         loop {
-            let waited = self.epoll.wait(&mut ready, Some(self.volume.patience()));
+            // What waits in the kernel while there is room is not told again.
+            let left = self.full && !self.free.is_empty();
+            let patience = if left { Duration::ZERO } else { self.volume.patience() };
+            let waited = self.epoll.wait(&mut ready, Some(patience));
             waited.map_err(|error| Error::system("wait for requests", &error))?;
             if ready.iter().any(|ready| ready.id == STOP_ID) {
                 return Ok(());
             }
-            let mut hear = ready.iter().any(|ready| ready.id == SOURCE_ID);
+            let mut hear = left || ready.iter().any(|ready| ready.id == SOURCE_ID);
             let mut heard = ready.is_empty() || ready.iter().any(|ready| ready.id == VOLUME_ID);
-            loop {
+            for _ in 0..ROUNDS_MAX {
                 if hear && self.hear_all() {
                     return Ok(());
                 }
