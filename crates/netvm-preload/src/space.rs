@@ -42,6 +42,15 @@ pub(crate) enum Kind {
     Foreign,
     /// Far memory of this library's own heap.
     Heap,
+    /// Pages of a block of the heap that are local until it is freed.
+    HeapLocal,
+}
+
+impl Kind {
+    /// Whether the kernel has it, and not the pager.
+    fn is_local(self) -> bool {
+        matches!(self, Self::Foreign | Self::HeapLocal)
+    }
 }
 
 /// The far area. Everything not free is in `owned`.
@@ -96,7 +105,9 @@ impl Space {
     }
 
     fn has_heap(&self, address: usize, bytes: usize) -> bool {
-        self.owned.pieces_back(address, address + bytes).any(|piece| piece.kind == Kind::Heap)
+        self.owned
+            .pieces_back(address, address + bytes)
+            .any(|piece| matches!(piece.kind, Kind::Heap | Kind::HeapLocal))
     }
 
     /// MAP_FIXED of private anonymous memory.
@@ -186,7 +197,9 @@ impl Space {
         for piece in self.owned.pieces(address, address + bytes) {
             match piece.kind {
                 // SAFETY: a mapping of the program's, which asked for this.
-                Kind::Foreign => unsafe { sys::mprotect(piece.start, piece.bytes(), protection) }?,
+                Kind::Foreign | Kind::HeapLocal => {
+                    unsafe { sys::mprotect(piece.start, piece.bytes(), protection) }?
+                }
                 Kind::Heap => far.protect(piece.start, piece.bytes(), protection)?,
                 Kind::Far(mapping) => {
                     far.protect(piece.start, piece.bytes(), protection)?;
@@ -211,7 +224,7 @@ impl Space {
         }
         let complete = self.owned.covers(address, address + bytes);
         for piece in self.owned.pieces(address, address + bytes) {
-            if piece.kind == Kind::Foreign {
+            if piece.kind.is_local() {
                 // SAFETY: a mapping of the program's, which asked for this.
                 unsafe { sys::pkey_mprotect(piece.start, piece.bytes(), protection, key) }?;
             } else {
@@ -231,7 +244,7 @@ impl Space {
     ) -> Result<(), i32> {
         let complete = self.owned.covers(address, address + bytes);
         for piece in self.owned.pieces(address, address + bytes) {
-            if piece.kind == Kind::Foreign {
+            if piece.kind.is_local() {
                 // SAFETY: a mapping of the program's, which asked for this.
                 unsafe { sys::madvise(piece.start, piece.bytes(), advice) }?;
                 continue;
@@ -252,7 +265,7 @@ impl Space {
             let piece = self.owned.at(address);
             (1..=NAMED_BYTES_MAX).contains(&bytes)
                 && address.is_multiple_of(PAGE_BYTES)
-                && piece.is_some_and(|piece| piece.kind != Kind::Foreign && piece.end - address >= bytes)
+                && piece.is_some_and(|piece| !piece.kind.is_local() && piece.end - address >= bytes)
         };
         if !places.clone().all(is_far) {
             return false;
@@ -338,7 +351,7 @@ impl Space {
         for piece in self.owned.pieces(address, address + bytes) {
             if piece.kind == Kind::Heap {
                 far.make_local(piece.start, piece.bytes(), libc::PROT_READ | libc::PROT_WRITE)?;
-                self.owned.set(piece.start, piece.end, Kind::Foreign);
+                self.owned.set(piece.start, piece.end, Kind::HeapLocal);
             }
         }
         Ok(())
@@ -347,7 +360,7 @@ impl Space {
     /// What is local of a block of the heap is far again, and reads zero.
     pub(crate) fn make_block_far(&mut self, far: &dyn Far, address: usize, bytes: usize) -> Result<(), i32> {
         for piece in self.owned.pieces(address, address + bytes) {
-            if piece.kind == Kind::Foreign {
+            if piece.kind == Kind::HeapLocal {
                 // SAFETY: the program gives this memory up; the reservation takes its place in one step.
                 unsafe { sys::reserve(piece.start, piece.bytes()) }?;
                 far.map(piece.start, piece.bytes(), libc::PROT_READ | libc::PROT_WRITE)?;
@@ -383,7 +396,7 @@ impl Space {
         let Some(piece) = self.owned.at(old) else { return Err(libc::EFAULT) };
         let mapping = match piece.kind {
             _ if piece.end < old + old_bytes => return Err(libc::EFAULT),
-            Kind::Heap => return Err(libc::EFAULT),
+            Kind::Heap | Kind::HeapLocal => return Err(libc::EFAULT),
             Kind::Foreign => return self.remap_foreign(far, call),
             Kind::Far(mapping) => mapping,
         };

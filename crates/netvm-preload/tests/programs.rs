@@ -103,6 +103,14 @@ fn what_threads_that_end_had_counts() {
     let _ = std::fs::remove_file(program);
 }
 
+/// Which the kernel writes to when the threads end, without waiting for a page.
+#[test]
+fn threads_on_stacks_of_mallocs() {
+    run_with_local_area("stacks");
+    run_with_pager("stacks", 0, 131_072);
+    run_with_tier("stacks", 0, 4096, TierPolicy::Packed);
+}
+
 /// Its own functions are used, and it may have its locks when it maps memory.
 #[test]
 fn a_program_with_an_allocator_of_its_own() {
