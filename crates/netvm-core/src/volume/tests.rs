@@ -79,8 +79,9 @@ impl World {
         let overlaps = |op: &Running| {
             op.offset < offset + bytes
                 && offset < op.offset + op.buffer.len() as u64
-                && (op.kind != Kind::Read || kind != Kind::Read)
+                && (op.kind == Kind::Read) != (kind == Kind::Read)
         };
+        // What changes the same bytes is executed in the order in which it was submitted; a read beside it may find either.
         if self.ops.iter().flatten().any(overlaps) {
             return;
         }
