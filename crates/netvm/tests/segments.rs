@@ -377,6 +377,51 @@ fn unexport_fails_what_is_under_way_there_and_nothing_else() {
     }
 }
 
+/// Peers that connect, import and write while the memory is taken away, from before the call to after it: none of them has it when that has returned.
+#[test]
+fn unexport_also_ends_who_comes_meanwhile() {
+    let (server, _, address) = pair();
+    let (came, refused_late) = (AtomicU64::new(0), AtomicU64::new(0));
+    for round in 0..30u64 {
+        let memory = vec![1_u8; 1 << 20].leak();
+        // SAFETY: leaked, and only looked at through the slice made from this range.
+        let range = unsafe { RawRange::new(memory.as_mut_ptr(), 1 << 20, true) };
+        let shared = range.shared();
+        let key = server.export("memory", Memory::from(range), Rights::ReadWrite).unwrap();
+        let stop = Stop::default();
+        std::thread::scope(|scope| {
+            let _stops = Stopping(&stop);
+            for _ in 0..3 {
+                let (stop, address, key, came, refused_late) = (&stop, &address, &key, &came, &refused_late);
+                scope.spawn(move || {
+                    let data = vec![2; 1 << 20];
+                    while !stop.0.load(Ordering::Relaxed) {
+                        let client = Node::new().unwrap();
+                        let Ok(peer) = client.connect(address) else { continue };
+                        match peer.import("memory", key) {
+                            Ok(region) => {
+                                came.fetch_add(1, Ordering::Relaxed);
+                                while region.write(0, &data).and_then(|()| region.flush()).is_ok() {}
+                            }
+                            Err(error) => {
+                                assert_eq!(refused::<()>(Err(error)), Status::NoSegment);
+                                refused_late.fetch_add(1, Ordering::Relaxed);
+                            }
+                        }
+                    }
+                });
+            }
+            std::thread::sleep(Duration::from_millis(5 + round % 7));
+            assert!(server.unexport("memory").unwrap());
+            shared.fill(0xEE);
+            std::thread::sleep(Duration::from_millis(15));
+            assert!(shared.to_vec().iter().all(|&byte| byte == 0xEE), "written after unexport had returned");
+        });
+    }
+    let (came, refused_late) = (came.into_inner(), refused_late.into_inner());
+    assert!(came > 20 && refused_late > 20, "{came} {refused_late}");
+}
+
 // ---- killed processes ----
 
 fn child(test: &str, arguments: &str) -> Child {
