@@ -25,6 +25,7 @@ use super::tickets::Tickets;
 use crate::error::{Error, LenderLimit, Result};
 use crate::link::Link;
 use crate::link::greeting::{self, Greeted, Greeting, Transport};
+use crate::link::paused::Paused;
 use crate::link::session::{Failure, Memory, Session};
 use crate::link::spin::Spin;
 use crate::security::{Protection, Security};
@@ -196,7 +197,7 @@ pub struct Lender {
     pub(super) told_stuck: bool,
     parent_gone: bool,
     /// Listeners that could not accept.
-    paused: Vec<usize>,
+    paused: Paused,
     pub(super) pace: Pace,
     /// This machine is short of memory.
     pub(super) is_short: bool,
@@ -271,7 +272,7 @@ impl Lender {
             draining: false,
             told_stuck: false,
             parent_gone: false,
-            paused: Vec::new(),
+            paused: Paused::default(),
             pace: Pace::new(now),
             is_short: false,
         })
@@ -373,9 +374,7 @@ impl Lender {
 
     fn tick(&mut self) {
         let now = Instant::now();
-        for listener in std::mem::take(&mut self.paused) {
-            let _ = watch(&self.epoll, self.listeners[listener].as_fd(), LISTENER_ID + listener as u64);
-        }
+        self.paused.resume(&self.epoll, LISTENER_ID, |index| self.listeners.get(index));
         for index in 0..self.peers.len() {
             if matches!(&self.peers[index], Some(Peer::Greeting(greeting)) if greeting.is_late(now)) {
                 self.peers[index] = None;
@@ -413,9 +412,7 @@ impl Lender {
                 Err(error) => {
                     // Out of descriptors: who waits is accepted at a later tick, and until then does not keep us awake.
                     self.say(format_args!("cannot accept a connection: {error}"));
-                    if self.epoll.remove(self.listeners[listener].as_fd()).is_ok() {
-                        self.paused.push(listener);
-                    }
+                    self.paused.pause(&self.epoll, &self.listeners[listener], listener);
                     return;
                 }
             };

@@ -13,6 +13,7 @@ mod delayed;
 mod faulty;
 pub(crate) mod greeting;
 mod loopback;
+pub(crate) mod paused;
 pub(crate) mod sealed;
 pub(crate) mod session;
 pub(crate) mod spin;

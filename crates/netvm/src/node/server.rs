@@ -13,6 +13,7 @@ use super::shared::{GREETING_ID, KICK_ID, LISTENER_ID, STOP_ID, Shared, add_peer
 use crate::connection::{LEASE_TICK_MAX, LOOK_MAX, Origin, PeerSession, gather};
 use crate::link::Link;
 use crate::link::greeting::{Greeted, Greeting, Transport};
+use crate::link::paused::Paused;
 use crate::link::spin::Trial;
 
 /// Peers that are looked at directly, without asking epoll who has something.
@@ -40,7 +41,7 @@ pub(super) struct Server {
     pub(super) greetings: Vec<Option<Greeting>>,
     pub(super) forming: Vec<Forming>,
     /// Listeners that could not accept.
-    paused: Vec<usize>,
+    paused: Paused,
     /// Channels that are looked after every `gather::TICK`, and when that was.
     pub(super) ticking: Vec<u64>,
     pub(super) ticked: Instant,
@@ -67,7 +68,7 @@ impl Server {
             shared,
             greetings: Vec::new(),
             forming: Vec::new(),
-            paused: Vec::new(),
+            paused: Paused::default(),
             ticking: Vec::new(),
             ticked: Instant::now(),
             looked: Instant::now(),
@@ -227,7 +228,9 @@ impl Server {
     fn tidy(&mut self) {
         let late = |since: Instant| since.elapsed() > Duration::from_millis(HELLO_TIMEOUT_MS);
         let now = Instant::now();
-        self.resume_listeners();
+        let listeners = lock(&self.shared.listeners);
+        self.paused.resume(&self.shared.epoll, LISTENER_ID, |index| listeners.get(index));
+        drop(listeners);
         for greeting in &mut self.greetings {
             greeting.take_if(|greeting| greeting.is_late(now));
         }
@@ -235,14 +238,6 @@ impl Server {
         for place in lock(&self.shared.peers).iter_mut() {
             place.take_if(|peer| peer.is_closed());
         }
-    }
-
-    fn resume_listeners(&mut self) {
-        let listeners = lock(&self.shared.listeners);
-        self.paused.retain(|&index| {
-            let Some(listener) = listeners.get(index) else { return false };
-            watch(&self.shared.epoll, listener.as_fd(), LISTENER_ID + index as u64).is_err()
-        });
     }
 
     fn accept(&mut self, index: usize) {
@@ -253,10 +248,7 @@ impl Server {
                 Ok(Some(stream)) => stream,
                 Ok(None) => return,
                 Err(_) => {
-                    // Out of descriptors: who waits is accepted when peers are looked after next, and until then does not keep us awake.
-                    if self.shared.epoll.remove(listener.as_fd()).is_ok() {
-                        self.paused.push(index);
-                    }
+                    self.paused.pause(&self.shared.epoll, listener, index);
                     return;
                 }
             };

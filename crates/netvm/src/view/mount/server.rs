@@ -23,6 +23,7 @@ use super::{FEATURE_ORDER, MountNotice, OUR_ORDER, errno};
 use crate::error::{Error, Result};
 use crate::lender::StopFlag;
 use crate::link::greeting::{self, Arrival, Greeted, Greeting};
+use crate::link::paused::Paused;
 use crate::link::spin::Spin;
 use crate::node::{Node, Rights};
 use crate::region::Region;
@@ -87,7 +88,7 @@ pub struct MountServer {
     at: PathBuf,
     entrances: Vec<Entrance>,
     /// Entrances that are not watched until the next sweep.
-    paused: Vec<usize>,
+    paused: Paused,
     greetings: BTreeMap<u64, Newcomer>,
     pub(super) sessions: BTreeMap<u64, Session>,
     next: u64,
@@ -154,7 +155,7 @@ impl MountServer {
             owner,
             at: at.to_owned(),
             entrances,
-            paused: Vec::new(),
+            paused: Paused::default(),
             greetings: BTreeMap::new(),
             sessions: BTreeMap::new(),
             next: 0,
@@ -463,10 +464,7 @@ impl MountServer {
                 Ok(Some(stream)) => stream,
                 Ok(None) => return,
                 Err(_) => {
-                    // Out of descriptors: who waits is accepted after a later sweep, and until then does not keep us awake.
-                    if self.epoll.remove(entrance.listener.as_fd()).is_ok() {
-                        self.paused.push(index);
-                    }
+                    self.paused.pause(&self.epoll, &entrance.listener, index);
                     return;
                 }
             };
@@ -522,11 +520,8 @@ impl MountServer {
             self.sweep = now;
             // Closing takes them out of the epoll set.
             self.greetings.retain(|_, greeted| !greeted.greeting.is_late(now));
-            for index in std::mem::take(&mut self.paused) {
-                if self.watch(self.entrances[index].listener.as_fd(), LISTENER_ID + index as u64).is_err() {
-                    self.paused.push(index);
-                }
-            }
+            let listener = |index: usize| Some(&self.entrances.get(index)?.listener);
+            self.paused.resume(&self.epoll, LISTENER_ID, listener);
         }
     }
 }
