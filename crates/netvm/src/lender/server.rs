@@ -336,7 +336,10 @@ impl Lender {
                         // Nobody waits as long as one that is beyond all clocks.
                         self.leave_by =
                             self.config.leave_timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-                        self.say(format_args!("asked to stop: waiting for {}", counted(self.borrowers())));
+                        match self.borrowers() {
+                            0 => self.say(format_args!("asked to stop")),
+                            some => self.say(format_args!("asked to stop: waiting for {}", counted(some))),
+                        }
                         self.ask_all_to_leave();
                     }
                     PARENT_ID => {
