@@ -51,7 +51,7 @@ refused netvm send source --to 10.7.0.1:7071 --secret key --method device 2>refu
 grep -q 'load the kernel module' refusal
 insmod /test/netvm_mem.ko
 refused netvm recv source --method device 2>refusal
-grep -q "sender's choice" refusal
+grep -q 'possible values: copy, mmap, sendfile' refusal
 refused netvm send source/small --to 10.7.0.1:7071 --method device --framing simple 2>refusal
 grep -q 'another method' refusal
 

@@ -137,7 +137,7 @@ echo "== the only lender is lost"
 serve --size 32M $a
 dd if=random of=$disk bs=64k count=100 oflag=direct 2>/dev/null
 order 'kill -9 $a'
-wait_until 10 grep -q 'reads of that fail' ublk.log
+wait_until 10 grep -q 'nothing is left: reads of what was written fail' ublk.log
 refused dd if=$disk of=/dev/null bs=64k count=100 iflag=direct 2>/dev/null
 kill -TERM $server
 wait $server
