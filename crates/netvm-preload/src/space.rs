@@ -196,8 +196,8 @@ impl Space {
         let complete = self.owned.covers(address, address + bytes);
         for piece in self.owned.pieces(address, address + bytes) {
             match piece.kind {
-                // SAFETY: a mapping of the program's, which asked for this.
                 Kind::Foreign | Kind::HeapLocal => {
+                    // SAFETY: a mapping of the program's, which asked for this.
                     unsafe { sys::mprotect(piece.start, piece.bytes(), protection) }?
                 }
                 Kind::Heap => far.protect(piece.start, piece.bytes(), protection)?,
