@@ -108,7 +108,7 @@ impl Folder {
 /// Whether nothing of a run is left. Processes that have not used far memory yet are not in the run file: a private lender that still
 /// listens is there for them; without one, their environment tells.
 fn is_over(folder: &Folder) -> bool {
-    let Ok(run) = RunFile::open(&folder.run_file()) else { return false };
+    let Ok(run) = RunFile::open(&folder.run_file()) else { return has_never_begun(folder) };
     if goes_on(&run) {
         return false;
     }
@@ -118,6 +118,18 @@ fn is_over(folder: &Folder) -> bool {
     let mut entry = b"NETVM_RUN=".to_vec();
     entry.extend_from_slice(folder.run_file().as_os_str().as_bytes());
     !stat::pids().any(|pid| has_in_environment(pid, &entry))
+}
+
+/// From the folder to the run file a run needs no longer than its lenders take to answer.
+const BEGINNING: Duration = Duration::from_secs(3600);
+
+/// Whether this is of a run that was killed before it had a run file. One that another version made is none of ours.
+fn has_never_begun(folder: &Folder) -> bool {
+    let is_old =
+        |meta: fs::Metadata| meta.modified().is_ok_and(|at| at.elapsed().is_ok_and(|age| age > BEGINNING));
+    !folder.run_file().exists()
+        && UnixStream::connect(folder.socket()).is_err()
+        && fs::metadata(&folder.0).is_ok_and(is_old)
 }
 
 /// How often an environment that is empty or torn is looked at again, a millisecond apart. On a busy machine exec(2) may stand still in the
@@ -180,6 +192,19 @@ mod tests {
         assert!(path.exists() && other.0 != path);
         drop(folder);
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_was_killed_at_its_beginning_goes_an_hour_later() {
+        let folder = Folder::create().unwrap();
+        assert!(!is_over(&folder));
+        let earlier = std::time::SystemTime::now() - BEGINNING - Duration::from_secs(1);
+        let change = || fs::File::open(&folder.0).unwrap().set_modified(earlier).unwrap();
+        change();
+        assert!(is_over(&folder));
+        fs::write(folder.run_file(), "of another version").unwrap();
+        change();
+        assert!(!is_over(&folder));
     }
 
     #[test]

@@ -7,12 +7,13 @@ mod say;
 mod cmd;
 mod elf;
 mod folder;
+mod help;
 mod machine;
 mod picture;
 mod runs;
 mod size;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use std::process::ExitCode;
 
 /// Network virtual memory: use another machine's memory as if it were your own
@@ -23,7 +24,7 @@ use std::process::ExitCode;
     name = "netvm",
     version,
     propagate_version = true,
-    max_term_width = 100,
+    max_term_width = help::COLUMNS,
     after_help = "\
 Examples:
   netvm demo                                        see it work: sort four times the local memory
@@ -97,7 +98,11 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let command = Cli::parse().command;
+    let described = || help::flowing(Cli::command());
+    let command = match Cli::from_arg_matches(&described().get_matches()) {
+        Ok(cli) => cli.command,
+        Err(error) => error.format(&mut described()).exit(),
+    };
     let prints = match &command {
         Command::Swap(args) => args.only_prints(),
         Command::Device(args) => args.only_prints(),
@@ -124,8 +129,8 @@ fn main() -> ExitCode {
         Command::Demo(args) => cmd::demo::run(&args),
         Command::Doctor(args) => cmd::doctor::run(&args),
         Command::Bench(args) => cmd::bench::run(args).map(|()| ExitCode::SUCCESS),
-        Command::Completions(args) => cmd::docs::completions(&args, Cli::command()),
-        Command::Man(args) => cmd::docs::man(&args, Cli::command()),
+        Command::Completions(args) => cmd::docs::completions(&args, described()),
+        Command::Man(args) => cmd::docs::man(&args, described()),
         Command::DemoWorker(args) => cmd::demo::worker(&args),
         Command::UblkGuard(args) => cmd::ublk::guard(&args),
     };

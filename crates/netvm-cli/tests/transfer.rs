@@ -769,6 +769,9 @@ fn only_who_knows_the_secret_may_send() {
     drop(silent);
     assert!(done.status.success() && received.status.success(), "{done:?} {received:?}");
     assert_eq!(summary(&done)["protection"], "authenticated and encrypted");
+    for why in ["it has proved no secret", "its secret is not ours", "it wants another framing"] {
+        assert!(received.err.contains(&format!("turned away a connection: {why}")), "{received:?}");
+    }
     assert_same_file(&file, &target.join("a"));
     let receiver = Receiver::start_at("127.0.0.1:0", &target, &["--secret", key, "--encrypt"]);
     let done = finish(&mut send(&receiver.address, &[&file], &["--secret", key, "--method", "sendfile"]));

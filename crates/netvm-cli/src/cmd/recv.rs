@@ -91,7 +91,16 @@ pub fn run(args: RecvArgs) -> Outcome {
     // Standard output is for the summary: it may be JSON.
     let _ = writeln!(std::io::stderr(), "netvm: waiting for a sender at {}", receiver.address());
     let bar = Bar::new();
-    let result = receiver.run(&mut |progress| bar.show(progress));
+    let mut told = Vec::new();
+    let result = receiver.run(&mut |progress| match progress.turned_away {
+        // However many come for one reason.
+        Some(why) if told.contains(&why) => {}
+        Some(why) => {
+            told.push(why);
+            tell!("netvm: turned away a connection: {why}");
+        }
+        None => bar.show(progress),
+    });
     bar.end();
     let summary = result?;
     report("received", &summary, args.how.json)

@@ -47,7 +47,8 @@ Large anonymous memory of the program (malloc, mmap) becomes far memory: at most
 time, for all processes of the run together; the rest is on the lenders. Small programs pay nothing. Small allocations are local besides that, up to
 --small-local in each process.
 
-A run lasts until all processes have ended that the program has started, also those in the background.
+A run lasts until all processes have ended that the program has started, also those in the background. Signals that end netvm go to the program;
+SIGKILL, which cannot be handed on, ends netvm alone: the program goes on with its memory, and a private lender ends after it.
 
 Not covered: statically linked programs, programs that make system calls without libc, set-user-ID programs. Of the program itself, and what it
 becomes by exec, a run says so; of other processes, as those that are started with a cleared environment, it does not.

@@ -312,6 +312,8 @@ pub(crate) enum Greeted {
 
 type Refused = (Refusal, &'static str);
 const ENDED: &str = "it closed the connection";
+/// Why [`Arrival::accept`] says no, mostly.
+pub(crate) const UNENCRYPTED: &str = "one side insists on encryption, and the other does not encrypt";
 /// The reason of who is about to end.
 pub(crate) const STOPPING: &str = "it is shutting down; use another lender";
 

@@ -149,6 +149,8 @@ pub struct Progress {
     pub done_bytes: u64,
     /// The file that is under way, fit for a terminal.
     pub name: String,
+    /// Why the last one that connected was turned away, if one was: only a receiver has such.
+    pub turned_away: Option<&'static str>,
 }
 
 /// What a transfer has done.

@@ -25,7 +25,7 @@ use super::{
     ReceiveOptions, Summary, about, extents,
 };
 use crate::error::{Error, Result};
-use crate::link::greeting::{Arrival, Greeted, Greeting, Transport};
+use crate::link::greeting::{self, Arrival, Greeted, Greeting, Transport};
 use crate::security::Security;
 
 /// Most connections that have not said hello.
@@ -88,7 +88,7 @@ impl Receiver {
     /// [`Error::Cut`] when the sender went away before the end: what has come is kept, and the next transfer of the same files goes on there.
     /// Otherwise a sentence about what was wrong, which the sender has been told, too.
     pub fn run(self, observer: Observer<'_>) -> Result<Summary> {
-        let (arrived, features) = self.wait()?;
+        let (arrived, features) = self.wait(&mut *observer)?;
         let simple = features & FEATURE_SIMPLE != 0;
         let Self { listener, folder, shown, options } = self;
         // There is one sender; others are told so by the system, or find a node there. Who sends over several connections makes them later.
@@ -133,33 +133,45 @@ impl Receiver {
     }
 
     /// The first who may send, and the features it asks for.
-    fn wait(&self) -> Result<(Transport, u64)> {
+    fn wait(&self, observer: Observer<'_>) -> Result<(Transport, u64)> {
         let mut found = None;
-        arrivals(&self.listener, &self.options.security, None, &mut |arrival| {
-            found = self.welcome(arrival);
-            if found.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        arrivals(&self.listener, &self.options.security, None, &mut |came| {
+            match came.and_then(|arrival| self.welcome(arrival)) {
+                Ok(arrived) => {
+                    found = Some(arrived);
+                    return ControlFlow::Break(());
+                }
+                Err(why) => observer(&Progress { turned_away: Some(why), ..Progress::default() }),
+            }
+            ControlFlow::Continue(())
         })?;
         found.ok_or_else(|| Error::Other("no sender has come".to_owned()))
     }
 
-    fn welcome(&self, arrival: Arrival) -> Option<(Transport, u64)> {
+    fn welcome(&self, arrival: Box<Arrival>) -> std::result::Result<(Transport, u64), &'static str> {
         let features = arrival.hello.features;
         let simple = features & FEATURE_SIMPLE != 0;
-        let fits = simple == (self.options.framing == Framing::Simple) && features & FEATURE_LANE == 0;
-        if arrival.hello.role != Role::Transfer || !fits {
-            arrival.refuse(Refusal::Role);
-            return None;
-        }
-        arrival.accept().map(|transport| (transport, features))
+        let why = if arrival.hello.role != Role::Transfer {
+            "it does not want to send files"
+        } else if simple != (self.options.framing == Framing::Simple) {
+            "it wants another framing"
+        } else if features & FEATURE_LANE != 0 {
+            "it belongs to a transfer that is over"
+        } else {
+            let transport = arrival.accept();
+            return transport.map(|transport| (transport, features)).ok_or(greeting::UNENCRYPTED);
+        };
+        arrival.refuse(Refusal::Role);
+        Err(why)
     }
 }
 
-/// Says hello to whoever connects, until `met` has enough or it is too late.
+/// Says hello to whoever connects, until `met` has enough or it is too late. It is told of those, too, who do not get so far, and why.
 fn arrivals(
     listener: &Listener,
     security: &Security,
     deadline: Option<Instant>,
-    met: &mut dyn FnMut(Arrival) -> ControlFlow<()>,
+    met: &mut dyn FnMut(std::result::Result<Box<Arrival>, &'static str>) -> ControlFlow<()>,
 ) -> Result<()> {
     let mut greetings: Vec<Greeting> = Vec::new();
     loop {
@@ -179,9 +191,10 @@ fn arrivals(
         for greeting in std::mem::take(&mut greetings) {
             match greeting.progress(security) {
                 Greeted::Waiting(greeting) if !greeting.is_late(now) => greetings.push(greeting),
-                Greeted::Waiting(_) | Greeted::Gone(_) => {}
+                Greeted::Waiting(_) => drop(met(Err("it said nothing"))),
+                Greeted::Gone(why) => drop(met(Err(why))),
                 Greeted::Hello(arrival) => {
-                    if met(*arrival).is_break() {
+                    if met(Ok(arrival)).is_break() {
                         return Ok(());
                     }
                 }
@@ -475,7 +488,8 @@ impl Receiving<'_> {
         let (lanes, options, shown) = (&mut self.lanes, self.options, &self.shown);
         let deadline = Instant::now() + JOIN;
         let mut failed = None;
-        arrivals(&listener, &options.security, Some(deadline), &mut |arrival| {
+        arrivals(&listener, &options.security, Some(deadline), &mut |came| {
+            let Ok(arrival) = came else { return ControlFlow::Continue(()) };
             let hello = &arrival.hello;
             if hello.role != Role::Transfer || hello.features & FEATURE_LANE == 0 {
                 arrival.refuse(Refusal::Role);
