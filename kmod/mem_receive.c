@@ -31,7 +31,8 @@ static int violation(struct mem_session *session, const char *what, u64 number)
 static int receive_message(struct mem_session *session, struct msghdr *message)
 {
 	while (msg_data_left(message)) {
-		int got = sock_recvmsg(session->socket, message, MSG_WAITALL);
+		/* As it comes: on a slow link, too, bytes are signs of life. */
+		int got = sock_recvmsg(session->socket, message, 0);
 
 		if (got > 0) {
 			atomic64_add(got, &session->received);
@@ -419,8 +420,10 @@ static int take_frame(struct mem_session *session)
 	applied = le64_to_cpu(header.applied);
 	spin_lock(&session->lock);
 	applied_is_sane = applied <= session->written;
-	if (applied_is_sane && applied > session->applied)
+	if (applied_is_sane && applied > session->applied) {
 		session->applied = applied;
+		session->applied_since = jiffies;
+	}
 	spin_unlock(&session->lock);
 	if (!applied_is_sane)
 		return violation(session, "has applied what was not sent", applied);

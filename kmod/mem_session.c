@@ -12,6 +12,7 @@
 #include <linux/sched/mm.h>
 #include <linux/slab.h>
 #include <linux/socket.h>
+#include <linux/tcp.h>
 #include <linux/uio.h>
 #include <net/sock.h>
 
@@ -20,8 +21,10 @@
 
 /* How often to look whether the peer is alive. */
 #define LOOK_EVERY_MS 500
-/* A peer that lives and does not answer has failed. */
+/* A peer that lives and does not answer has failed, */
 #define ANSWER_TIMEOUT_MS 30000
+/* and who sends looks up as often, however little the link takes. */
+#define SEND_EVERY_MS 500
 
 int mem_status_error(u16 status)
 {
@@ -223,6 +226,8 @@ static struct mem_request *take_next(struct mem_session *session,
 	header->token = cpu_to_le64(NETVM_NO_SLOT);
 	if (request->header.kind == NETVM_WRITE) {
 		header->payload_bytes = cpu_to_le32(request->bytes);
+		if (session->written == session->applied)
+			session->applied_since = jiffies;
 		session->written++;
 	} else if (request->body) {
 		header->payload_bytes = cpu_to_le32(request->body_bytes);
@@ -414,6 +419,9 @@ static bool answer_is_late(struct mem_session *session)
 	spin_lock(&session->lock);
 	for_each_set_bit(slot, session->used, NETVM_OPS_MAX)
 		late |= time_after(jiffies, session->slots[slot]->since + limit);
+	/* Writes have no slots; it may take them and never open its window. */
+	if (session->written - session->applied >= session->window)
+		late |= time_after(jiffies, session->applied_since + limit);
 	spin_unlock(&session->lock);
 	return late;
 }
@@ -515,6 +523,10 @@ int mem_session_start(struct mem_session *session, struct socket *socket,
 	INIT_DELAYED_WORK(&session->look, look_at_peer);
 	INIT_WORK(&session->end, end_session);
 	netvm_sock_of_memory(socket->sk);
+	socket->sk->sk_sndtimeo = msecs_to_jiffies(SEND_EVERY_MS);
+	/* Frames say themselves what comes right after them. */
+	if (sk_is_tcp(socket->sk))
+		tcp_sock_set_nodelay(socket->sk);
 	sender = kthread_create(send_thread, session, "netvm_mem_send");
 	if (IS_ERR(sender))
 		return PTR_ERR(sender);

@@ -110,6 +110,8 @@ struct mem_session {
 	/* Our writes: sent, and applied by the peer. */
 	u64 written;
 	u64 applied;
+	/* The peer has applied something, or there was nothing to apply. */
+	unsigned long applied_since;
 	/* Signs of life that we have asked for. */
 	unsigned int asked_for_life;
 	/* A sign of life has been asked for because the window is full. */

@@ -17,6 +17,7 @@
  *   memory beyond N COUNT               a peer of so many notifications is not asked for more
  *   memory asks N TEXT                  a request to examples/device_service.rs, and its answer
  *   memory fails N                      the first read must fail, and everything after it
+ *   memory writes N                     page after page is written and synced, until that fails with EIO; how many were
  *   memory refused N                    reads fail one by one, and it lives
  */
 #define _GNU_SOURCE
@@ -641,6 +642,19 @@ static void failing(char **word)
 	all_fails(fd, map);
 }
 
+static void writes(char **word)
+{
+	int fd = open_device(atoi(word[0]), O_RDWR);
+	uint64_t pages = bytes_of(fd) / page;
+	unsigned int done = 0;
+
+	/* More than any window, if that should be without end. */
+	while (done < 10000 && pwrite(fd, "x", 1, done % pages * page) == 1 && fsync(fd) == 0)
+		done++;
+	must(done == 10000 || errno == EIO);
+	printf("%u\n", done);
+}
+
 static void refused(char **word)
 {
 	int fd = open_device(atoi(word[0]), O_RDWR);
@@ -739,6 +753,7 @@ int main(int count, char **arguments)
 		{ "pages", pages, 1 },	     { "keep", keep, 2 },	    { "lost", lost, 2 },
 		{ "notified", notified, 1 }, { "fails", failing, 1 },	    { "refused", refused, 1 },
 		{ "asks", asks, 2 },	     { "bound", bound, 2 },	    { "beyond", beyond, 2 },
+		{ "writes", writes, 1 },
 	};
 	size_t i;
 

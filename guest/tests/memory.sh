@@ -123,6 +123,12 @@ for evil in flood mute; do
     memory detach $n
 done
 
+# It answers everything, and applies nothing: as many writes as its window has are sent.
+n=$(attach evil-window k)
+equal "writes to a window that does not open" "$(memory writes $n)" 4096
+grep -q 'no answer for 30000 ms' $state/netvm_mem$n/state
+memory detach $n
+
 echo "== detached by force"
 n=$(attach grid k)
 memory lost $n "memory detach $n force"

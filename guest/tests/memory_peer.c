@@ -8,6 +8,7 @@
  *   fixed         the same bytes, which cannot be written
  *   notify        4096 bytes; whoever notifies it of N is notified of N + 1 (a count) and N + 2 (what was posted, plus one)
  *   evil-WHAT     reads are answered with WHAT
+ *   evil-window   everything is answered, and nothing is ever said to be applied
  *
  * A lender's slabs have 64 KiB, of which it has 256. Whom it shows as evil-slab-BYTES
  * is told that they have BYTES.
@@ -72,7 +73,7 @@ static void put(const void *bytes, size_t length)
 static void frame(struct netvm_header header, const void *payload, uint32_t length)
 {
 	header.payload_bytes = length;
-	header.applied = taken;
+	header.applied = strcmp(evil, "window") ? taken : 0;
 	put(&header, sizeof(header));
 	put(payload, length);
 }
@@ -300,7 +301,7 @@ static void serve(void)
 		case NETVM_READ:
 			if (header.sequence != taken)
 				exit(3);
-			if (evil[0]) {
+			if (evil[0] && strcmp(evil, "window")) {
 				answer_badly(&header);
 				break;
 			}
