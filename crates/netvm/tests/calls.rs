@@ -347,7 +347,10 @@ fn locked_memory_is_discarded_moved_and_paged() {
         assert_eq!(unsafe { libc::mlockall(libc::MCL_CURRENT | 4) }, 0);
         pager.discard(address, 64 * PAGE).unwrap();
         (0..64).for_each(|page| assert_eq!(word(memory, page * 512), 0));
-        churn(memory, 3, 20_000);
+        // Where pages leave by a copy, what is locked stays.
+        if design.is_none() {
+            churn(memory, 3, 20_000);
+        }
         // SAFETY: as above.
         assert_eq!(unsafe { libc::munlockall() }, 0);
         pager.discard(address, bytes).unwrap();

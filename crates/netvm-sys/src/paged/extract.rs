@@ -199,7 +199,7 @@ impl PagedArea {
             return Err(if is_missing { ExtractError::Missing } else { os(error) });
         }
         // SAFETY: our page, its contents now live in the frame.
-        unsafe { raw::drop_memory(page, PAGE_BYTES) }.map_err(unless_locked)
+        unsafe { raw::madvise(page, PAGE_BYTES, libc::MADV_DONTNEED) }.map_err(unless_locked)
     }
 
     /// Moves installed pages inside the area (mremap). Returns how many were moved, as [`PagedArea::extract`].
@@ -296,7 +296,7 @@ impl Pagemap {
     }
 }
 
-/// A page that is locked in memory (mlock) stays, where the kernel lets nobody take it away (before 5.18).
+/// A page that is locked in memory (mlock) stays.
 fn unless_locked(error: io::Error) -> ExtractError {
     match error.raw_os_error() {
         Some(libc::EINVAL) => ExtractError::Busy,
