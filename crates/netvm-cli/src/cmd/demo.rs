@@ -1,14 +1,13 @@
 //! `netvm demo`: a sort of four times the local memory, in RAM and on lent memory.
 
 use super::Outcome;
-use super::run::{EXIT_NETVM, RunArgs, Tier, execute};
+use super::run::{EXIT_NETVM, RunArgs, Tier, check_local, execute};
 use super::secret::SecurityArgs;
 use crate::machine::meminfo;
 use crate::picture::{self, Area};
 use crate::size::Size;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
-use netvm::pager::LOCAL_BYTES_MIN;
 use netvm_sys::signal::{self, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use plotters::prelude::*;
 use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
@@ -63,14 +62,7 @@ struct Sorted {
 
 pub fn run(args: &DemoArgs) -> Outcome {
     let data = args.data.unwrap_or(Size(args.local.0.saturating_mul(4)));
-    if args.local.0 < LOCAL_BYTES_MIN {
-        return Err(format!(
-            "--local {} is too little to work with; give at least {}",
-            args.local,
-            Size(LOCAL_BYTES_MIN)
-        )
-        .into());
-    }
+    check_local(args.local)?;
     check_data(args.data.is_some(), data)?;
     let program = std::env::current_exe().map_err(|error| format!("cannot find netvm itself: {error}"))?;
     out!("Sorting {data} of random numbers, first in RAM, then with {} of local memory.", args.local);

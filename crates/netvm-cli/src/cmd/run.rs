@@ -298,6 +298,15 @@ pub fn run(args: RunArgs) -> Outcome {
     Ok(ExitCode::from(report.exit_code()))
 }
 
+/// Whether a program can have so little local memory.
+pub fn check_local(local: Size) -> Result<(), String> {
+    if local.0 < LOCAL_BYTES_MIN {
+        let least = Size(LOCAL_BYTES_MIN);
+        return Err(format!("--local {local} is too little to work with; give at least {least}"));
+    }
+    Ok(())
+}
+
 fn check_page_size(args: &RunArgs) -> Result<(), String> {
     let (size, local) = (args.page_size, args.local);
     if !size.0.is_power_of_two() || !(4096..=PAGE_BYTES_MAX as u64).contains(&size.0) {
@@ -319,14 +328,7 @@ pub fn execute(
     args: &RunArgs,
     prepare: impl FnOnce(&mut Command) -> &mut Command,
 ) -> Result<Report, Box<dyn std::error::Error>> {
-    if args.local.0 < LOCAL_BYTES_MIN {
-        return Err(format!(
-            "--local {} is too little to work with; give at least {}",
-            args.local,
-            Size(LOCAL_BYTES_MIN)
-        )
-        .into());
-    }
+    check_local(args.local)?;
     if args.local.0 > AREA_BYTES_MAX {
         return Err(format!(
             "--local {} is more than far memory can have addresses for; give less than {}",
