@@ -11,8 +11,8 @@ with_host_files netvm libnetvm_preload.so
 ip link set lo up
 mount -t tmpfs tmpfs /host/dev/shm
 netvm() { on_host /tmp/netvm "$@"; }
-work=/host/tmp/work
-mkdir $work
+job=/host/tmp/job
+mkdir $job
 
 echo "== what works here"
 netvm doctor >doctor.log || true
@@ -20,10 +20,10 @@ grep -q 'netvm run and netvm lend work here' doctor.log
 grep 'pages' doctor.log
 
 echo "== sort"
-on_host sh -c 'od -An -v -tx8 -w16 /dev/urandom | head -n 120000 >/tmp/work/lines; sort -S 64M /tmp/work/lines | sha256sum >/tmp/work/sum'
-sum=$(cat $work/sum)
-netvm run --local 4M --stats -- sort -S 64M /tmp/work/lines >$work/sorted 2>sort.log
-equal "sorted lines" "$(sha256sum <$work/sorted)" "$sum"
+on_host sh -c 'od -An -v -tx8 -w16 /dev/urandom | head -n 120000 >/tmp/job/lines; sort -S 64M /tmp/job/lines | sha256sum >/tmp/job/sum'
+sum=$(cat $job/sum)
+netvm run --local 4M --stats -- sort -S 64M /tmp/job/lines >$job/sorted 2>sort.log
+equal "sorted lines" "$(sha256sum <$job/sorted)" "$sum"
 cat sort.log
 # Its memory was far: as much has left as it has little.
 grep -Eq '[1-9][0-9]+ MiB out' sort.log
@@ -36,18 +36,18 @@ for port in 7070 7071; do
 done
 victim=$!
 netvm run --local 4M --lender 127.0.0.1:7070 --lender 127.0.0.1:7071 --replicas 2 --secret /tmp/key --stats -- \
-    sort -S 64M /tmp/work/lines >$work/sorted 2>sort.log &
+    sort -S 64M /tmp/job/lines >$job/sorted 2>sort.log &
 run=$!
 wait_until 30 sh -c 'chroot /host /tmp/netvm status 127.0.0.1:7071 --secret /tmp/key --json | grep -q "\"used_bytes\":[1-9][0-9]\{7\}"'
 kill -9 $victim
 wait $run
-equal "sorted lines" "$(sha256sum <$work/sorted)" "$sum"
+equal "sorted lines" "$(sha256sum <$job/sorted)" "$sum"
 cat sort.log
 grep -q 'lost 127.0.0.1:7071' sort.log
 
 echo "== Python, and children of its forks"
 if [ -x /host/usr/bin/python3 ]; then
-    cat >$work/forks.py <<'P'
+    cat >$job/forks.py <<'P'
 import hashlib, os, random
 random.seed(7)
 blocks = [bytearray(random.randbytes(1 << 20)) for _ in range(24)]
@@ -66,8 +66,8 @@ for block in blocks:
     total.update(block)
 print(total.hexdigest())
 P
-    netvm run --local 8M --stats -- python3 /tmp/work/forks.py >far 2>python.log
-    equal "what Python found" "$(cat far)" "$(on_host python3 /tmp/work/forks.py)"
+    netvm run --local 8M --stats -- python3 /tmp/job/forks.py >far 2>python.log
+    equal "what Python found" "$(cat far)" "$(on_host python3 /tmp/job/forks.py)"
     cat python.log
 else
     echo "skipped (this machine has no Python)"
