@@ -106,7 +106,7 @@ n=$(attach evil-error k)
 memory refused $n
 memory detach $n
 n=$(attach grid k)
-dd if=/dev/netvm_mem$n of=/tmp/page bs=4096 count=1 2>/dev/null
+dd if=/dev/netvm_mem$n of=/tmp/page bs=4096 count=4 2>/dev/null
 memory detach $n
 n=$(attach evil-requests k)
 cmp -n 4096 /tmp/page /dev/netvm_mem$n
@@ -123,6 +123,11 @@ for evil in flood mute; do
     memory detach $n
 done
 
+# Bytes that come slowly are signs of life.
+n=$(attach evil-slow k)
+cmp -n 16384 /tmp/page /dev/netvm_mem$n
+equal state "$(cat $state/netvm_mem$n/state)" attached
+memory detach $n
 # It answers everything, and applies nothing: as many writes as its window has are sent.
 n=$(attach evil-window k)
 equal "writes to a window that does not open" "$(memory writes $n)" 4096

@@ -8,6 +8,7 @@
  *   fixed         the same bytes, which cannot be written
  *   notify        4096 bytes; whoever notifies it of N is notified of N + 1 (a count) and N + 2 (what was posted, plus one)
  *   evil-WHAT     reads are answered with WHAT
+ *   evil-slow     the first read's bytes come slowly, for longer than a peer may be silent
  *   evil-window   everything is answered, and nothing is ever said to be applied
  *
  * A lender's slabs have 64 KiB, of which it has 256. Whom it shows as evil-slab-BYTES
@@ -149,6 +150,17 @@ static void answer_badly(const struct netvm_header *asked)
 		frame((struct netvm_header){ .kind = NETVM_WRITE, .sequence = 5 }, junk, 9);
 	} else if (!strcmp(evil, "wait")) {
 		frame((struct netvm_header){ .kind = NETVM_FLUSH, .sequence = 5 }, NULL, 0);
+	} else if (!strcmp(evil, "slow")) {
+		uint32_t at, part;
+
+		put(&reply, sizeof(reply));
+		for (at = 0; at < asked->bytes; at += part) {
+			part = asked->bytes - at < 2048 ? asked->bytes - at : 2048;
+			usleep(800000);
+			put(grid + asked->offset + at, part);
+		}
+		/* Once: what the kernel reads ahead would take as long. */
+		evil[0] = 0;
 	} else if (!strcmp(evil, "cut")) {
 		put(&reply, sizeof(reply));
 		put(junk, 1000);
