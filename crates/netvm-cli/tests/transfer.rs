@@ -756,6 +756,12 @@ fn only_who_knows_the_secret_may_send() {
         assert!(!done.status.success() && done.err.contains(expected), "{done:?}");
         assert!(!target.join("a").exists());
     }
+    // However many come with nonsense, it is told once, and keeps nobody away.
+    for garbage in [&b"GET / HTTP/1.1\r\n\r\n"[..], &[0xff; 4096], b"netvm"].repeat(40) {
+        let mut stream = std::net::TcpStream::connect(&receiver.address).unwrap();
+        // It may have hung up already.
+        let _ = stream.write_all(garbage);
+    }
     // The kernel cannot encrypt.
     let done = finish(&mut send(
         &receiver.address,
@@ -771,6 +777,9 @@ fn only_who_knows_the_secret_may_send() {
     assert_eq!(summary(&done)["protection"], "authenticated and encrypted");
     for why in ["it has proved no secret", "its secret is not ours", "it wants another framing"] {
         assert!(received.err.contains(&format!("turned away a connection: {why}")), "{received:?}");
+    }
+    for why in ["it does not speak netvm's protocol", "it closed the connection"] {
+        assert_eq!(received.err.matches(why).count(), 1, "{received:?}");
     }
     assert_same_file(&file, &target.join("a"));
     let receiver = Receiver::start_at("127.0.0.1:0", &target, &["--secret", key, "--encrypt"]);

@@ -191,7 +191,7 @@ fn arrivals(
         for greeting in std::mem::take(&mut greetings) {
             match greeting.progress(security) {
                 Greeted::Waiting(greeting) if !greeting.is_late(now) => greetings.push(greeting),
-                Greeted::Waiting(_) => drop(met(Err("it said nothing"))),
+                Greeted::Waiting(_) => drop(met(Err("it did not say in time who it is"))),
                 Greeted::Gone(why) => drop(met(Err(why))),
                 Greeted::Hello(arrival) => {
                     if met(Ok(arrival)).is_break() {
