@@ -29,7 +29,10 @@ fn a_run_whose_netvm_was_killed_is_seen_as_long_as_its_program_lives() {
     }
     let mut command = netvm();
     command.args(["run", "--local", "8M", "--", PYTHON, "-c"]);
-    command.arg("x = bytearray(32 << 20); print(1, flush=True); input(); print(sum(x[::4096]), flush=True)");
+    // Bytes that are not zero, which is what a page would be that came from nowhere.
+    command.arg(
+        "x = bytearray(b'netvm' * (32 << 18)); print(1, flush=True); input(); print(sum(x), flush=True)",
+    );
     let mut run = Guard(command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap());
     let pid = run.0.id();
     let mut said = BufReader::new(run.0.stdout.take().unwrap());
@@ -39,12 +42,23 @@ fn a_run_whose_netvm_was_killed_is_seen_as_long_as_its_program_lives() {
     run.0.kill().unwrap();
     run.0.wait().unwrap();
     let seen = look(pid).expect("it goes on");
+    assert!(has_private_lender(pid));
     assert!(seen["command"].as_str().unwrap().contains("bytearray"), "{seen}");
     input.write_all(b"\n").unwrap();
     line.clear();
     said.read_line(&mut line).unwrap();
-    assert_eq!(line, "0\n");
-    until("nothing of it is left", || look(pid).is_none());
+    let sum = b"netvm".iter().map(|&byte| u64::from(byte) << 23).sum::<u64>();
+    assert_eq!(line, format!("{sum}\n"));
+    until("nothing of it is left", || look(pid).is_none() && !has_private_lender(pid));
+}
+
+/// Whether a lender runs for this `netvm run` alone.
+fn has_private_lender(run: u32) -> bool {
+    let socket = format!("/netvm-{run}-0/lender");
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    let mut lines =
+        processes.filter_map(|process| std::fs::read_to_string(process.path().join("cmdline")).ok());
+    lines.any(|line| line.contains("--private") && line.contains(&socket))
 }
 
 #[test]
