@@ -2,7 +2,8 @@
 # `netvm run` with programs of this machine, on kernels that copy pages (6.1: no moves, no tracking of writes) and that move them (6.12): results are
 # those without it, also when a lender dies.
 # kernels: 6.1 6.12
-# modules: 9p 9pnet_virtio
+# modules: 9p 9pnet_virtio ext4 loop
+# programs: mkfs.ext4
 # host: read only
 # memory: 1024
 # limit: 300
@@ -69,6 +70,40 @@ P
     netvm run --local 8M --stats -- python3 /tmp/job/forks.py >far 2>python.log
     equal "what Python found" "$(cat far)" "$(on_host python3 /tmp/job/forks.py)"
     cat python.log
+
+    echo "== reads of a file by O_DIRECT, while another thread needs memory"
+    # What a device writes into a page that is leaving must not be lost.
+    truncate -s 64M disk
+    mkfs.ext4 -q disk
+    mkdir -p /host/tmp/direct
+    mount -o loop disk /host/tmp/direct
+    cat >$job/direct.py <<'P'
+import hashlib, mmap, os, random, threading
+random.seed(8)
+size, path = 4 << 20, "/tmp/direct/file"
+with open(path, "wb") as file:
+    file.write(random.randbytes(size))
+    os.fsync(file.fileno())
+anonymous = lambda size: mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+into, other, over = anonymous(size), anonymous(16 << 20), threading.Event()
+def press():
+    while not over.is_set():
+        for at in range(0, len(other), 1 << 20):
+            other[at:at + (1 << 20)] = bytes(1 << 20)
+presser = threading.Thread(target=press)
+presser.start()
+fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+found = set()
+for _ in range(20):
+    into[:] = bytes(size)
+    assert os.preadv(fd, [into], 0) == size
+    found.add(hashlib.sha256(into).hexdigest())
+over.set()
+presser.join()
+print(sorted(found) == [hashlib.sha256(open(path, "rb").read()).hexdigest()])
+P
+    equal "what was read" "$(netvm run --local 8M -- python3 /tmp/job/direct.py)" "True"
+    umount /host/tmp/direct
 else
     echo "skipped (this machine has no Python)"
 fi

@@ -40,7 +40,13 @@ fn must_have_used_far_memory(done: &Done) {
 /// A C program that checks all by itself, first without netvm.
 #[track_caller]
 fn c_program(name: &str, tiers: &[&str], links: &[&str]) {
-    let folder = Folder::new(name);
+    c_program_without(name, tiers, links, "");
+}
+
+/// The same without some features of the kernel.
+#[track_caller]
+fn c_program_without(name: &str, tiers: &[&str], links: &[&str], without: &str) {
+    let folder = Folder::new(&format!("{name}{}", without.len()));
     if !can_run(name, &["/usr/bin/gcc"]) {
         return;
     }
@@ -50,7 +56,8 @@ fn c_program(name: &str, tiers: &[&str], links: &[&str]) {
     for tier in tiers {
         for link in links {
             let mut far = run_on_tier("8M", tier, &program);
-            let done = finish(far.arg(folder.path("")).env("NETVM_LINK", link)).must_succeed();
+            far.env("NETVM_LINK", link).env("NETVM_WITHOUT", without);
+            let done = finish(far.arg(folder.path(""))).must_succeed();
             assert!(done.out().ends_with("ok\n"), "{}", done.out());
             must_have_used_far_memory(&done);
         }
@@ -60,6 +67,12 @@ fn c_program(name: &str, tiers: &[&str], links: &[&str]) {
 #[test]
 fn kept_pages() {
     c_program("kept", &TIERS[..1], &["auto"]);
+}
+
+/// The same as before Linux 6.8, where the pager does not see what the kernel has pinned.
+#[test]
+fn kept_pages_where_pages_are_copied() {
+    c_program_without("kept", &TIERS[..1], &["auto"], "move,poison,wp-async");
 }
 
 #[test]

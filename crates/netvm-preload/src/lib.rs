@@ -10,6 +10,7 @@
 
 mod backend;
 mod callers;
+mod direct;
 mod fork;
 mod heap;
 mod kept;

@@ -64,3 +64,39 @@ macro_rules! around {
     };
 }
 pub(crate) use around;
+
+/// Defines a function of the C library that goes on where `$before` says, with all of its arguments, however many: this library's, or the C library's,
+/// whose frame it becomes. So it may be a cancellation point.
+macro_rules! jumps {
+    ($($(#[$doc:meta])* $name:ident = $before:ident;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// # Safety
+        /// As the C library's.
+        #[unsafe(naked)]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $name() {
+            #[cfg(target_arch = "x86_64")]
+            std::arch::naked_asm!(
+                "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
+                "call {}",
+                "mov r11, rax",
+                "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
+                "jmp r11",
+                sym $before
+            );
+            #[cfg(target_arch = "aarch64")]
+            std::arch::naked_asm!(
+                "stp x29, x30, [sp, #-80]!",
+                "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]", "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
+                "bl {}",
+                "mov x16, x0",
+                "ldp x0, x1, [sp, #16]", "ldp x2, x3, [sp, #32]", "ldp x4, x5, [sp, #48]", "ldp x6, x7, [sp, #64]",
+                "ldp x29, x30, [sp], #80",
+                "br x16",
+                sym $before
+            );
+        }
+    )*};
+}
+pub(crate) use jumps;

@@ -4,9 +4,12 @@
 //! would see madvise(2) by a ring. So each ring begins disabled, gets *restrictions* (`IORING_REGISTER_RESTRICTIONS`, Linux 5.10) that
 //! allow everything but these operations, and is enabled then: they end with EACCES, and a probe says that they are not there.
 //!
+//! Where pages travel by copy (before Linux 6.8) there are no rings: what they write into pages that are pinned would be lost (`direct.rs`).
+//!
 //! Two ways lead to a ring: syscall(2), and liburing, which makes its system calls by itself. Who has neither in a library of its own (Go, a
 //! static liburing) is not seen.
 
+use crate::direct;
 use crate::run;
 use crate::sys::raw;
 use crate::tls::Internal;
@@ -77,6 +80,9 @@ static REGISTER_OPS: AtomicU8 = AtomicU8::new(0);
 /// As of the call.
 pub(crate) unsafe fn set_up(entries: c_uint, params: *mut Params) -> isize {
     let plain = [entries as usize, params as usize, 0, 0, 0, 0];
+    if direct::is_by_copy() {
+        return -libc::ENOSYS as isize;
+    }
     if params.is_null() {
         // SAFETY: the kernel refuses it.
         return unsafe { raw(libc::SYS_io_uring_setup, plain) };
@@ -239,6 +245,9 @@ fn next(name: &CStr) -> Option<*mut c_void> {
 /// # Safety
 /// `ring` and `params` are those of a call to liburing, which `make` passes on.
 unsafe fn make(ring: *mut Ring, params: *mut Params, make: impl Fn() -> Option<c_int>) -> c_int {
+    if direct::is_by_copy() {
+        return -libc::ENOSYS;
+    }
     let make = || make().unwrap_or(-libc::ENOSYS);
     // SAFETY: the program's own call, which has the kernel read and write this.
     unsafe {

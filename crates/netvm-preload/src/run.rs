@@ -2,6 +2,7 @@
 
 use crate::backend::{Far, LocalArea, PagerFar};
 use crate::callers;
+use crate::direct;
 use crate::fork;
 use crate::heap;
 use crate::last;
@@ -14,6 +15,7 @@ use crate::spawn;
 use crate::sys::{self, Locked};
 use crate::tls::{Internal, words};
 use netvm::runfile::RunFile;
+use netvm_sys::uffd;
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -77,6 +79,17 @@ pub(crate) fn maps_locally() -> bool {
 pub(crate) fn is_far(address: usize) -> bool {
     // Relaxed: whoever has a far address got it from a call made after these were set.
     address.wrapping_sub(AREA_START.load(Ordering::Relaxed)) < AREA_LENGTH.load(Ordering::Relaxed)
+}
+
+/// Whether far memory, if there is any, is a pager's.
+pub(crate) fn has_pager() -> bool {
+    RUN.get().is_some()
+}
+
+/// Whether this is a process of the run that has far memory.
+pub(crate) fn has_process(process: u32) -> bool {
+    let _internal = Internal::enter();
+    RUN.get().is_some_and(|run| run.pids().contains(&process))
 }
 
 /// Whether any of `address..address + bytes` is in the far area.
@@ -192,6 +205,8 @@ extern "C" fn begin() {
     FAR_THRESHOLD_BYTES.store(params.far_threshold_bytes.max(heap::THRESHOLD_BYTES_MIN), Ordering::Relaxed);
     MAPS_LOCALLY.store(refuse::drops_pages_unseen(), Ordering::Relaxed);
     spawn::set_up();
+    direct::set_up();
+    uffd::unwanted();
     privileges::set_up();
     let set_up = callers::set_up()
         .and_then(|()| fork::set_up())

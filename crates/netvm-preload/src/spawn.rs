@@ -4,11 +4,10 @@
 //! program must not see it.
 
 use crate::kept;
-use crate::real::around;
+use crate::real::{around, jumps};
 use crate::run;
 use crate::tls::words;
 use netvm_sys::cpu::Hold;
-use std::arch::naked_asm;
 use std::ffi::{c_char, c_int, c_void};
 
 /// The functions defined here.
@@ -157,57 +156,24 @@ around!(
     free_this_thread()
 );
 
-/// Defines a function of the C library with any number of arguments: frees the thread, and goes on there with all of them.
-macro_rules! with_any_arguments {
-    ($(#[$doc:meta])* $name:ident = $before:ident) => {
-        extern "C" fn $before() -> *mut c_void {
+macro_rules! before_jump {
+    ($($before:ident = $name:ident),*) => {
+        $(extern "C" fn $before() -> *mut c_void {
             free_this_thread();
             real::$name.address()
-        }
-
-        $(#[$doc])*
-        ///
-        /// # Safety
-        /// As the C library's.
-        #[unsafe(naked)]
-        #[unsafe(no_mangle)]
-        pub unsafe extern "C" fn $name() {
-            #[cfg(target_arch = "x86_64")]
-            naked_asm!(
-                "push rdi", "push rsi", "push rdx", "push rcx", "push r8", "push r9", "push rax",
-                "call {}",
-                "mov r11, rax",
-                "pop rax", "pop r9", "pop r8", "pop rcx", "pop rdx", "pop rsi", "pop rdi",
-                "jmp r11",
-                sym $before
-            );
-            #[cfg(target_arch = "aarch64")]
-            naked_asm!(
-                "stp x29, x30, [sp, #-80]!",
-                "stp x0, x1, [sp, #16]", "stp x2, x3, [sp, #32]", "stp x4, x5, [sp, #48]", "stp x6, x7, [sp, #64]",
-                "bl {}",
-                "mov x16, x0",
-                "ldp x0, x1, [sp, #16]", "ldp x2, x3, [sp, #32]", "ldp x4, x5, [sp, #48]", "ldp x6, x7, [sp, #64]",
-                "ldp x29, x30, [sp], #80",
-                "br x16",
-                sym $before
-            );
-        }
+        })*
     };
 }
+before_jump!(before_execl = execl, before_execlp = execlp, before_execle = execle);
 
-with_any_arguments!(
+jumps! {
     /// execl(3).
-    execl = before_execl
-);
-with_any_arguments!(
+    execl = before_execl;
     /// execlp(3).
-    execlp = before_execlp
-);
-with_any_arguments!(
+    execlp = before_execlp;
     /// execle(3).
-    execle = before_execle
-);
+    execle = before_execle;
+}
 
 around!(
     /// sched_setaffinity(2): the program places its threads itself.

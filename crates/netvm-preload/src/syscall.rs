@@ -1,7 +1,7 @@
 //! syscall(2): calls by number do what the functions of their names do here.
 
 use crate::sys::{self, raw};
-use crate::{kept, maps, privileges, rings, run, spawn};
+use crate::{direct, kept, maps, privileges, rings, run, spawn};
 use std::ffi::{c_int, c_long, c_uint, c_void};
 
 /// syscall(2): what concerns far memory goes to the functions of those names, which call the kernel where it does not; everything else is the
@@ -67,7 +67,8 @@ pub unsafe extern "C" fn syscall(
                     | libc::SYS_landlock_restrict_self => privileges::before_less(),
                     _ => {}
                 }
-                sys::as_in_c(raw(number, [a, b, c, d, e, f]))
+                let arguments = [a, b, c, d, e, f];
+                direct::by_number(number, arguments).unwrap_or_else(|| sys::as_in_c(raw(number, arguments)))
             }
         }
     };

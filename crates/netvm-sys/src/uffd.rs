@@ -3,9 +3,11 @@
 //! Layouts and numbers follow `include/uapi/linux/userfaultfd.h`. Everything that takes an address is `unsafe` here;
 //! [`crate::paged::PagedArea`] is the checked wrapper that the pager uses.
 
+use std::ffi::CStr;
 use std::fs::OpenOptions;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Bytes of the base page that all page operations here work on.
 pub const PAGE_BYTES: usize = 4096;
@@ -144,7 +146,36 @@ fn open_raw(mode: i32) -> io::Result<(OwnedFd, Access)> {
     Ok((unsafe { OwnedFd::from_raw_fd(fd) }, Access::Device))
 }
 
-/// Features that this kernel offers and how a full-mode descriptor can be had.
+/// Environment variable with features that are not to be used although the kernel has them, by their names in [`NAMES`], separated by commas. For
+/// kernels in which one has a fault, and to try what older kernels get. Words that are no names are ignored.
+pub const WITHOUT: &CStr = c"NETVM_WITHOUT";
+
+/// Features that may be done without.
+pub const NAMES: [(&str, u64); 3] =
+    [("move", FEATURE_MOVE), ("poison", FEATURE_POISON), ("wp-async", FEATURE_WP_ASYNC)];
+
+/// Features that [`WITHOUT`] names, as it was when this was called first: best before there are threads that may change the environment.
+pub fn unwanted() -> u64 {
+    static KNOWN: AtomicU64 = AtomicU64::new(u64::MAX);
+    let known = KNOWN.load(Ordering::Relaxed);
+    if known != u64::MAX {
+        return known;
+    }
+    // SAFETY: a constant string that ends with a zero.
+    let value = unsafe { libc::getenv(WITHOUT.as_ptr()) };
+    let value: &[u8] = match value.is_null() {
+        true => b"",
+        // SAFETY: not null, and what getenv returns ends with a zero. Nothing is allocated: children of forks may ask.
+        false => unsafe { CStr::from_ptr(value) }.to_bytes(),
+    };
+    let words = value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+    let named = words.flat_map(|word| NAMES.iter().find(|(name, _)| name.as_bytes() == word));
+    let unwanted = named.fold(0, |all, (_, feature)| all | feature);
+    KNOWN.store(unwanted, Ordering::Relaxed);
+    unwanted
+}
+
+/// Features that this kernel offers, but those that [`WITHOUT`] names, and how a full-mode descriptor can be had.
 ///
 /// # Errors
 /// EPERM when neither the system call nor the device may be used, ENOSYS on kernels without userfaultfd.
@@ -155,7 +186,7 @@ pub fn probe() -> io::Result<(u64, Access)> {
     if unsafe { libc::ioctl(fd.as_raw_fd(), IOC_API as _, &mut api) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok((api.features, access))
+    Ok((api.features & !unwanted(), access))
 }
 
 impl Userfault {

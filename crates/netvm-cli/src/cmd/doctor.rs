@@ -141,8 +141,10 @@ fn userfaultfd() -> Vec<Finding> {
         uffd::Access::Device => "full mode by /dev/userfaultfd",
     };
     let feature = |bit: u64, what: &'static str, with: &str, without: &'static str| {
-        if features & bit != 0 {
+        if features & bit == bit {
             finding(what, Verdict::Ok, with, None)
+        } else if uffd::unwanted() & bit != 0 {
+            finding(what, Verdict::Without, "not used, as NETVM_WITHOUT says", None)
         } else {
             finding(what, Verdict::Without, without, None)
         }
@@ -153,7 +155,7 @@ fn userfaultfd() -> Vec<Finding> {
             uffd::FEATURE_MOVE,
             "  move pages",
             "pages travel without a copy",
-            "needs Linux 6.8; pages are copied instead, and O_DIRECT reads into far memory may be lost",
+            "needs Linux 6.8; pages are copied, and io_uring and libaio refused to programs with far memory",
         ),
         feature(uffd::FEATURE_POISON, "  poison pages", "available", "needs Linux 6.6"),
         feature(
@@ -168,12 +170,12 @@ fn userfaultfd() -> Vec<Finding> {
             format!("auto is {}: {}", FaultPath::Auto.resolved(), WakeCosts::of_this_machine()),
             None,
         ),
-        match features & IN_THREAD == IN_THREAD {
-            true => {
-                finding("  in-thread faults", Verdict::Ok, "available to programs that ask for them", None)
-            }
-            false => finding("  in-thread faults", Verdict::Without, "needs Linux 6.8", None),
-        },
+        feature(
+            IN_THREAD,
+            "  in-thread faults",
+            "available to programs that ask for them",
+            "needs Linux 6.8",
+        ),
     ]
 }
 

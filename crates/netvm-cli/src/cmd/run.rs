@@ -23,6 +23,7 @@ use netvm::pager::{
 use netvm::runfile::{RunFile, RunParams};
 use netvm::stats::PagerStats;
 use netvm_sys::signal::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, Signals};
+use netvm_sys::uffd;
 use private::{FileTier, PrivateLender};
 use serde_json::json;
 use std::ffi::OsString;
@@ -49,6 +50,9 @@ time, for all processes of the run together; the rest is on the lenders. Small p
 
 A run lasts until all processes have ended that the program has started, also those in the background. Signals that end netvm go to the program;
 SIGKILL, which cannot be handed on, ends netvm alone: the program goes on with its memory, and a private lender ends after it.
+
+Before Linux 6.8 pages travel by copy: programs that want io_uring or libaio are told that there is none, and do without. NETVM_WITHOUT=move in the
+environment has the same effect on any kernel.
 
 Not covered: statically linked programs, programs that make system calls without libc, set-user-ID programs. Of the program itself, and what it
 becomes by exec, a run says so; of other processes, as those that are started with a cleared environment, it does not.
@@ -298,6 +302,20 @@ pub fn run(args: RunArgs) -> Outcome {
     Ok(ExitCode::from(report.exit_code()))
 }
 
+/// Whether all that `NETVM_WITHOUT` names can be left out.
+fn check_unwanted() -> Result<(), String> {
+    let said = std::env::var(uffd::WITHOUT.to_string_lossy().as_ref()).unwrap_or_default();
+    let words = said.split(',').map(str::trim).filter(|word| !word.is_empty());
+    let names = || uffd::NAMES.iter().map(|(name, _)| *name);
+    for word in words {
+        if names().all(|name| name != word) {
+            let names: Vec<_> = names().collect();
+            return Err(format!("NETVM_WITHOUT has {word:?}; it may have {}", names.join(", ")));
+        }
+    }
+    Ok(())
+}
+
 /// Whether a program can have so little local memory.
 pub fn check_local(local: Size) -> Result<(), String> {
     if local.0 < LOCAL_BYTES_MIN {
@@ -328,6 +346,7 @@ pub fn execute(
     args: &RunArgs,
     prepare: impl FnOnce(&mut Command) -> &mut Command,
 ) -> Result<Report, Box<dyn std::error::Error>> {
+    check_unwanted()?;
     check_local(args.local)?;
     if args.local.0 > AREA_BYTES_MAX {
         return Err(format!(
