@@ -210,6 +210,7 @@ impl PagedArea {
                 if !is_there {
                     map(range.start, range.bytes, writable, libc::MAP_FIXED)?;
                     raw::madvise(range.start, range.bytes, libc::MADV_NOHUGEPAGE).or_else(no_thp)?;
+                    self.unlock(range.start, range.bytes);
                 }
                 raw::madvise(range.start, range.bytes, libc::MADV_DONTFORK)?;
                 if register {
@@ -218,6 +219,16 @@ impl PagedArea {
             }
         }
         Ok(())
+    }
+
+    /// Undoes what mlockall(MCL_FUTURE) does with a new mapping: that asks for nothing in particular. No page leaves locked memory by a copy, or moves between
+    /// memory that is locked and memory that is not.
+    ///
+    /// # Safety
+    /// The range has just been mapped, by us.
+    unsafe fn unlock(&self, address: usize, bytes: usize) {
+        // SAFETY: the caller's promise: nobody has locked this for a reason. The kernel refuses it to nobody.
+        let _ = unsafe { raw::munlock(address, bytes) };
     }
 
     /// Whether pages can be installed write-protected ([`PagedArea::install_fresh`]) and leave together ([`PagedArea::extract_together`],
@@ -233,8 +244,8 @@ impl PagedArea {
     /// Opens what belongs into the pager thread's own descriptor table. Before any frame is filled.
     ///
     /// # Errors
-    /// When /proc is not mounted, or the kernel does not let a process read it that has made itself undumpable, and frames are copied or faults
-    /// told to who has them. Else pages stay installed that only a copy could take from the program.
+    /// When /proc is not mounted, or the kernel does not let a process read it that has made itself undumpable, and faults are told to who has
+    /// them. Else pages stay installed that the program may not read and only a copy could take from it.
     pub fn open_memory(&mut self) -> io::Result<()> {
         if self.may_protect {
             self.together = Together::new(self.doorbell.start).map(Arc::new);
@@ -242,7 +253,7 @@ impl PagedArea {
         self.pagemap = Pagemap::open().ok();
         match File::open("/proc/self/mem") {
             Ok(memory) => self.memory = Some(memory),
-            Err(_) if self.design == FrameDesign::Move && self.told == Told::Reader => {}
+            Err(_) if self.told == Told::Reader => {}
             Err(error) => return Err(error),
         }
         Ok(())
@@ -388,6 +399,7 @@ impl PagedArea {
         unsafe {
             raw::madvise(address, bytes, libc::MADV_NOHUGEPAGE).or_else(no_thp)?;
             raw::madvise(address, bytes, libc::MADV_DONTFORK)?;
+            self.unlock(address, bytes);
             self.uffd.register(address, bytes, self.protects())
         }
     }

@@ -142,6 +142,15 @@ pub unsafe fn copy_many(process: u32, to: &[libc::iovec], from: &[libc::iovec]) 
     if copied < 0 { Err(io::Error::last_os_error()) } else { Ok(copied as usize) }
 }
 
+/// munlock(2).
+///
+/// # Safety
+/// Nothing relies on the range staying in memory.
+pub unsafe fn munlock(address: usize, bytes: usize) -> io::Result<()> {
+    // SAFETY: forwarded from the caller.
+    check(unsafe { libc::syscall(libc::SYS_munlock, address, bytes) }).map(drop)
+}
+
 /// mprotect(2).
 ///
 /// # Safety

@@ -348,12 +348,20 @@ fn locked_memory_is_discarded_moved_and_paged() {
         pager.discard(address, 64 * PAGE).unwrap();
         (0..64).for_each(|page| assert_eq!(word(memory, page * 512), 0));
         // Where pages leave by a copy, what is locked stays.
-        if design.is_none() {
+        let moves = netvm_sys::uffd::probe().unwrap().0 & netvm_sys::uffd::FEATURE_MOVE != 0;
+        if moves && design.is_none() {
             churn(memory, 3, 20_000);
         }
         // SAFETY: as above.
         assert_eq!(unsafe { libc::munlockall() }, 0);
         pager.discard(address, bytes).unwrap();
         churn(memory, 4, 20_000);
+        // Who has everything locked that is mapped from now on does not mean this. (MCL_FUTURE, MCL_ONFAULT.)
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::mlockall(libc::MCL_FUTURE | 4) }, 0);
+        let later = mapped(&pager, bytes, bytes);
+        churn(later, 5, 20_000);
+        // SAFETY: as above.
+        assert_eq!(unsafe { libc::munlockall() }, 0);
     }
 }

@@ -1,5 +1,6 @@
 //! How pages leave the far area, or move inside it: by MOVE, many together, by copy.
 
+use super::frames::populate;
 use super::{FrameDesign, PAGE_BYTES, PagedArea, Reservation, TOGETHER_MAX, Told};
 use crate::raw;
 use crate::residency::resident;
@@ -75,6 +76,12 @@ impl PagedArea {
         let mut unshared = usize::MAX;
         let mut together = bytes;
         while done < bytes {
+            if self.design == FrameDesign::Copy && bytes - done > PAGE_BYTES {
+                done += self.extract_run_by_copy(address + done, to + done, bytes - done);
+                if done == bytes {
+                    break;
+                }
+            }
             let length = together.min(bytes - done);
             let (step, result) = match self.design {
                 // SAFETY: both ranges are ours (checked); the pages belong to the pager until they are installed again.
@@ -157,6 +164,42 @@ impl PagedArea {
         drop_together(self.together.as_deref(), &self.area, pages, left)
     }
 
+    /// Neighbouring pages into empty frames by copy, in few calls. Returns the bytes done: less than all where something is in the way, which the
+    /// same for one page finds out.
+    fn extract_run_by_copy(&mut self, pages: usize, frames: usize, bytes: usize) -> usize {
+        let Some(memory) = &self.memory else { return 0 };
+        // SAFETY: our pages; a writer that comes now waits until they are missing and faults again.
+        if unsafe { self.uffd.write_protect(pages, bytes, true) }.is_err() {
+            return 0;
+        }
+        // Where that is not possible each gets its memory when it is written to.
+        let _ = populate(frames, bytes);
+        // SAFETY: the frames are in the pool (our caller's check), and empty; nobody else refers to them.
+        let buffer = unsafe { std::slice::from_raw_parts_mut(frames as *mut u8, bytes) };
+        let copied = memory.read_at(buffer, pages as u64).unwrap_or(0) / PAGE_BYTES * PAGE_BYTES;
+        let mut left = 0;
+        // SAFETY: our pages, whose contents now live in the frames.
+        if copied > 0 && unsafe { raw::madvise(pages, copied, libc::MADV_DONTNEED) }.is_ok() {
+            left = copied;
+        }
+        // Some are locked: those before are gone now or then, none behind is.
+        while left < copied {
+            // SAFETY: as above.
+            let dropped = unsafe { raw::madvise(pages + left, PAGE_BYTES, libc::MADV_DONTNEED) };
+            if dropped.is_err() {
+                break;
+            }
+            left += PAGE_BYTES;
+        }
+        if left < bytes {
+            let first = (frames + left - self.pool.start) / PAGE_BYTES;
+            let _ = self.drop_frames(first, (bytes - left) / PAGE_BYTES);
+        }
+        // SAFETY: our pages. Those that are still there hold what they held; who waits for one of the others finds it missing.
+        let _ = unsafe { self.uffd.write_protect(pages, bytes, false) };
+        left
+    }
+
     /// One page into one empty frame by copy: for kernels without MOVE, and for pages whose protection differs.
     fn extract_by_copy(&mut self, page: usize, frame: usize) -> Result<(), ExtractError> {
         let protects = self.protects();
@@ -187,16 +230,18 @@ impl PagedArea {
         if self.design == FrameDesign::Move {
             self.fill_frames((frame - self.pool.start) / PAGE_BYTES, 1).map_err(os)?;
         }
-        let Some(memory) = &self.memory else {
+        if let Some(memory) = &self.memory {
+            // SAFETY: the frame is in the pool (our caller's check) and full now; nobody else refers to it.
+            let buffer = unsafe { std::slice::from_raw_parts_mut(frame as *mut u8, PAGE_BYTES) };
+            // /proc/self/mem reads through any protection.
+            if let Err(error) = memory.read_exact_at(buffer, page as u64) {
+                let is_missing =
+                    self.pagemap.as_ref().is_some_and(|pagemap| pagemap.has(page).is_ok_and(|has| !has));
+                return Err(if is_missing { ExtractError::Missing } else { os(error) });
+            }
+        } else if !self.has(page).map_err(os)? || !copy_readable(page, frame) {
+            // What was dropped behind our back, or swapped out, is not told apart: it stays.
             return Err(ExtractError::Busy);
-        };
-        // SAFETY: the frame is in the pool (our caller's check) and full now; nobody else refers to it.
-        let buffer = unsafe { std::slice::from_raw_parts_mut(frame as *mut u8, PAGE_BYTES) };
-        // /proc/self/mem reads through any protection.
-        if let Err(error) = memory.read_exact_at(buffer, page as u64) {
-            let is_missing =
-                self.pagemap.as_ref().is_some_and(|pagemap| pagemap.has(page).is_ok_and(|has| !has));
-            return Err(if is_missing { ExtractError::Missing } else { os(error) });
         }
         // SAFETY: our page, its contents now live in the frame.
         unsafe { raw::madvise(page, PAGE_BYTES, libc::MADV_DONTNEED) }.map_err(unless_locked)
@@ -294,6 +339,15 @@ impl Pagemap {
         self.0.read_exact_at(&mut word, (address / PAGE_BYTES * size_of::<u64>()) as u64)?;
         Ok(u64::from_ne_bytes(word) & PRESENT_OR_SWAPPED != 0)
     }
+}
+
+/// Copies a page that the program may read into a frame, both ours; false if it may not. Were the page missing, who serves its faults would wait for
+/// itself.
+fn copy_readable(page: usize, frame: usize) -> bool {
+    let part = |address: usize| libc::iovec { iov_base: address as *mut _, iov_len: PAGE_BYTES };
+    // SAFETY: the frame is in the pool (our caller's check) and full; nobody else refers to it.
+    let copied = unsafe { raw::copy_many(std::process::id(), &[part(frame)], &[part(page)]) };
+    copied.is_ok_and(|bytes| bytes == PAGE_BYTES)
 }
 
 /// A page that is locked in memory (mlock) stays.
