@@ -2,7 +2,7 @@
 # `netvm run` with programs of this machine, on kernels that copy pages (6.1: no moves, no tracking of writes) and that move them (6.12): results are
 # those without it, also when a lender dies.
 # kernels: 6.1 6.12
-# modules: 9p 9pnet_virtio ext4 loop
+# modules: 9p 9pnet_virtio ext4 loop crc32c_generic?
 # programs: mkfs.ext4
 # host: read only
 # memory: 1024
