@@ -29,7 +29,7 @@ usage: cargo xtask check        format, lints
 const CI_FUZZ_SECONDS: u32 = 30;
 
 /// Programs that tests run, and the packages that have them.
-const PROGRAMS: [(&str, &str); 22] = [
+const PROGRAMS: [(&str, &str); 24] = [
     ("/usr/bin/redis-server", "redis-server"),
     ("/usr/bin/sqlite3", "sqlite3"),
     ("/usr/bin/python3", "python3"),
@@ -49,6 +49,8 @@ const PROGRAMS: [(&str, &str); 22] = [
     ("/sbin/mkfs.ext4", "e2fsprogs"),
     ("/usr/bin/javac", "default-jdk-headless"),
     ("/usr/lib/postgresql", "postgresql"),
+    ("/usr/sbin/mariadbd", "mariadb-server-core"),
+    ("/usr/bin/mariadb", "mariadb-client-core"),
     ("/usr/bin/stress-ng", "stress-ng"),
     ("/usr/bin/gdb", "gdb"),
     ("/usr/bin/strace", "strace"),

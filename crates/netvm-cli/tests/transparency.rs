@@ -2,9 +2,7 @@
 
 mod common;
 
-use common::{
-    Done, Folder, Guard, TIERS, can_run, finish, has, netvm, run_on, run_on_tier, signal, until, wait,
-};
+use common::{Folder, Guard, TIERS, can_run, finish, netvm, run_on, run_on_tier, signal, wait};
 use std::io::BufRead as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -29,14 +27,6 @@ fn compile(folder: &Folder, name: &str) -> PathBuf {
     program
 }
 
-#[track_caller]
-fn must_have_used_far_memory(done: &Done) {
-    let summary = done.summary();
-    let number = |name: &str| summary[name].as_u64().unwrap();
-    assert!(number("local_bytes_peak") <= number("local_bytes"), "{summary}");
-    assert!(number("remote_reads") + number("unpacked") > 0, "{summary}");
-}
-
 /// A C program that checks all by itself, first without netvm.
 #[track_caller]
 fn c_program(name: &str, tiers: &[&str], links: &[&str]) {
@@ -59,7 +49,7 @@ fn c_program_without(name: &str, tiers: &[&str], links: &[&str], without: &str) 
             far.env("NETVM_LINK", link).env("NETVM_WITHOUT", without);
             let done = finish(far.arg(folder.path(""))).must_succeed();
             assert!(done.out().ends_with("ok\n"), "{}", done.out());
-            must_have_used_far_memory(&done);
+            done.must_have_used_far_memory();
         }
     }
 }
@@ -93,7 +83,7 @@ fn mappings_of_go_stay_local() {
         .must_succeed();
     let done = finish(&mut run_on("8M", &program)).must_succeed();
     assert!(done.out().ends_with("ok\n"), "{}", done.out());
-    must_have_used_far_memory(&done);
+    done.must_have_used_far_memory();
 }
 
 /// What a program says of its memory by madvise(2) is heard.
@@ -204,7 +194,7 @@ fn java() {
     for collector in ["-XX:+UseSerialGC", "-XX:+UseParallelGC", "-XX:+UseG1GC"] {
         let done = finish(run_on("24M", "java").args(arguments(collector))).must_succeed();
         assert_eq!(done.out(), plain.out(), "{collector}");
-        must_have_used_far_memory(&done);
+        done.must_have_used_far_memory();
     }
     // Its heap would be local.
     let done = finish(run_on("24M", "java").args(arguments("-XX:+UseZGC")));
@@ -221,7 +211,7 @@ fn python_processes() {
     let plain = finish(Command::new("/usr/bin/python3").arg(&script)).must_succeed();
     let done = finish(run_on("12M", "/usr/bin/python3").arg(&script)).must_succeed();
     assert_eq!(done.out(), plain.out());
-    must_have_used_far_memory(&done);
+    done.must_have_used_far_memory();
 }
 
 #[test]
@@ -239,7 +229,7 @@ fn stress_ng() {
     let done = finish(far.args(stressors.split_whitespace()).current_dir(folder.path(""))).must_succeed();
     let said = done.out() + &done.err;
     assert!(said.contains("successful run completed") && !said.contains("fail:"), "{said}");
-    must_have_used_far_memory(&done);
+    done.must_have_used_far_memory();
 }
 
 #[test]
@@ -271,7 +261,7 @@ fn gdb() {
     let sum = |numbers: std::ops::Range<i64>| numbers.map(|number| number * 7 + 1).sum::<i64>();
     let expected = sum(0..count) - (count - 1) * 7 + sum(count - 1000..count);
     assert!(out.contains(&format!("sum {expected}\n")), "{out}\n{err}");
-    must_have_used_far_memory(&done);
+    done.must_have_used_far_memory();
 }
 
 /// It stops every thread, and reads what they are about to write, which may be far away.
@@ -305,7 +295,7 @@ fn strace_that_follows_all_threads() {
     far.args(["60", "strace", "-f", "-s", "4096", "-e", "trace=write,clone,clone3,exit", "-o"]).arg(&seen);
     let done = finish(far.args([PYTHON]).arg(&script)).must_succeed();
     assert_eq!(done.out(), "True 0\n", "{}", done.err);
-    must_have_used_far_memory(&done);
+    done.must_have_used_far_memory();
     let seen = std::fs::read_to_string(&seen).unwrap();
     assert_eq!(seen.lines().filter(|line| line.ends_with("= 65536")).count(), 512 + 128);
 }
@@ -347,7 +337,7 @@ fn what_a_process_held_before_exec_is_for_others() {
         assert_eq!(done.out(), "True\n", "{}", done.err);
         // Not by what a process gets beyond the budget.
         assert!(!done.err.contains("gives nothing back"), "{}", done.err);
-        must_have_used_far_memory(&done);
+        done.must_have_used_far_memory();
         std::fs::remove_file(&fifo).unwrap();
     }
 }
@@ -451,7 +441,7 @@ fn what_a_process_of_an_ended_name_space_held_is_for_others() {
         let done = finish(run_on("8M", "sh").args(["-c", &script, PYTHON, FILL]).arg(out)).must_succeed();
         assert_eq!(done.out(), "True\n", "{}", done.err);
         assert!(!done.err.contains("gives nothing back"), "{}", done.err);
-        must_have_used_far_memory(&done);
+        done.must_have_used_far_memory();
     }
 }
 
@@ -465,7 +455,7 @@ fn processes_in_the_background_keep_the_run() {
     let done = finish(run_on("8M", "sh").args(["-c", script, PYTHON, FILL])).must_succeed();
     assert_eq!(done.out(), "started\nTrue\n", "{}", done.err);
     assert!(done.err.contains("waiting for 1 background process"), "{}", done.err);
-    must_have_used_far_memory(&done);
+    done.must_have_used_far_memory();
 }
 
 #[test]
@@ -576,120 +566,4 @@ fn a_library_that_the_loader_cannot_find_is_refused() {
     let done = finish(far.env("NETVM_PRELOAD", library.file_name().unwrap())).must_succeed();
     assert_eq!(done.summary()["preloaded"], true, "{}", done.err);
     assert!(!done.err.contains("ld.so"), "{}", done.err);
-}
-
-/// A PostgreSQL server of its own; its clients are other processes, without netvm.
-struct Postgres {
-    folder: Folder,
-    programs: PathBuf,
-    server: Option<Guard>,
-}
-
-impl Postgres {
-    /// It does not run as root; the pager needs userfaultfd.
-    fn as_its_user(program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let mut command = Command::new("setpriv");
-        command.args(["--reuid=postgres", "--regid=postgres", "--clear-groups"]);
-        command.args(["--inh-caps=+sys_ptrace", "--ambient-caps=+sys_ptrace"]).arg(program);
-        command
-    }
-
-    fn new(programs: &Path) -> Self {
-        let folder = Folder::new("postgres");
-        finish(Command::new("chown").arg("postgres").arg(folder.path(""))).must_succeed();
-        let mut initdb = Self::as_its_user(programs.join("initdb"));
-        let initdb = initdb.args(["--data-checksums", "--no-sync", "--auth=trust", "--locale=C", "-D"]);
-        finish(initdb.arg(folder.path("data"))).must_succeed();
-        Self { folder, programs: programs.to_owned(), server: None }
-    }
-
-    fn start(&mut self, before: &[&str]) {
-        let postgres = self.programs.join("postgres").display().to_string();
-        let words: Vec<&str> = before.iter().copied().chain([&*postgres]).collect();
-        let err = std::fs::File::create(self.folder.path("err")).unwrap();
-        let mut command = Self::as_its_user(words[0]);
-        command.args(&words[1..]).arg("-D").arg(self.folder.path("data")).arg("-k").arg(self.folder.path(""));
-        for setting in ["listen_addresses=", "shared_buffers=8MB", "work_mem=64MB", "fsync=off"] {
-            command.args(["-c", setting]);
-        }
-        self.server =
-            Some(Guard(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(err).spawn().unwrap()));
-        until("PostgreSQL answers", || finish(self.client("psql").args(["-c", "select 1"])).status.success());
-    }
-
-    fn client(&self, program: &str) -> Command {
-        let mut command = Self::as_its_user(self.programs.join(program));
-        command.env("PGHOST", self.folder.path("")).env("PGDATABASE", "postgres").env("PGUSER", "postgres");
-        command.current_dir(self.folder.path(""));
-        command
-    }
-
-    #[track_caller]
-    fn ask(&self, what: &str) -> String {
-        finish(self.client("psql").args(["-Atq", "-v", "ON_ERROR_STOP=1", "-c", what])).must_succeed().out()
-    }
-
-    #[track_caller]
-    fn stop(&mut self) -> String {
-        let pid = std::fs::read_to_string(self.folder.path("data/postmaster.pid")).unwrap();
-        common::signal(pid.lines().next().unwrap().parse().unwrap(), "INT");
-        let mut server = self.server.take().unwrap();
-        let status = common::wait(&mut server.0, common::PATIENCE).expect("PostgreSQL does not end");
-        let err = std::fs::read_to_string(self.folder.path("err")).unwrap();
-        assert!(status.success(), "{status}\n{err}");
-        err
-    }
-}
-
-/// Sorts, joins and aggregates in private memory; tables in shared memory; a fork for each connection.
-const QUERIES: [&str; 5] = [
-    "create table t as select i as id, md5(i::text) as v, (i::bigint * 2654435761) % 1000003 as k from generate_series(1, 100000) i",
-    "select md5(string_agg(v, '' order by k, id)) from t",
-    "select count(*), md5(string_agg(a.v || b.v, '' order by a.id)) from t a join t b on a.k = b.id",
-    "create index on t (v)",
-    "select md5(string_agg(id::text, ',')) from (select id from t where v like 'ab%' order by v) s",
-];
-
-#[test]
-fn postgresql() {
-    const TEST: &str = "postgresql";
-    let versions = std::fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
-    let programs = versions.map(|entry| entry.path().join("bin")).find(|path| path.join("postgres").exists());
-    let Some(programs) = programs else {
-        has(TEST, &["/usr/lib/postgresql"]);
-        return;
-    };
-    if !can_run(TEST, &["/usr/bin/setpriv"]) {
-        return;
-    }
-    // As root only: it must become another user that may use userfaultfd, and can read where this was built.
-    let reachable = Postgres::as_its_user(netvm().get_program()).arg("doctor").output();
-    if !reachable.is_ok_and(|output| output.status.success()) {
-        let _ = std::io::Write::write_all(
-            &mut std::io::stderr(),
-            b"postgresql: skipped (no other user can run netvm here)\n",
-        );
-        return;
-    }
-    let mut postgres = Postgres::new(&programs);
-    postgres.start(&["env"]);
-    let plain = QUERIES.map(|query| postgres.ask(query));
-    postgres.ask("drop table t");
-    postgres.stop();
-    let netvm = netvm().get_program().to_str().unwrap().to_owned();
-    postgres.start(&[&netvm, "run", "--local", "12M", "--lend-size", "1G", "--json", "--"]);
-    assert_eq!(QUERIES.map(|query| postgres.ask(query)), plain);
-    finish(postgres.client("pgbench").args(["-i", "-q", "-s", "1"])).must_succeed();
-    let done =
-        finish(postgres.client("pgbench").args(["-n", "-c", "4", "-j", "2", "-t", "100"])).must_succeed();
-    assert!(done.out().contains("actually processed: 400/400"), "{}", done.out());
-    let same = "select (select sum(abalance) from pgbench_accounts) = (select sum(delta) from pgbench_history), \
-        (select sum(tbalance) from pgbench_tellers) = (select sum(bbalance) from pgbench_branches)";
-    assert_eq!(postgres.ask(same), "t|t\n");
-    let err = postgres.stop();
-    let done = Done { status: Default::default(), out: Vec::new(), err, elapsed: Default::default() };
-    must_have_used_far_memory(&done);
-    let mut check = postgres.client("pg_checksums");
-    let checked = finish(check.arg("--check").arg("-D").arg(postgres.folder.path("data"))).must_succeed();
-    assert!(checked.out().contains("Bad checksums:  0"), "{}", checked.out());
 }

@@ -69,6 +69,15 @@ impl Done {
         serde_json::from_str(line).unwrap_or_else(|error| panic!("no summary ({error}) in:\n{}", self.err))
     }
 
+    /// Within the budget, and more than that.
+    #[track_caller]
+    pub fn must_have_used_far_memory(&self) {
+        let summary = self.summary();
+        let number = |name: &str| summary[name].as_u64().unwrap();
+        assert!(number("local_bytes_peak") <= number("local_bytes"), "{summary}");
+        assert!(number("remote_reads") + number("unpacked") > 0, "{summary}");
+    }
+
     pub fn out(&self) -> String {
         String::from_utf8_lossy(&self.out).into_owned()
     }
