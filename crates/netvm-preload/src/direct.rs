@@ -4,15 +4,20 @@
 //! lost. So nothing is written into far memory but by way of the page tables: reads of files that are open with O_DIRECT go into a buffer that is
 //! local, and are copied from there. Asynchronous ones, and rings, are refused as by kernels that have none: programs do without.
 
-use crate::real::jumps;
+use crate::real::{Real, jumps};
 use crate::run;
 use crate::sys::{self, raw};
 use netvm_sys::uffd;
 use std::ffi::{c_int, c_long, c_ulong, c_void};
-use std::sync::atomic::{AtomicU8, Ordering};
 
-/// Bytes that are read at a time, a multiple of what any device has as a block.
-const BUFFER_BYTES: usize = 1 << 20;
+/// Bytes that are read by one call of the kernel, at most: several move a file's position that is shared more than once.
+const BUFFER_BYTES_MAX: usize = 16 << 20;
+
+/// What one call reads at most (`MAX_RW_COUNT`).
+const READ_BYTES_MAX: usize = 0x7fff_f000;
+
+/// File systems that may read straight into memory without O_DIRECT: FUSE, 9P, CIFS and SMB2 (`linux/magic.h`).
+const DIRECT_FILE_SYSTEMS: [u32; 4] = [0x6573_5546, 0x0102_1997, 0xFF53_4D42, 0xFE53_4D42];
 
 /// The functions defined here.
 #[allow(non_upper_case_globals, reason = "named as the functions are")]
@@ -31,6 +36,10 @@ mod real {
         preadv64 = c"preadv64",
         preadv2 = c"preadv2",
         preadv64v2 = c"preadv64v2",
+        fread = c"fread",
+        fread_unlocked = c"fread_unlocked",
+        fread_chk = c"__fread_chk",
+        fread_unlocked_chk = c"__fread_unlocked_chk",
         aio_read = c"aio_read",
         aio_read64 = c"aio_read64",
         lio_listio = c"lio_listio",
@@ -45,56 +54,75 @@ pub(crate) fn set_up() {
     }
 }
 
-/// Whether pages of this process travel by copy, if it has far ones.
+/// Whether pages of this process travel by copy. Whoever has far memory has found out what the kernel can.
 pub(crate) fn is_by_copy() -> bool {
-    const UNKNOWN: u8 = 0;
-    const BY_COPY: u8 = 1;
-    const BY_MOVE: u8 = 2;
-    static KNOWN: AtomicU8 = AtomicU8::new(UNKNOWN);
-    if !run::is_routed() || !run::has_pager() {
-        return false;
-    }
-    let mut known = KNOWN.load(Ordering::Relaxed);
-    if known == UNKNOWN {
-        // Who may not use it has no far memory.
-        let moves = uffd::probe().map_or(true, |(features, _)| features & uffd::FEATURE_MOVE != 0);
-        known = if moves { BY_MOVE } else { BY_COPY };
-        KNOWN.store(known, Ordering::Relaxed);
-    }
-    known == BY_COPY
+    let moves = |features| features & uffd::FEATURE_MOVE != 0;
+    uffd::known().is_some_and(|features| !moves(features)) && run::is_routed() && run::has_pager()
 }
 
 fn is_far(buffer: *const c_void, bytes: usize) -> bool {
     bytes > 0 && run::touches_far(buffer as usize, bytes)
 }
 
-/// Whether a device may write into what is read to, and that is far.
+/// Whether what is read from a file may be written by a device, unseen by us.
 fn is_direct(file: c_int) -> bool {
+    if !is_by_copy() {
+        return false;
+    }
     // SAFETY: F_GETFL takes no argument.
     let flags = unsafe { raw(libc::SYS_fcntl, [file as usize, libc::F_GETFL as usize, 0, 0, 0, 0]) };
-    flags >= 0 && flags as c_int & libc::O_DIRECT != 0 && is_by_copy()
+    if flags < 0 || flags as c_int & libc::O_DIRECT != 0 {
+        return flags >= 0;
+    }
+    // SAFETY: all zeros are valid, and the kernel fills it in.
+    let kind = unsafe {
+        let mut about = std::mem::zeroed::<libc::statfs>();
+        match raw(libc::SYS_fstatfs, [file as usize, (&raw mut about) as usize, 0, 0, 0, 0]) {
+            0 => about.f_type as u32,
+            _ => return false,
+        }
+    };
+    DIRECT_FILE_SYSTEMS.contains(&kind)
 }
 
 /// Whether some of these is far. What the kernel refuses is not looked at.
+///
+/// # Safety
+/// Of the program's own call.
 unsafe fn some_far(parts: *const libc::iovec, count: usize) -> bool {
-    // SAFETY: the program's own call, which has the kernel read these.
-    let far = |index| unsafe {
-        let part = parts.add(index).read_unaligned();
-        is_far(part.iov_base, part.iov_len)
-    };
-    !parts.is_null() && count <= libc::UIO_MAXIOV as usize && (0..count).any(far)
+    const MANY: usize = libc::UIO_MAXIOV as usize;
+    let bytes = count.min(MANY) * size_of::<libc::iovec>();
+    let mut copy = [const { std::mem::MaybeUninit::<libc::iovec>::uninit() }; MANY];
+    if count > MANY {
+        return false;
+    }
+    // SAFETY: there is room for so many; what cannot be read is an error of the kernel's.
+    let copied = unsafe { copy_across(parts as usize, copy.as_mut_ptr() as usize, bytes) };
+    if copied != bytes as isize {
+        return false;
+    }
+    // SAFETY: filled in just now.
+    copy[..count]
+        .iter()
+        .map(|part| unsafe { part.assume_init_ref() })
+        .any(|part| is_far(part.iov_base, part.iov_len))
 }
 
 /// Memory of this process for one read.
-struct Buffer(usize);
+struct Buffer {
+    start: usize,
+    bytes: usize,
+}
 
 impl Buffer {
-    /// A negative errno where there is none.
-    fn new() -> Result<Self, isize> {
+    /// For so much, as far as one read goes. A negative errno where there is none.
+    fn new(bytes: usize) -> Result<Self, isize> {
+        let bytes =
+            sys::round_up(bytes.clamp(1, BUFFER_BYTES_MAX), sys::PAGE_BYTES).unwrap_or(BUFFER_BYTES_MAX);
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a new mapping at an address of the kernel's choice.
-        unsafe { sys::mmap(0, BUFFER_BYTES, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) }
-            .map(Self)
+        unsafe { sys::mmap(0, bytes, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) }
+            .map(|start| Self { start, bytes })
             .map_err(|errno| -errno as isize)
     }
 }
@@ -102,7 +130,7 @@ impl Buffer {
 impl Drop for Buffer {
     fn drop(&mut self) {
         // SAFETY: mapped by `new`, and nobody else's.
-        unsafe { raw(libc::SYS_munmap, [self.0, BUFFER_BYTES, 0, 0, 0, 0]) };
+        unsafe { raw(libc::SYS_munmap, [self.start, self.bytes, 0, 0, 0, 0]) };
     }
 }
 
@@ -117,7 +145,7 @@ struct From {
 
 impl From {
     /// # Safety
-    /// `bytes` at `to` are the program's, to be written to.
+    /// `bytes` at `to` are ours, to be written to.
     unsafe fn read(self, to: usize, bytes: usize, done: usize) -> isize {
         let part = libc::iovec { iov_base: to as *mut c_void, iov_len: bytes };
         let offset = if self.offset < 0 { -1 } else { self.offset + done as i64 };
@@ -128,206 +156,280 @@ impl From {
     }
 }
 
+/// Copies from or to the program's memory, as the kernel does: where that may not be done it is EFAULT. A negative errno, or how many bytes.
+///
+/// # Safety
+/// One of them is ours; the program's own call has as many bytes read or written at the other.
+unsafe fn copy_across(from: usize, to: usize, bytes: usize) -> isize {
+    let part = |start: usize| libc::iovec { iov_base: start as *mut c_void, iov_len: bytes };
+    let (local, remote) = (part(to), part(from));
+    let this = std::process::id() as usize;
+    let arguments = [this, (&raw const local) as usize, 1, (&raw const remote) as usize, 1, 0];
+    // SAFETY: the caller's promise.
+    let copied = unsafe { raw(libc::SYS_process_vm_readv, arguments) };
+    if copied != -libc::EPERM as isize && copied != -libc::ENOSYS as isize {
+        return copied;
+    }
+    // A filter of system calls forbids it.
+    // SAFETY: the caller's promise.
+    unsafe { (to as *mut u8).copy_from_nonoverlapping(from as *const u8, bytes) };
+    bytes as isize
+}
+
 /// Reads into several places, one after the other, by way of local memory. A negative errno is an error.
 ///
 /// # Safety
-/// As of readv(2).
-unsafe fn read_by_copy(from: From, parts: impl Iterator<Item = libc::iovec>) -> isize {
-    let buffer = match Buffer::new() {
+/// As of preadv2(2).
+unsafe fn read_by_copy(from: From, parts: *const libc::iovec, count: usize) -> isize {
+    // SAFETY: the caller's contract; `some_far` has looked at all of them.
+    let mut parts = (0..count).map(|index| unsafe { parts.add(index).read_unaligned() });
+    let all = parts.clone().fold(0_usize, |all, part| all.saturating_add(part.iov_len)).min(READ_BYTES_MAX);
+    let buffer = match Buffer::new(all) {
         Ok(buffer) => buffer,
         Err(error) => return error,
     };
-    let mut done = 0;
-    for part in parts {
-        let mut filled = 0;
-        while filled < part.iov_len {
-            let bytes = (part.iov_len - filled).min(BUFFER_BYTES);
-            // SAFETY: the buffer has room for so much; so has the program's memory, by its contract with readv(2).
-            let got = unsafe {
-                let got = from.read(buffer.0, bytes, done);
-                let to = part.iov_base.cast::<u8>().add(filled);
-                to.copy_from_nonoverlapping(buffer.0 as *const u8, got.max(0) as usize);
-                got
-            };
-            if got < 0 {
-                return if done > 0 { done as isize } else { got };
+    let (mut done, mut to, mut room) = (0, 0, 0);
+    while done < all {
+        let asked = (all - done).min(buffer.bytes);
+        // SAFETY: the buffer has room for so much.
+        let got = unsafe { from.read(buffer.start, asked, done) };
+        if got < 0 {
+            return if done > 0 { done as isize } else { got };
+        }
+        let (mut at, end) = (buffer.start, buffer.start + got as usize);
+        while at < end {
+            while room == 0 {
+                let Some(next) = parts.next() else { return done as isize };
+                (to, room) = (next.iov_base as usize, next.iov_len);
             }
-            (done, filled) = (done + got as usize, filled + got as usize);
-            if (got as usize) < bytes {
-                return done as isize;
+            let bytes = room.min(end - at);
+            // SAFETY: read just now; the program's memory, by its contract with preadv2(2).
+            let copied = unsafe { copy_across(at, to, bytes) };
+            done += copied.max(0) as usize;
+            if copied < bytes as isize {
+                return if done > 0 { done as isize } else { copied };
             }
+            (at, to, room) = (at + bytes, to + bytes, room - bytes);
+        }
+        if (got as usize) < asked {
+            break;
         }
     }
     done as isize
 }
 
+/// The offset of preadv2(2): -1 stands for where the file is, if it may.
+fn offset_of(offset: i64, may_be_here: bool) -> Result<i64, isize> {
+    if offset >= 0 || (offset == -1 && may_be_here) { Ok(offset) } else { Err(-libc::EINVAL as isize) }
+}
+
 /// # Safety
-/// As of preadv2(2).
-unsafe fn readv_by_copy(from: From, parts: *const libc::iovec, count: c_int) -> isize {
-    // SAFETY: the caller's contract; `some_far` has looked at all of them.
-    let each = (0..count as usize).map(|index| unsafe { parts.add(index).read_unaligned() });
-    // SAFETY: the caller's contract.
-    sys::as_in_c(unsafe { read_by_copy(from, each) })
+/// As of preadv2(2), of which it returns what the kernel does.
+unsafe fn preadv2_by_copy(from: From, may_be_here: bool, parts: *const libc::iovec, count: usize) -> isize {
+    match offset_of(from.offset, may_be_here) {
+        // SAFETY: the caller's contract.
+        Ok(_) => unsafe { read_by_copy(from, parts, count) },
+        Err(error) => error,
+    }
 }
 
-unsafe extern "C" fn direct_read(file: c_int, buffer: *mut c_void, bytes: usize) -> isize {
-    let part = libc::iovec { iov_base: buffer, iov_len: bytes };
-    // SAFETY: the program's own call.
-    unsafe { readv_by_copy(From { file, offset: -1, flags: 0 }, &raw const part, 1) }
+unsafe extern "C-unwind" {
+    /// Ends the thread, if it is to end, by unwinding it.
+    safe fn pthread_testcancel();
 }
 
-unsafe extern "C" fn direct_pread(file: c_int, buffer: *mut c_void, bytes: usize, offset: i64) -> isize {
-    let part = libc::iovec { iov_base: buffer, iov_len: bytes };
-    // SAFETY: the program's own call.
-    unsafe { direct_preadv2(file, &raw const part, 1, offset, 0, false) }
-}
-
-unsafe extern "C" fn direct_pread_chk(
-    file: c_int,
-    buffer: *mut c_void,
-    bytes: usize,
-    _: usize,
-    offset: i64,
-) -> isize {
-    // SAFETY: the program's own call.
-    unsafe { direct_pread(file, buffer, bytes, offset) }
-}
-
-unsafe extern "C" fn direct_readv(file: c_int, parts: *const libc::iovec, count: c_int) -> isize {
-    // SAFETY: the program's own call.
-    unsafe { readv_by_copy(From { file, offset: -1, flags: 0 }, parts, count) }
-}
-
-unsafe extern "C" fn direct_preadv(
-    file: c_int,
-    parts: *const libc::iovec,
-    count: c_int,
-    offset: i64,
-) -> isize {
-    // SAFETY: the program's own call.
-    unsafe { direct_preadv2(file, parts, count, offset, 0, false) }
-}
-
-unsafe extern "C" fn direct_preadv64v2(
-    file: c_int,
-    parts: *const libc::iovec,
-    count: c_int,
-    offset: i64,
-    flags: c_int,
-) -> isize {
-    // SAFETY: the program's own call.
-    unsafe { direct_preadv2(file, parts, count, offset, flags, true) }
-}
-
-/// `may_be_here`: -1 stands for where the file is.
+/// In place of a function that is a point of cancellation. Nothing is to be dropped when the thread ends here.
 ///
 /// # Safety
 /// As of preadv2(2).
-unsafe fn direct_preadv2(
+unsafe fn cancellable(from: From, may_be_here: bool, parts: *const libc::iovec, count: usize) -> isize {
+    pthread_testcancel();
+    // SAFETY: the caller's contract.
+    sys::as_in_c(unsafe { preadv2_by_copy(from, may_be_here, parts, count) })
+}
+
+unsafe extern "C-unwind" fn direct_read(file: c_int, buffer: *mut c_void, bytes: usize) -> isize {
+    let part = libc::iovec { iov_base: buffer, iov_len: bytes };
+    // SAFETY: the program's own call.
+    unsafe { cancellable(From { file, offset: -1, flags: 0 }, true, &raw const part, 1) }
+}
+
+unsafe extern "C-unwind" fn direct_pread(
+    file: c_int,
+    buffer: *mut c_void,
+    bytes: usize,
+    offset: i64,
+) -> isize {
+    let part = libc::iovec { iov_base: buffer, iov_len: bytes };
+    // SAFETY: the program's own call.
+    unsafe { cancellable(From { file, offset, flags: 0 }, false, &raw const part, 1) }
+}
+
+unsafe extern "C-unwind" fn direct_readv(file: c_int, parts: *const libc::iovec, count: c_int) -> isize {
+    // SAFETY: the program's own call.
+    unsafe { cancellable(From { file, offset: -1, flags: 0 }, true, parts, count as usize) }
+}
+
+unsafe extern "C-unwind" fn direct_preadv(
+    file: c_int,
+    parts: *const libc::iovec,
+    count: c_int,
+    offset: i64,
+) -> isize {
+    // SAFETY: the program's own call.
+    unsafe { cancellable(From { file, offset, flags: 0 }, false, parts, count as usize) }
+}
+
+unsafe extern "C-unwind" fn direct_preadv2(
     file: c_int,
     parts: *const libc::iovec,
     count: c_int,
     offset: i64,
     flags: c_int,
-    may_be_here: bool,
 ) -> isize {
-    if offset < 0 && !(offset == -1 && may_be_here) {
-        sys::set_errno(libc::EINVAL);
-        return -1;
-    }
-    // SAFETY: the caller's contract.
-    unsafe { readv_by_copy(From { file, offset, flags }, parts, count) }
+    // SAFETY: the program's own call.
+    unsafe { cancellable(From { file, offset, flags }, true, parts, count as usize) }
 }
 
-extern "C" fn refuse() -> c_int {
+/// By way of a local buffer, as often as it takes. The stream may have some of it already.
+unsafe extern "C-unwind" fn direct_fread(
+    to: *mut c_void,
+    size: usize,
+    count: usize,
+    stream: *mut libc::FILE,
+) -> usize {
+    type Fread = unsafe extern "C-unwind" fn(*mut c_void, usize, usize, *mut libc::FILE) -> usize;
+    // SAFETY: the C library's function of that name; it is one of those that lock what `flockfile` locks.
+    let fread = unsafe { std::mem::transmute::<*mut c_void, Fread>(real::fread.address()) };
+    // What overflows the C library does not read either.
+    let Some(all) = size.checked_mul(count).filter(|&all| all > 0) else { return 0 };
+    let Ok(buffer) = Buffer::new(all) else { return 0 };
+    // Nothing is dropped where the thread ends in the middle of a read: the buffer stays then.
+    let buffer = std::mem::ManuallyDrop::new(buffer);
+    let mut done = 0;
+    // SAFETY: the program's own call, with its stream and memory.
+    unsafe {
+        flockfile(stream);
+        while done < all {
+            let asked = (all - done).min(buffer.bytes);
+            let got = fread(buffer.start as *mut c_void, 1, asked, stream);
+            done += copy_across(buffer.start, to as usize + done, got).max(0) as usize;
+            if got < asked {
+                break;
+            }
+        }
+        funlockfile(stream);
+    }
+    drop(std::mem::ManuallyDrop::into_inner(buffer));
+    done / size
+}
+
+unsafe extern "C-unwind" fn direct_fread_chk(
+    to: *mut c_void,
+    _: usize,
+    size: usize,
+    count: usize,
+    stream: *mut libc::FILE,
+) -> usize {
+    // SAFETY: the program's own call.
+    unsafe { direct_fread(to, size, count, stream) }
+}
+
+unsafe extern "C" {
+    fn flockfile(stream: *mut libc::FILE);
+    fn funlockfile(stream: *mut libc::FILE);
+}
+
+/// What is not there, here or in a C library of this age.
+extern "C" fn refuse() -> isize {
     sys::set_errno(libc::ENOSYS);
     -1
 }
 
-/// Which functions read straight into memory: those of these types.
-macro_rules! reads_to_one {
-    ($($before:ident = $name:ident, $direct:ident;)*) => {
-        $(extern "C" fn $before(file: c_int, buffer: *mut c_void, bytes: usize) -> *const c_void {
-            if is_far(buffer, bytes) && is_direct(file) { $direct as *const c_void } else { real::$name.address() }
-        })*
-    };
-}
-reads_to_one! {
-    before_read = read, direct_read;
-    before_pread = pread, direct_pread;
-    before_pread64 = pread64, direct_pread;
+/// Where a call goes on that nothing is in the way of.
+fn through(real: &Real) -> *const c_void {
+    let found = real.find();
+    if found.is_null() { refuse as *const c_void } else { found }
 }
 
-macro_rules! checked_reads {
-    ($($before:ident = $name:ident, $direct:ident;)*) => {
-        $(extern "C" fn $before(file: c_int, buffer: *mut c_void, bytes: usize, limit: usize) -> *const c_void {
-            // Beyond the limit the C library ends the program.
-            let direct = bytes <= limit && is_far(buffer, bytes) && is_direct(file);
-            if direct { $direct as *const c_void } else { real::$name.address() }
+/// Defines where calls of one type go on: at `$direct` if `$is` says so.
+macro_rules! ways {
+    ($arguments:tt if $is:expr => $($before:ident = $name:ident | $direct:ident;)*) => {
+        $(extern "C" fn $before $arguments -> *const c_void {
+            // SAFETY: the program's own call, whose arguments the function reads.
+            #[allow(unused_unsafe, reason = "some need none")]
+            if unsafe { $is } { $direct as *const c_void } else { through(&real::$name) }
         })*
     };
-}
-checked_reads! {
-    before_read_chk = read_chk, direct_read;
-    before_pread_chk = pread_chk, direct_pread_chk;
-    before_pread64_chk = pread64_chk, direct_pread_chk;
 }
 
-macro_rules! reads_to_several {
-    ($($before:ident = $name:ident, $direct:ident;)*) => {
-        $(extern "C" fn $before(file: c_int, parts: *const libc::iovec, count: c_int) -> *const c_void {
-            // SAFETY: the program's own call.
-            let direct = count > 0 && unsafe { some_far(parts, count as usize) } && is_direct(file);
-            if direct { $direct as *const c_void } else { real::$name.address() }
-        })*
-    };
+ways! {
+    (file: c_int, buffer: *mut c_void, bytes: usize) if is_far(buffer, bytes) && is_direct(file) =>
+    before_read = read | direct_read;
+    before_pread = pread | direct_pread;
+    before_pread64 = pread64 | direct_pread;
 }
-reads_to_several! {
-    before_readv = readv, direct_readv;
-    before_preadv = preadv, direct_preadv;
-    before_preadv64 = preadv64, direct_preadv;
-    before_preadv2 = preadv2, direct_preadv64v2;
-    before_preadv64v2 = preadv64v2, direct_preadv64v2;
+ways! {
+    // Beyond the limit the C library ends the program.
+    (file: c_int, buffer: *mut c_void, bytes: usize, limit: usize)
+    if bytes <= limit && is_far(buffer, bytes) && is_direct(file) =>
+    before_read_chk = read_chk | direct_read;
+}
+ways! {
+    (file: c_int, buffer: *mut c_void, bytes: usize, _offset: i64, limit: usize)
+    if bytes <= limit && is_far(buffer, bytes) && is_direct(file) =>
+    before_pread_chk = pread_chk | direct_pread;
+    before_pread64_chk = pread64_chk | direct_pread;
+}
+ways! {
+    (file: c_int, parts: *const libc::iovec, count: c_int)
+    if count > 0 && is_direct(file) && some_far(parts, count as usize) =>
+    before_readv = readv | direct_readv;
+    before_preadv = preadv | direct_preadv;
+    before_preadv64 = preadv64 | direct_preadv;
+    before_preadv2 = preadv2 | direct_preadv2;
+    before_preadv64v2 = preadv64v2 | direct_preadv2;
+}
+ways! {
+    (to: *mut c_void, size: usize, count: usize, stream: *mut libc::FILE)
+    if is_far(to, size.saturating_mul(count)) && is_by_copy() && is_direct(libc::fileno(stream)) =>
+    before_fread = fread | direct_fread;
+    before_fread_unlocked = fread_unlocked | direct_fread;
+}
+ways! {
+    (to: *mut c_void, limit: usize, size: usize, count: usize, stream: *mut libc::FILE)
+    if size.saturating_mul(count) <= limit
+        && is_far(to, size.saturating_mul(count))
+        && is_by_copy()
+        && is_direct(libc::fileno(stream)) =>
+    before_fread_chk = fread_chk | direct_fread_chk;
+    before_fread_unlocked_chk = fread_unlocked_chk | direct_fread_chk;
+}
+ways! {
+    (block: *const libc::aiocb) if is_by_copy() && is_refused(block) =>
+    before_aio_read = aio_read | refuse;
+    before_aio_read64 = aio_read64 | refuse;
+}
+ways! {
+    (_mode: c_int, blocks: *const *const libc::aiocb, count: c_int)
+    if is_by_copy() && (0..count.max(0) as usize).any(|index| {
+        let block = *blocks.add(index);
+        is_refused(block) && (*block).aio_lio_opcode == libc::LIO_READ
+    }) =>
+    before_lio_listio = lio_listio | refuse;
+    before_lio_listio64 = lio_listio64 | refuse;
 }
 
 /// Of a read that a thread of the C library would do.
+///
+/// # Safety
+/// Null, or of the program's own call.
 unsafe fn is_refused(block: *const libc::aiocb) -> bool {
-    // SAFETY: the program's own call, to a function that reads this.
+    // SAFETY: the caller's promise.
     !block.is_null()
         && unsafe {
             is_far((*block).aio_buf as *const c_void, (*block).aio_nbytes) && is_direct((*block).aio_fildes)
         }
-}
-
-macro_rules! reads_of_threads {
-    ($($before:ident = $name:ident;)*) => {
-        $(extern "C" fn $before(block: *const libc::aiocb) -> *const c_void {
-            // SAFETY: the program's own call.
-            if unsafe { is_refused(block) } { refuse as *const c_void } else { real::$name.address() }
-        })*
-    };
-}
-reads_of_threads! {
-    before_aio_read = aio_read;
-    before_aio_read64 = aio_read64;
-}
-
-macro_rules! lists_of_reads {
-    ($($before:ident = $name:ident;)*) => {
-        $(extern "C" fn $before(_: c_int, blocks: *const *const libc::aiocb, count: c_int) -> *const c_void {
-            // SAFETY: the program's own call, to a function that reads these.
-            let refused = |index| unsafe {
-                let block = *blocks.add(index);
-                is_refused(block) && (*block).aio_lio_opcode == libc::LIO_READ
-            };
-            let refused = !blocks.is_null() && (0..count.max(0) as usize).any(refused);
-            if refused { refuse as *const c_void } else { real::$name.address() }
-        })*
-    };
-}
-lists_of_reads! {
-    before_lio_listio = lio_listio;
-    before_lio_listio64 = lio_listio64;
 }
 
 jumps! {
@@ -353,6 +455,14 @@ jumps! {
     preadv2 = before_preadv2;
     /// preadv2(2).
     preadv64v2 = before_preadv64v2;
+    /// fread(3).
+    fread = before_fread;
+    /// fread_unlocked(3).
+    fread_unlocked = before_fread_unlocked;
+    /// fread(3), of programs that are built with checks.
+    __fread_chk = before_fread_chk;
+    /// fread_unlocked(3), of programs that are built with checks.
+    __fread_unlocked_chk = before_fread_unlocked_chk;
     /// aio_read(3).
     aio_read = before_aio_read;
     /// aio_read(3).
@@ -370,30 +480,37 @@ jumps! {
 pub(crate) unsafe fn by_number(number: c_long, a: [usize; 6]) -> Option<isize> {
     let file = a[0] as c_int;
     let (to, parts) = (a[1] as *mut c_void, a[1] as *const libc::iovec);
-    let to_one = || is_far(to, a[2]) && is_direct(file);
-    let several = (1..=libc::UIO_MAXIOV as usize).contains(&a[2]);
+    let is_one = |bytes| is_far(to, bytes) && is_direct(file);
+    let one = libc::iovec { iov_base: to, iov_len: a[2] };
+    let are_several = || {
+        // SAFETY: the program's own call.
+        (1..=libc::UIO_MAXIOV as usize).contains(&a[2]) && is_direct(file) && unsafe { some_far(parts, a[2]) }
+    };
+    let (here, there) = (From { file, offset: -1, flags: 0 }, From { file, offset: a[3] as i64, flags: 0 });
     // SAFETY: the program's own call.
-    let to_several = || several && unsafe { some_far(parts, a[2]) } && is_direct(file);
-    // SAFETY: as above.
     unsafe {
-        match number {
-            libc::SYS_read => to_one().then(|| direct_read(file, to, a[2])),
-            libc::SYS_pread64 => to_one().then(|| direct_pread(file, to, a[2], a[3] as i64)),
-            libc::SYS_readv => to_several().then(|| direct_readv(file, parts, a[2] as c_int)),
-            libc::SYS_preadv => to_several().then(|| direct_preadv(file, parts, a[2] as c_int, a[3] as i64)),
-            libc::SYS_preadv2 => to_several()
-                .then(|| direct_preadv64v2(file, parts, a[2] as c_int, a[3] as i64, a[5] as c_int)),
-            libc::SYS_io_setup => Some(sys::as_in_c(begin_asynchronous(a[0], a[1]))),
-            libc::SYS_process_vm_writev => Some(process_vm_writev(
-                a[0] as c_int,
-                parts,
-                a[2] as c_ulong,
-                a[3] as *const libc::iovec,
-                a[4] as c_ulong,
-                a[5] as c_ulong,
-            )),
-            _ => None,
-        }
+        let result = match number {
+            libc::SYS_read if is_one(a[2]) => read_by_copy(here, &raw const one, 1),
+            libc::SYS_pread64 if is_one(a[2]) => preadv2_by_copy(there, false, &raw const one, 1),
+            libc::SYS_readv if are_several() => read_by_copy(here, parts, a[2]),
+            libc::SYS_preadv if are_several() => preadv2_by_copy(there, false, parts, a[2]),
+            libc::SYS_preadv2 if are_several() => {
+                preadv2_by_copy(From { flags: a[5] as c_int, ..there }, true, parts, a[2])
+            }
+            libc::SYS_io_setup => begin_asynchronous(a[0], a[1]),
+            libc::SYS_process_vm_writev => {
+                return Some(process_vm_writev(
+                    a[0] as c_int,
+                    parts,
+                    a[2] as c_ulong,
+                    a[3] as *const libc::iovec,
+                    a[4] as c_ulong,
+                    a[5] as c_ulong,
+                ));
+            }
+            _ => return None,
+        };
+        Some(sys::as_in_c(result))
     }
 }
 

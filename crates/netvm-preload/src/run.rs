@@ -192,6 +192,7 @@ fn find_params() -> Result<Option<Params>, String> {
 /// Runs once, before the program's own code. Until then everything goes to the C library.
 extern "C" fn begin() {
     let _internal = Internal::enter();
+    direct::set_up();
     let params = match find_params() {
         Ok(Some(params)) => params,
         Ok(None) => return,
@@ -205,8 +206,8 @@ extern "C" fn begin() {
     FAR_THRESHOLD_BYTES.store(params.far_threshold_bytes.max(heap::THRESHOLD_BYTES_MIN), Ordering::Relaxed);
     MAPS_LOCALLY.store(refuse::drops_pages_unseen(), Ordering::Relaxed);
     spawn::set_up();
-    direct::set_up();
-    uffd::unwanted();
+    // What the kernel can, while this process may ask, and before there are threads that change the environment.
+    let _ = uffd::probe();
     privileges::set_up();
     let set_up = callers::set_up()
         .and_then(|()| fork::set_up())

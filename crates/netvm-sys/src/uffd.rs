@@ -156,10 +156,10 @@ pub const NAMES: [(&str, u64); 3] =
 
 /// Features that [`WITHOUT`] names, as it was when this was called first: best before there are threads that may change the environment.
 pub fn unwanted() -> u64 {
-    static KNOWN: AtomicU64 = AtomicU64::new(u64::MAX);
-    let known = KNOWN.load(Ordering::Relaxed);
-    if known != u64::MAX {
-        return known;
+    static SAID: AtomicU64 = AtomicU64::new(UNKNOWN);
+    let said = SAID.load(Ordering::Relaxed);
+    if said != UNKNOWN {
+        return said;
     }
     // SAFETY: a constant string that ends with a zero.
     let value = unsafe { libc::getenv(WITHOUT.as_ptr()) };
@@ -171,7 +171,7 @@ pub fn unwanted() -> u64 {
     let words = value.split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
     let named = words.flat_map(|word| NAMES.iter().find(|(name, _)| name.as_bytes() == word));
     let unwanted = named.fold(0, |all, (_, feature)| all | feature);
-    KNOWN.store(unwanted, Ordering::Relaxed);
+    SAID.store(unwanted, Ordering::Relaxed);
     unwanted
 }
 
@@ -186,7 +186,17 @@ pub fn probe() -> io::Result<(u64, Access)> {
     if unsafe { libc::ioctl(fd.as_raw_fd(), IOC_API as _, &mut api) } < 0 {
         return Err(io::Error::last_os_error());
     }
-    Ok((api.features & !unwanted(), access))
+    let features = api.features & !unwanted();
+    KNOWN.store(features, Ordering::Relaxed);
+    Ok((features, access))
+}
+
+const UNKNOWN: u64 = u64::MAX;
+static KNOWN: AtomicU64 = AtomicU64::new(UNKNOWN);
+
+/// What [`probe`] found last in this process or those that it was forked from, if it could ask.
+pub fn known() -> Option<u64> {
+    Some(KNOWN.load(Ordering::Relaxed)).filter(|&features| features != UNKNOWN)
 }
 
 impl Userfault {

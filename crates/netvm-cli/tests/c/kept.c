@@ -27,7 +27,7 @@ static int by_copy(void) {
     return !(api.features & 1 << 16);
 }
 
-static int pressed;
+static int pressed, by_copy_here;
 
 /* Uses as much memory as there is local memory, so that everything else leaves. */
 static void push_out(void) {
@@ -99,6 +99,82 @@ static void direct_under_pressure(int fd, char *p, size_t bytes) {
     CHECK(pthread_join(thread, NULL) == 0 && munmap(other, BYTES) == 0);
 }
 
+ssize_t __read_chk(int, void *, size_t, size_t);
+ssize_t __pread_chk(int, void *, size_t, off_t, size_t);
+
+/* Two read from where the file is: each has what it has as a whole. */
+static void *share(void *file) {
+    char *p = anonymous(4 * MIB);
+    for (int round = 0; round < 4; round++) {
+        uint64_t first;
+        CHECK(read(*(int *)file, p, 2 * MIB) == (ssize_t)(2 * MIB));
+        memcpy(&first, p, 8);
+        for (size_t at = 0; at < 2 * MIB; at += PAGE) CHECK(*(uint64_t *)(p + at) == first + at / PAGE);
+    }
+    CHECK(munmap(p, 4 * MIB) == 0);
+    return NULL;
+}
+
+static void *read_on(void *file) {
+    static char *p;
+    p = anonymous(MIB);
+    for (;;) CHECK(pread(*(int *)file, p, MIB, 0) == (ssize_t)MIB);
+    return NULL;
+}
+
+/* What read(2) is beside what it reads. */
+static void direct_as_ever(int fd, char *p) {
+    for (size_t at = 0; at < BYTES; at += PAGE) *(uint64_t *)(p + at) = at / PAGE;
+    CHECK(pwrite(fd, p, BYTES, 0) == (ssize_t)BYTES && lseek(fd, 0, SEEK_SET) == 0);
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) CHECK(pthread_create(&threads[i], NULL, share, &fd) == 0);
+    for (int i = 0; i < 2; i++) CHECK(pthread_join(threads[i], NULL) == 0);
+    CHECK(lseek(fd, 0, SEEK_CUR) == BYTES);
+    /* Built with checks, at less than the bytes and at more. */
+    for (size_t at = MIB; at <= 4 * MIB; at += 3 * MIB) {
+        memset(p, 0, BYTES);
+        CHECK(__pread_chk(fd, p, 2 * MIB, at, BYTES) == (ssize_t)(2 * MIB));
+        CHECK(*(uint64_t *)p == at / PAGE && *(uint64_t *)(p + MIB) == (at + MIB) / PAGE);
+    }
+    CHECK(lseek(fd, 0, SEEK_SET) == 0 && __read_chk(fd, p + MIB, MIB, MIB) == (ssize_t)MIB && *(uint64_t *)(p + MIB) == 0);
+    /* By a FILE, which reads what is large straight to where it is wanted. */
+    FILE *file = fdopen(dup(fd), "r");
+    static char own[64 * 1024] __attribute__((aligned(4096)));
+    CHECK(file && fseek(file, 0, SEEK_SET) == 0 && setvbuf(file, own, _IOFBF, sizeof own) == 0);
+    CHECK(fread(p, PAGE, 1024, file) == 1024 && *(uint64_t *)p == 0 && *(uint64_t *)(p + 1023 * PAGE) == 1023);
+    CHECK(fread(p, MIB, 15, file) == 12 && feof(file) && fread(p, 1, MIB, file) == 0 && *(uint64_t *)p == 1024);
+    CHECK(fclose(file) == 0);
+    /* Errors: what is not there, and what may not be written to. */
+    struct iovec parts[2] = {{p, MIB}, {p + MIB, MIB}};
+    CHECK(readv(fd, parts, 0) == 0 && readv(fd, parts, -1) == -1 && errno == EINVAL);
+    CHECK(readv(fd, (struct iovec *)8, 2) == -1 && errno == EFAULT);
+    CHECK(pread(fd, p, MIB + 17, 0) == -1 && errno == EINVAL);
+    CHECK(mprotect(p, MIB, PROT_READ) == 0);
+    CHECK(pread(fd, p, MIB, 0) == -1 && errno == EFAULT);
+    CHECK(mprotect(p, MIB, PROT_READ | PROT_WRITE) == 0);
+    pthread_t reader;
+    void *result;
+    CHECK(pthread_create(&reader, NULL, read_on, &fd) == 0 && usleep(20000) == 0);
+    CHECK(pthread_cancel(reader) == 0 && pthread_join(reader, &result) == 0 && result == PTHREAD_CANCELED);
+}
+
+/* As a server that was root, or one that has no descriptor left: nobody can ask the kernel any more what it has. */
+static void direct_without_privileges(int fd, char *p) {
+    for (int way = 0; way < 2; way++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            if (way == 0 && getuid() == 0) CHECK(setgid(65534) == 0 && setuid(65534) == 0);
+            while (way == 1 && dup(0) >= 0) continue;
+            direct_under_pressure(fd, p, 4 * MIB);
+            unsigned long context = 0;
+            CHECK(!by_copy_here || (syscall(SYS_io_setup, 1, &context) == -1 && errno == ENOSYS));
+            _exit(0);
+        }
+        int status;
+        CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+}
+
 /* A file read and written around the page cache: pages are pinned while it lasts. */
 static void direct(const char *folder) {
     char name[4096];
@@ -119,8 +195,12 @@ static void direct(const char *folder) {
     for (size_t at = 0; at < BYTES; at += 4 * MIB) CHECK(pread(fd, p + at, 4 * MIB, at) == (ssize_t)(4 * MIB));
     push_out();
     CHECK(holds(p, BYTES, 3));
+    by_copy_here = by_copy();
     direct_under_pressure(fd, p, 4 * MIB);
+    direct_without_privileges(fd, p);
+    direct_as_ever(fd, p);
     fill(p, BYTES, 3);
+    CHECK(pwrite(fd, p, BYTES, 0) == (ssize_t)BYTES);
     /* Each way to read, all of it or up to the end. */
     for (int way = 0; way < 6; way++) {
         memset(p, 0, BYTES);

@@ -76,11 +76,15 @@ impl PagedArea {
         let mut unshared = usize::MAX;
         let mut together = bytes;
         while done < bytes {
-            if self.design == FrameDesign::Copy && bytes - done > PAGE_BYTES {
-                done += self.extract_run_by_copy(address + done, to + done, bytes - done);
-                if done == bytes {
-                    break;
+            let length = together.min(bytes - done);
+            if self.design == FrameDesign::Copy && length > PAGE_BYTES {
+                let step = self.extract_run_by_copy(address + done, to + done, length);
+                done += step;
+                if step == length {
+                    continue;
                 }
+                // Something is in the way: a page by itself tells what it is, and is no longer in the way of the others.
+                together = PAGE_BYTES * (length / PAGE_BYTES / 2);
             }
             let length = together.min(bytes - done);
             let (step, result) = match self.design {
@@ -170,6 +174,9 @@ impl PagedArea {
         let Some(memory) = &self.memory else { return 0 };
         // SAFETY: our pages; a writer that comes now waits until they are missing and faults again.
         if unsafe { self.uffd.write_protect(pages, bytes, true) }.is_err() {
+            // The first of several mappings may be.
+            // SAFETY: as above.
+            let _ = unsafe { self.uffd.write_protect(pages, bytes, false) };
             return 0;
         }
         // Where that is not possible each gets its memory when it is written to.
@@ -211,7 +218,7 @@ impl PagedArea {
             return Err(ExtractError::Busy);
         }
         let copied = self.copy_out(page, frame);
-        if copied.is_err() && self.design == FrameDesign::Move {
+        if copied.is_err() {
             let _ = self.drop_frames((frame - self.pool.start) / PAGE_BYTES, 1);
         }
         if protects {
