@@ -218,19 +218,16 @@ unsafe fn read_by_copy(from: From, parts: *const libc::iovec, count: usize) -> i
     done as isize
 }
 
-/// The offset of preadv2(2): -1 stands for where the file is, if it may.
-fn offset_of(offset: i64, may_be_here: bool) -> Result<i64, isize> {
-    if offset >= 0 || (offset == -1 && may_be_here) { Ok(offset) } else { Err(-libc::EINVAL as isize) }
-}
-
+/// `may_be_here`: an offset of -1 stands for where the file is.
+///
 /// # Safety
 /// As of preadv2(2), of which it returns what the kernel does.
 unsafe fn preadv2_by_copy(from: From, may_be_here: bool, parts: *const libc::iovec, count: usize) -> isize {
-    match offset_of(from.offset, may_be_here) {
-        // SAFETY: the caller's contract.
-        Ok(_) => unsafe { read_by_copy(from, parts, count) },
-        Err(error) => error,
+    if from.offset < 0 && !(may_be_here && from.offset == -1) {
+        return -libc::EINVAL as isize;
     }
+    // SAFETY: the caller's contract.
+    unsafe { read_by_copy(from, parts, count) }
 }
 
 unsafe extern "C-unwind" {

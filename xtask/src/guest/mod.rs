@@ -415,8 +415,7 @@ impl Suite {
         if let Some(Err(error)) = self.busybox.get(kernel.architecture.debian()) {
             return Some(error.lines().next().unwrap_or_default().to_owned());
         }
-        let ours =
-            script.programs.len() + script.files.len() + script.examples.len() + usize::from(script.host);
+        let ours = script.programs.len() + script.files.len() + script.examples.len();
         if ours > 0 && !kernel.architecture.is_ours() {
             return Some("the programs of this machine do not run on that one".to_owned());
         }
