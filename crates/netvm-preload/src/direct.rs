@@ -85,15 +85,16 @@ fn is_direct(file: c_int) -> bool {
     DIRECT_FILE_SYSTEMS.contains(&kind)
 }
 
-/// Whether some of these is far. What the kernel refuses is not looked at.
+/// Whether some of these is far. Of what the kernel refuses none is.
 ///
 /// # Safety
 /// Of the program's own call.
-unsafe fn some_far(parts: *const libc::iovec, count: usize) -> bool {
+pub(crate) unsafe fn some_far(parts: *const libc::iovec, count: usize) -> bool {
     const MANY: usize = libc::UIO_MAXIOV as usize;
     let bytes = count.min(MANY) * size_of::<libc::iovec>();
+    // By the kernel, which does not mind where there is nothing.
     let mut copy = [const { std::mem::MaybeUninit::<libc::iovec>::uninit() }; MANY];
-    if count > MANY {
+    if !(1..=MANY).contains(&count) {
         return false;
     }
     // SAFETY: there is room for so many; what cannot be read is an error of the kernel's.

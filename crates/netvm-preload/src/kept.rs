@@ -3,6 +3,7 @@
 //! The pager sees pages that are pinned (O_DIRECT, io_uring, process_vm_readv): the kernel refuses to move them. It does not see those
 //! that a pipe or a socket merely refers to.
 
+use crate::direct;
 use crate::heap::HEAP;
 use crate::run;
 use crate::space::SPACE;
@@ -80,16 +81,10 @@ pub unsafe extern "C" fn vmsplice(
         let access = libc::fcntl(fd, libc::F_GETFL) & libc::O_ACCMODE;
         (access == libc::O_WRONLY || access == libc::O_RDWR) && libc::fcntl(fd, libc::F_GETPIPE_SZ) >= 0
     };
-    // SAFETY: the program's own call, which has the kernel read these; a count that the kernel refuses is not looked at.
-    let has_far = || unsafe {
-        (0..count).any(|index| {
-            let part = parts.add(index).read_unaligned();
-            part.iov_len > 0 && run::touches_far(part.iov_base as usize, part.iov_len)
-        })
-    };
+    // SAFETY: the program's own call.
+    let has_far = || unsafe { direct::some_far(parts, count) };
     let errno = sys::errno();
-    let sane = !parts.is_null() && (1..=libc::UIO_MAXIOV as usize).contains(&count);
-    if !run::is_routed() || !sane || !has_far() || !is_pipe() {
+    if !run::is_routed() || !has_far() || !is_pipe() {
         sys::set_errno(errno);
         // SAFETY: the program's own call.
         return unsafe { really_splice(fd, parts, count, flags) };

@@ -69,6 +69,7 @@ static void splices(void) {
     struct iovec in = {p + 3 * MIB + 7, 5000};
     CHECK(vmsplice(ends[0], &in, 1, 0) == 5000 && memcmp(p + 3 * MIB + 7, p, 5000) == 0);
     CHECK(vmsplice(99, &in, 1, 0) == -1 && errno == EBADF);
+    CHECK(vmsplice(ends[1], (struct iovec *)8, 1, 0) == -1 && errno == EFAULT && vmsplice(ends[1], &in, 0, 0) == 0);
     int null = open("/dev/null", O_WRONLY);
     CHECK(vmsplice(null, &in, 1, 0) == -1 && errno == EBADF);
     close(null);
