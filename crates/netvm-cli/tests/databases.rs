@@ -6,11 +6,23 @@ use common::{Done, Folder, Guard, can_run, finish, has, netvm, until};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+/// A server, told to end where a test fails: killed, `netvm run` leaves it behind.
+struct Server(Guard);
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if matches!(self.0.0.try_wait(), Ok(None)) {
+            common::signal(self.0.0.id(), "TERM");
+            common::wait(&mut self.0.0, common::PATIENCE);
+        }
+    }
+}
+
 /// A PostgreSQL server of its own; its clients are other processes, without netvm.
 struct Postgres {
     folder: Folder,
     programs: PathBuf,
-    server: Option<Guard>,
+    server: Option<Server>,
 }
 
 impl Postgres {
@@ -40,8 +52,9 @@ impl Postgres {
         for setting in ["listen_addresses=", "shared_buffers=8MB", "work_mem=64MB", "fsync=off"] {
             command.args(["-c", setting]);
         }
-        self.server =
-            Some(Guard(command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(err).spawn().unwrap()));
+        self.server = Some(Server(Guard(
+            command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(err).spawn().unwrap(),
+        )));
         until("PostgreSQL answers", || finish(self.client("psql").args(["-c", "select 1"])).status.success());
     }
 
@@ -62,7 +75,7 @@ impl Postgres {
         let pid = std::fs::read_to_string(self.folder.path("data/postmaster.pid")).unwrap();
         common::signal(pid.lines().next().unwrap().parse().unwrap(), "INT");
         let mut server = self.server.take().unwrap();
-        let status = common::wait(&mut server.0, common::PATIENCE).expect("PostgreSQL does not end");
+        let status = common::wait(&mut server.0.0, common::PATIENCE).expect("PostgreSQL does not end");
         let err = std::fs::read_to_string(self.folder.path("err")).unwrap();
         assert!(status.success(), "{status}\n{err}");
         err
@@ -125,7 +138,7 @@ fn postgresql() {
 /// With a buffer pool several times as large as the local memory, which InnoDB fills by O_DIRECT.
 struct MariaDb {
     folder: Folder,
-    server: Option<Guard>,
+    server: Option<Server>,
 }
 
 impl MariaDb {
@@ -156,7 +169,7 @@ impl MariaDb {
         );
         let err = std::fs::File::create(self.folder.path("err")).unwrap();
         let server = command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(err).spawn().unwrap();
-        self.server = Some(Guard(server));
+        self.server = Some(Server(Guard(server)));
         until("MariaDB answers", || finish(self.client().args(["-e", "select 1"])).status.success());
     }
 
@@ -174,8 +187,8 @@ impl MariaDb {
     #[track_caller]
     fn stop(&mut self) -> Done {
         let mut server = self.server.take().unwrap();
-        common::signal(server.0.id(), "TERM");
-        let status = common::wait(&mut server.0, common::PATIENCE).expect("MariaDB does not end");
+        common::signal(server.0.0.id(), "TERM");
+        let status = common::wait(&mut server.0.0, common::PATIENCE).expect("MariaDB does not end");
         let err = std::fs::read_to_string(self.folder.path("err")).unwrap();
         assert!(status.success(), "{status}\n{err}");
         Done { status, out: Vec::new(), err, elapsed: Default::default() }
