@@ -2,8 +2,8 @@
 
 mod common;
 
-use common::{Folder, Guard, TIERS, can_run, finish, netvm, run_on, run_on_tier, signal, wait};
-use std::io::BufRead as _;
+use common::{Folder, Guard, Lender, TIERS, can_run, finish, netvm, run_on, run_on_tier, signal, wait};
+use std::io::{BufRead as _, Read as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -63,6 +63,36 @@ fn kept_pages() {
 #[test]
 fn kept_pages_where_pages_are_copied() {
     c_program_without("kept", &TIERS[..1], &["auto"], "move,poison,wp-async");
+}
+
+/// Children of forks read, too, and one of two lenders is killed; with moves and with copies.
+#[test]
+fn what_devices_write_outlives_forks_and_a_lender() {
+    if !can_run("what_devices_write_outlives_forks_and_a_lender", &["/usr/bin/gcc"]) {
+        return;
+    }
+    let folder = Folder::new("direct");
+    let program = compile(&folder, "direct");
+    for without in ["", "move,poison,wp-async"] {
+        let lenders = ["one", "two"].map(|name| Lender::named(&folder, name, "256M"));
+        let mut run = netvm();
+        run.args(["run", "--local", "8M", "--replicas", "2", "--json"]);
+        lenders.iter().for_each(|lender| {
+            run.args(["--lender", &lender.address]);
+        });
+        run.arg("--").arg(&program).arg(folder.path("")).env("NETVM_WITHOUT", without);
+        let mut run = Guard(run.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap());
+        let mut out = std::io::BufReader::new(run.0.stdout.take().unwrap());
+        let mut said = String::new();
+        out.read_line(&mut said).unwrap();
+        lenders[1].signal("KILL");
+        let status = wait(&mut run.0, common::PATIENCE).expect("the program hangs");
+        out.read_to_string(&mut said).unwrap();
+        let mut err = String::new();
+        run.0.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+        assert!(status.success() && said == "begun\nok\n", "{without}: {status} {said}{err}");
+        assert!(err.contains(&format!("\"lost\":[\"{}\"]", lenders[1].address)), "{without}: {err}");
+    }
 }
 
 #[test]

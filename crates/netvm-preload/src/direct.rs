@@ -47,17 +47,27 @@ mod real {
     }
 }
 
-/// Finds all of them: a child of vfork(2) must not look for them itself.
-pub(crate) fn set_up() {
-    for real in real::ALL {
-        real.find();
-    }
-}
+pub(crate) use real::set_up;
 
 /// Whether pages of this process travel by copy. Whoever has far memory has found out what the kernel can.
 pub(crate) fn is_by_copy() -> bool {
-    let moves = |features| features & uffd::FEATURE_MOVE != 0;
-    uffd::known().is_some_and(|features| !moves(features)) && run::is_routed() && run::has_pager()
+    uffd::known().is_some_and(copies) && run::is_routed() && run::has_pager()
+}
+
+/// Whether they will, for what lasts, and may be set up before there is far memory.
+pub(crate) fn will_be_by_copy() -> bool {
+    if uffd::known().is_some() || !run::is_routed() || !run::has_pager() {
+        return is_by_copy();
+    }
+    match uffd::probe() {
+        Ok((features, _)) => copies(features),
+        // Who may not use it will have no far memory; who has no descriptor left now may have one then.
+        Err(error) => matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM)),
+    }
+}
+
+fn copies(features: u64) -> bool {
+    features & uffd::FEATURE_MOVE == 0
 }
 
 fn is_far(buffer: *const c_void, bytes: usize) -> bool {
@@ -311,8 +321,9 @@ unsafe extern "C-unwind" fn direct_fread(
         while done < all {
             let asked = (all - done).min(buffer.bytes);
             let got = fread(buffer.start as *mut c_void, 1, asked, stream);
-            done += copy_across(buffer.start, to as usize + done, got).max(0) as usize;
-            if got < asked {
+            let copied = sys::as_in_c(copy_across(buffer.start, to as usize + done, got)).max(0) as usize;
+            done += copied;
+            if copied < asked {
                 break;
             }
         }
@@ -381,7 +392,7 @@ ways! {
 }
 ways! {
     (file: c_int, parts: *const libc::iovec, count: c_int)
-    if count > 0 && is_direct(file) && some_far(parts, count as usize) =>
+    if count > 0 && is_by_copy() && some_far(parts, count as usize) && is_direct(file) =>
     before_readv = readv | direct_readv;
     before_preadv = preadv | direct_preadv;
     before_preadv64 = preadv64 | direct_preadv;
@@ -482,7 +493,7 @@ pub(crate) unsafe fn by_number(number: c_long, a: [usize; 6]) -> Option<isize> {
     let one = libc::iovec { iov_base: to, iov_len: a[2] };
     let are_several = || {
         // SAFETY: the program's own call.
-        (1..=libc::UIO_MAXIOV as usize).contains(&a[2]) && is_direct(file) && unsafe { some_far(parts, a[2]) }
+        is_by_copy() && unsafe { some_far(parts, a[2]) } && is_direct(file)
     };
     let (here, there) = (From { file, offset: -1, flags: 0 }, From { file, offset: a[3] as i64, flags: 0 });
     // SAFETY: the program's own call.
@@ -514,7 +525,7 @@ pub(crate) unsafe fn by_number(number: c_long, a: [usize; 6]) -> Option<isize> {
 
 /// io_setup(2). Returns a negative errno.
 unsafe fn begin_asynchronous(most: usize, context: usize) -> isize {
-    if is_by_copy() {
+    if will_be_by_copy() {
         return -libc::ENOSYS as isize;
     }
     // SAFETY: the program's own call.
@@ -566,7 +577,7 @@ pub unsafe extern "C" fn process_vm_writev(
     let arguments = [process as usize, local, locals, remote, remotes, flags as usize];
     // SAFETY: the program's own call, in either direction.
     let written = unsafe {
-        if !is_by_copy() {
+        if !will_be_by_copy() {
             raw(libc::SYS_process_vm_writev, arguments)
         } else if process == std::process::id() as c_int {
             let swapped = [process as usize, remote, remotes, local, locals, flags as usize];

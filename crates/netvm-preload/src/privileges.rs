@@ -51,10 +51,7 @@ pub(crate) fn set_up() {
     // SAFETY: the name is a C string.
     let single = unsafe { libc::dlsym(libc::RTLD_DEFAULT, c"__libc_single_threaded".as_ptr()) };
     IS_SINGLE.store(single.cast(), Ordering::Relaxed);
-    // A child of vfork(2) must not look for them itself.
-    for real in real::ALL {
-        real.find();
-    }
+    real::set_up();
 }
 
 /// Before a fork, in the parent.

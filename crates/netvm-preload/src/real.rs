@@ -37,11 +37,15 @@ impl Real {
     }
 }
 
-/// Defines functions of the C library by name, and a list of `ALL`.
+/// Defines functions of the C library by name, and what finds all of them.
 macro_rules! reals {
     ($($name:ident = $symbol:literal),* $(,)?) => {
         $(pub(super) static $name: Real = Real::new($symbol);)*
-        pub(super) static ALL: &[&Real] = &[$(&$name),*];
+
+        /// Finds all of them: a child of vfork(2) must not look for them itself.
+        pub(crate) fn set_up() {
+            $($name.find();)*
+        }
     };
 }
 pub(crate) use reals;

@@ -80,7 +80,7 @@ static REGISTER_OPS: AtomicU8 = AtomicU8::new(0);
 /// As of the call.
 pub(crate) unsafe fn set_up(entries: c_uint, params: *mut Params) -> isize {
     let plain = [entries as usize, params as usize, 0, 0, 0, 0];
-    if direct::is_by_copy() {
+    if direct::will_be_by_copy() {
         return -libc::ENOSYS as isize;
     }
     if params.is_null() {
@@ -245,7 +245,7 @@ fn next(name: &CStr) -> Option<*mut c_void> {
 /// # Safety
 /// `ring` and `params` are those of a call to liburing, which `make` passes on.
 unsafe fn make(ring: *mut Ring, params: *mut Params, make: impl Fn() -> Option<c_int>) -> c_int {
-    if direct::is_by_copy() {
+    if direct::will_be_by_copy() {
         return -libc::ENOSYS;
     }
     let make = || make().unwrap_or(-libc::ENOSYS);

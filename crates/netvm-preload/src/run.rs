@@ -206,8 +206,8 @@ extern "C" fn begin() {
     FAR_THRESHOLD_BYTES.store(params.far_threshold_bytes.max(heap::THRESHOLD_BYTES_MIN), Ordering::Relaxed);
     MAPS_LOCALLY.store(refuse::drops_pages_unseen(), Ordering::Relaxed);
     spawn::set_up();
-    // What the kernel can, while this process may ask, and before there are threads that change the environment.
-    let _ = uffd::probe();
+    // Before there are threads that change the environment.
+    uffd::unwanted();
     privileges::set_up();
     let set_up = callers::set_up()
         .and_then(|()| fork::set_up())

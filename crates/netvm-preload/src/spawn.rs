@@ -37,12 +37,7 @@ mod real {
     }
 }
 
-/// Finds all of them: a child of vfork(2) must not look for them itself.
-pub(crate) fn set_up() {
-    for real in real::ALL {
-        real.find();
-    }
-}
+pub(crate) use real::set_up;
 
 /// No thread is held while it lives.
 struct Suspended(Option<&'static Hold>);

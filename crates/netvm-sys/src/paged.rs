@@ -121,6 +121,16 @@ fn copy_in(
     (copied / PAGE_BYTES, Ok(()))
 }
 
+/// Undoes what mlockall(MCL_FUTURE) does with a new mapping: that asks for nothing in particular. No page leaves locked memory by a copy, or moves
+/// between memory that is locked and memory that is not.
+///
+/// # Safety
+/// The range has just been mapped, by us.
+unsafe fn unlock(address: usize, bytes: usize) {
+    // SAFETY: the caller's promise: nobody has locked this for a reason. The kernel refuses it to nobody.
+    let _ = unsafe { raw::munlock(address, bytes) };
+}
+
 /// See the module's text.
 #[derive(Debug)]
 pub struct PagedArea {
@@ -210,7 +220,7 @@ impl PagedArea {
                 if !is_there {
                     map(range.start, range.bytes, writable, libc::MAP_FIXED)?;
                     raw::madvise(range.start, range.bytes, libc::MADV_NOHUGEPAGE).or_else(no_thp)?;
-                    self.unlock(range.start, range.bytes);
+                    unlock(range.start, range.bytes);
                 }
                 raw::madvise(range.start, range.bytes, libc::MADV_DONTFORK)?;
                 if register {
@@ -219,16 +229,6 @@ impl PagedArea {
             }
         }
         Ok(())
-    }
-
-    /// Undoes what mlockall(MCL_FUTURE) does with a new mapping: that asks for nothing in particular. No page leaves locked memory by a copy, or moves between
-    /// memory that is locked and memory that is not.
-    ///
-    /// # Safety
-    /// The range has just been mapped, by us.
-    unsafe fn unlock(&self, address: usize, bytes: usize) {
-        // SAFETY: the caller's promise: nobody has locked this for a reason. The kernel refuses it to nobody.
-        let _ = unsafe { raw::munlock(address, bytes) };
     }
 
     /// Whether pages can be installed write-protected ([`PagedArea::install_fresh`]) and leave together ([`PagedArea::extract_together`],
@@ -399,7 +399,7 @@ impl PagedArea {
         unsafe {
             raw::madvise(address, bytes, libc::MADV_NOHUGEPAGE).or_else(no_thp)?;
             raw::madvise(address, bytes, libc::MADV_DONTFORK)?;
-            self.unlock(address, bytes);
+            unlock(address, bytes);
             self.uffd.register(address, bytes, self.protects())
         }
     }

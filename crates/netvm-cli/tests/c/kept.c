@@ -154,6 +154,10 @@ static void direct_as_ever(int fd, char *p) {
     if (is_strict) CHECK(pread(fd, p, MIB + 17, 0) == -1 && errno == EINVAL);
     CHECK(mprotect(p, MIB, PROT_READ) == 0);
     CHECK(pread(fd, p, MIB, 0) == -1 && errno == EFAULT);
+    file = fdopen(dup(fd), "r");
+    CHECK(file && fseek(file, 0, SEEK_SET) == 0 && setvbuf(file, own, _IOFBF, sizeof own) == 0);
+    errno = 0;
+    CHECK(fread(p, 1, MIB, file) == 0 && errno == EFAULT && fclose(file) == 0);
     CHECK(mprotect(p, MIB, PROT_READ | PROT_WRITE) == 0);
     pthread_t reader;
     void *result;

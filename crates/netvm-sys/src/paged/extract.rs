@@ -314,7 +314,7 @@ impl PagedArea {
 
     /// Whether a page is there. Where we may not read the page tables, one that was swapped out is not: of a page that was moved in this moment
     /// the destination is not, and the kernel does not tell the source from one that is gone.
-    fn has(&self, address: usize) -> io::Result<bool> {
+    pub(super) fn has(&self, address: usize) -> io::Result<bool> {
         if let Some(pagemap) = &self.pagemap {
             return pagemap.has(address);
         }
@@ -340,7 +340,7 @@ impl Pagemap {
     }
 
     /// Whether a page is there, or was swapped out by the kernel.
-    fn has(&self, address: usize) -> io::Result<bool> {
+    pub(super) fn has(&self, address: usize) -> io::Result<bool> {
         const PRESENT_OR_SWAPPED: u64 = 0b11 << 62;
         let mut word = [0; 8];
         self.0.read_exact_at(&mut word, (address / PAGE_BYTES * size_of::<u64>()) as u64)?;

@@ -149,3 +149,59 @@ fn pages_that_are_in_use_move_and_keep_their_contents() {
         assert!(user.join().unwrap() > 0 && moves > 0);
     });
 }
+
+/// A page that is missing, one that is locked, another mapping: those before and behind leave with what they hold, and no page twice.
+#[test]
+fn what_is_in_the_way_of_a_run_that_is_copied_stays() {
+    const PAGES: usize = 32;
+    let Ok(mut paged) = PagedArea::new(PAGES * PAGE_BYTES, PAGES, Some(FrameDesign::Copy)) else {
+        eprintln!("what_is_in_the_way_of_a_run: skipped (no userfaultfd here)");
+        return;
+    };
+    paged.open_memory().unwrap();
+    let at = |paged: &PagedArea, page: usize| paged.area().start + page * PAGE_BYTES;
+    let whole = PAGES * PAGE_BYTES;
+    paged.map_range(at(&paged, 0), whole, libc::PROT_READ | libc::PROT_WRITE).unwrap();
+    paged.fill_frames(0, PAGES).unwrap();
+    (0..PAGES).for_each(|frame| paged.frame_bytes_mut(frame).fill(frame as u8 + 1));
+    paged.install(at(&paged, 0), 0, PAGES).unwrap();
+    let (missing, locked, only_read) = (5, 12, 20);
+    // SAFETY: pages of this test's own; what is in the first is given up.
+    unsafe {
+        raw::drop_memory(at(&paged, missing), PAGE_BYTES).unwrap();
+        assert_eq!(libc::mlock(at(&paged, locked) as *const _, PAGE_BYTES), 0);
+        raw::mprotect(at(&paged, only_read), PAGE_BYTES, libc::PROT_READ).unwrap();
+    }
+    let mut left = [false; PAGES];
+    let mut page = 0;
+    while page < PAGES {
+        let (moved, why) = paged.extract(at(&paged, page), page, PAGES - page);
+        left[page..page + moved].fill(true);
+        page += moved;
+        match why {
+            Ok(()) => assert_eq!(page, PAGES),
+            Err(ExtractError::Missing) => assert_eq!(page, missing),
+            Err(ExtractError::Busy) => assert_eq!(page, locked),
+            Err(ExtractError::Os(error)) => panic!("page {page}: {error}"),
+        }
+        page += 1;
+    }
+    for (page, left) in left.into_iter().enumerate() {
+        assert_eq!(left, page != missing && page != locked, "page {page}");
+        let there = paged.has(at(&paged, page)).unwrap();
+        assert_eq!(there, page == locked, "page {page}");
+        if left {
+            assert!(paged.frame_bytes(page).iter().all(|&byte| byte == page as u8 + 1), "page {page}");
+        }
+    }
+    // It is as it was, and can be written to.
+    let kept = at(&paged, locked) as *mut u8;
+    // SAFETY: a page of this test's own, which is there.
+    unsafe {
+        assert_eq!(kept.read_volatile(), locked as u8 + 1);
+        kept.write_volatile(7);
+        assert_eq!((kept.read_volatile(), libc::munlock(kept.cast(), PAGE_BYTES)), (7, 0));
+    }
+    assert!(paged.extract(at(&paged, locked), locked, 1).1.is_ok());
+    assert_eq!(paged.frame_bytes(locked)[0], 7);
+}
