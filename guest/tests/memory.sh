@@ -3,6 +3,7 @@
 # kernels: 6.1 6.12 6.12-arm64 debug
 # kmod: netvm_mem
 # compiles: memory memory_peer
+# waits: mostly
 # limit: 300
 . /test/functions
 state=/sys/class/netvm_mem

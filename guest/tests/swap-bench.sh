@@ -32,7 +32,7 @@ for kind in $kinds; do
     options="$options --kind $kind"
 done
 before=$(cat /proc/swaps)
-netvm bench swap --size 12M --local 5M --case-ms 400 --rounds 1 $options --lender 10.7.0.1:7070 --secret key \
+netvm bench swap --size 12M --local 5M --case-ms 150 --rounds 1 $options --lender 10.7.0.1:7070 --secret key \
     --json --svg /results/swap.svg >/results/swap.json 2>bench.log || { cat bench.log; fail "it ended"; }
 cat bench.log
 cat /results/swap.json

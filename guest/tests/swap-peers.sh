@@ -25,7 +25,7 @@ measure() {
     for kind in $2; do
         options="$options --kind $kind"
     done
-    netvm bench swap --size 12M --local 5M --case-ms 300 --rounds 1 $options \
+    netvm bench swap --size 12M --local 5M --case-ms 100 --rounds 1 $options \
         --json --svg "/results/$1.svg" >"/results/$1.json" 2>bench.log || { cat bench.log; fail "it ended"; }
     cat bench.log "/results/$1.json"
     for kind in $2; do

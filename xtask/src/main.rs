@@ -20,13 +20,13 @@ usage: cargo xtask check        format, lints
                                 script by its name, in emulated machines with Debian's kernels 6.1, 6.12 and
                                 6.12-arm64; NAME+NAME are two machines that are connected; debug is 6.12 with KASAN and lockdep,
                                 which is built when it is asked for (a quarter of an hour of CPU time)
-       cargo xtask ci           test, then guest, then fuzz, 30 seconds each
+       cargo xtask ci           test, then guest, then fuzz, 20 seconds each
        cargo xtask install [--prefix DIR] [--libdir NAME]
                                 builds and installs program, libraries, header, netvm.pc and manual pages below DIR
                                 (/usr/local); with the environment variable DESTDIR below that folder";
 
 /// For how long each target is fuzzed after the tests.
-const CI_FUZZ_SECONDS: u32 = 30;
+const CI_FUZZ_SECONDS: u32 = 20;
 
 /// Programs that tests run, and the packages that have them.
 const PROGRAMS: [(&str, &str); 24] = [
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
         Some("check") => check(),
         Some("test") => test(),
         Some("fuzz") => fuzz_for(env::args().skip(2)),
-        Some("guest") => guest(env::args().skip(2), false),
+        Some("guest") => guest(env::args().skip(2)),
         Some("ci") => ci(),
         Some("install") => match install_everything(env::args().skip(2)) {
             Ok(()) => true,
@@ -103,12 +103,12 @@ fn forget_own(command: &mut Command) {
 /// All, even if one fails.
 fn ci() -> bool {
     install_programs(&[&PROGRAMS[..], &guest::PROGRAMS].concat());
-    // Meanwhile: most of it is waiting for the network.
-    let fetching = std::thread::spawn(|| guest::fetch(root()));
+    // Meanwhile: much of it is waiting for the network.
+    let getting_ready = std::thread::spawn(|| ready(std::iter::empty()));
     let tested = test();
-    let _ = fetching.join();
+    let ready = getting_ready.join().unwrap_or_else(|_| Err("it panicked".to_owned()));
     // What the tests have built is what guests run.
-    let guests = guest(std::iter::empty(), tested);
+    let guests = told(ready.map(|guests| guests.run(tested)));
     guests & fuzz_for(["--seconds".to_owned(), CI_FUZZ_SECONDS.to_string()].into_iter()) & tested
 }
 
@@ -116,11 +116,19 @@ fn fuzz_for(arguments: impl Iterator<Item = String>) -> bool {
     fuzz::fuzz(arguments).map_err(|message| eprintln!("fuzz: {message}")).is_ok()
 }
 
-/// Tests that need a kernel of their own; `built`: the programs are there.
-fn guest(arguments: impl Iterator<Item = String>, built: bool) -> bool {
+/// Tests that need a kernel of their own.
+fn guest(arguments: impl Iterator<Item = String>) -> bool {
     install_programs(&guest::PROGRAMS);
-    let run = target_folder().and_then(|target| guest::guest(root(), &target, arguments, built));
-    match run {
+    told(ready(arguments).map(|guests| guests.run(false)))
+}
+
+fn ready(arguments: impl Iterator<Item = String>) -> Result<guest::Suite, String> {
+    guest::ready(root(), &target_folder()?, arguments)
+}
+
+/// Whether no guest has failed; says what kept them from being run.
+fn told(guests: Result<(u64, u64), String>) -> bool {
+    match guests {
         Ok((_, failed)) => failed == 0,
         Err(message) => {
             eprintln!("guest: {message}");

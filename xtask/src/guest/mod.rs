@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tools::Result;
 
@@ -46,7 +46,7 @@ const CHECKPATCH: &str = "linux-source-6.1";
 const AGAIN_MAX: usize = 2;
 /// Begins the name of a folder of what a run has built, before its process.
 const BUILT: &str = "built-";
-/// Guests that run at a time. A pair counts as one of them.
+/// Guests that run at a time, and one more that waits mostly. A pair counts as one of them.
 const AT_A_TIME: usize = 2;
 
 /// What `cargo xtask guest` was asked for.
@@ -74,14 +74,11 @@ impl Verdict {
     }
 }
 
-/// Runs the tests in `guest/tests`, or those, and benches of `guest/benches`, that are named; `built`: the programs have been, with the other
-/// tests. Gives how many passed and failed.
-pub fn guest(
-    root: &Path,
-    target: &Path,
-    arguments: impl Iterator<Item = String>,
-    built: bool,
-) -> Result<(u64, u64)> {
+/// Gets all that the tests in `guest/tests` need but the programs, or what those need, and benches of `guest/benches`, that are named.
+///
+/// # Errors
+/// What was asked for and cannot be. Of what cannot be had the tests that need it say so.
+pub fn ready(root: &Path, target: &Path, arguments: impl Iterator<Item = String>) -> Result<Suite> {
     let wanted = parse(arguments)?;
     let mut scripts = Vec::new();
     let tests = root.join("guest/tests");
@@ -99,13 +96,15 @@ pub fn guest(
         scripts.push(Script::read(path.map_or(Path::new(name), PathBuf::as_path))?);
     }
     let mut jobs = Vec::new();
-    for script in &scripts {
-        jobs.extend(wanted.kernels_of(script).into_iter().map(|kernels| (script, kernels)));
+    for script in scripts.into_iter().map(Arc::new) {
+        jobs.extend(wanted.kernels_of(&script).into_iter().map(|kernels| (Arc::clone(&script), kernels)));
     }
     // So that none of the long ones is left alone at the end.
     jobs.sort_by_key(|(script, _)| Reverse(script.limit));
     let build = wanted.kernels.iter().any(|kernels| kernels.split('+').any(|name| name == debug::NAME));
-    Suite::new(root, target, build, built)?.run(jobs)
+    let mut suite = Suite::new(root, target, build, jobs)?;
+    suite.prepare()?;
+    Ok(suite)
 }
 
 impl Wanted {
@@ -149,19 +148,6 @@ fn parse(mut arguments: impl Iterator<Item = String>) -> Result<Wanted> {
     Ok(wanted)
 }
 
-/// Gets what guests need from the network before they are run. What cannot be had is told then.
-///
-/// # Errors
-/// The first thing that cannot be had.
-pub fn fetch(root: &Path) -> Result<()> {
-    let packages = Packages::open()?;
-    for (name, _, architecture) in kernel::KERNELS.iter().filter(|(name, ..)| *name != debug::NAME) {
-        Kernel::get(&packages, name, &root.join("guest/debug.config"), false)?;
-        busybox(&packages, architecture.debian())?;
-    }
-    checkpatch(&packages).map(drop)
-}
-
 fn busybox(packages: &Packages, debian: &str) -> Result<PathBuf> {
     let package = format!("busybox-static:{debian}");
     let folder =
@@ -186,8 +172,14 @@ fn checkpatch(packages: &Packages) -> Result<PathBuf> {
     })
 }
 
-/// What the tests of a run share.
-struct Suite {
+/// A script, and the kernels on which it runs.
+type Job = (Arc<Script>, String);
+
+/// Tests, and what they share.
+pub struct Suite {
+    jobs: Vec<Job>,
+    /// What the kernel's checker of style says of our modules, if some are needed.
+    style: Option<Verdict>,
     root: PathBuf,
     target: PathBuf,
     /// Where guests leave things, in a folder for each test that is emptied when it starts: another run may have others.
@@ -207,44 +199,59 @@ struct Suite {
 }
 
 impl Suite {
-    fn new(root: &Path, target: &Path, build: bool, are_built: bool) -> Result<Self> {
+    fn new(root: &Path, target: &Path, build: bool, jobs: Vec<Job>) -> Result<Self> {
         let work = target.join("guest");
         tools::make_folder(&work)?;
         sweep(&work);
         let built = work.join(format!("{BUILT}{}", std::process::id()));
         tools::make_folder(&built)?;
         Ok(Self {
+            jobs,
+            style: None,
             root: root.to_owned(),
             target: target.to_owned(),
             work,
             built,
             packages: Packages::open()?,
             build,
-            are_built,
+            are_built: false,
             kernels: BTreeMap::new(),
             modules: BTreeMap::new(),
             busybox: BTreeMap::new(),
         })
     }
 
-    fn run(mut self, jobs: Vec<(&Script, String)>) -> Result<(u64, u64)> {
-        let started = Instant::now();
-        for (script, kernels) in &jobs {
+    fn prepare(&mut self) -> Result<()> {
+        for (script, kernels) in self.jobs.clone() {
             for name in kernels.split('+') {
-                self.prepare(name, !script.kmod.is_empty())?;
+                self.prepare_kernel(name, !script.kmod.is_empty())?;
             }
         }
-        let style = jobs.iter().any(|(script, _)| !script.kmod.is_empty()).then(|| self.style());
+        self.style = self.jobs.iter().any(|(script, _)| !script.kmod.is_empty()).then(|| self.style());
+        Ok(())
+    }
+
+    /// Runs all of them; `are_built`: the programs have been, with other tests. Gives how many passed and failed.
+    pub fn run(mut self, are_built: bool) -> (u64, u64) {
+        self.are_built = are_built;
+        let started = Instant::now();
+        let style = self.style.take();
+        style.iter().for_each(|style| style.print("guest style of kmod"));
+        let jobs = std::mem::take(&mut self.jobs);
+        let (waiting, working): (Vec<Job>, _) = jobs.into_iter().partition(|(script, _)| script.waits);
+        let queues = [working, waiting].map(|jobs| Mutex::new(jobs.into_iter()));
         let suite = &self;
-        let left = Mutex::new(jobs.into_iter());
-        let next = || left.lock().unwrap_or_else(PoisonError::into_inner).next();
+        let next = |queues: &[Mutex<std::vec::IntoIter<Job>>]| {
+            queues.iter().find_map(|queue| queue.lock().unwrap_or_else(PoisonError::into_inner).next())
+        };
         let verdicts = Mutex::new(Vec::from_iter(style));
         let failed = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
-            for _ in 0..AT_A_TIME {
-                scope.spawn(|| {
-                    while let Some((script, kernels)) = next() {
-                        let verdict = suite.test(script, &kernels).unwrap_or_else(Verdict::Failed);
+            for queues in [&queues[..]; AT_A_TIME].into_iter().chain([&queues[1..]]) {
+                let (next, verdicts, failed) = (&next, &verdicts, &failed);
+                scope.spawn(move || {
+                    while let Some((script, kernels)) = next(queues) {
+                        let verdict = suite.test(&script, &kernels).unwrap_or_else(Verdict::Failed);
                         verdict.print(&format!("guest {} on {kernels}", script.name()));
                         if matches!(verdict, Verdict::Failed(_)) {
                             failed.lock().unwrap_or_else(PoisonError::into_inner).push((script, kernels));
@@ -279,11 +286,11 @@ impl Suite {
             "guest: {passed} passed, {failed} failed, {skipped} skipped; {:.0} s",
             started.elapsed().as_secs_f64()
         );
-        Ok((passed, failed))
+        (passed, failed)
     }
 
     /// Gets a kernel and what belongs to it, once.
-    fn prepare(&mut self, name: &str, modules: bool) -> Result<()> {
+    fn prepare_kernel(&mut self, name: &str, modules: bool) -> Result<()> {
         let known = kernel::KERNELS.iter().find(|(known, ..)| *known == name);
         let &(name, _, architecture) = known.ok_or_else(|| format!("there is no kernel {name}"))?;
         let (packages, config, build) = (&self.packages, self.root.join("guest/debug.config"), self.build);
@@ -308,7 +315,7 @@ impl Suite {
 
     /// The kernel's own checker of style must have nothing to say of `kmod/`.
     fn style(&self) -> Verdict {
-        let verdict = match checkpatch(&self.packages) {
+        match checkpatch(&self.packages) {
             Err(error) => Verdict::Skipped(error.lines().next().unwrap_or_default().to_owned()),
             Ok(_) if tools::find("perl").is_none() => Verdict::Skipped("perl is not installed".to_owned()),
             Ok(folder) => {
@@ -323,9 +330,7 @@ impl Suite {
                     Err(said) => Verdict::Failed(said),
                 }
             }
-        };
-        verdict.print("guest style of kmod");
-        verdict
+        }
     }
 
     /// Runs a script in a guest, or in two that are connected ("6.1+6.12").
@@ -459,10 +464,16 @@ impl Suite {
         let role = if index == 0 { "first" } else { "second" };
         let mut about = format!("ROLE={role}\nGUESTS={count}\nKERNEL={}\nSLOWNESS={slowness}\n", kernel.name);
         if script.host {
-            // Such scripts measure: with what people use.
             let packages = ["-p", "netvm-cli", "-p", "netvm-preload"];
-            tools::run(crate::cargo(&["build", "--quiet", "--release"]).args(packages))?;
-            about += &format!("BUILT='{}'\n", self.target.join("release").display());
+            let profile = if script.checked {
+                self.cargo_build(&packages)?;
+                "tested"
+            } else {
+                // It measures: with what people use.
+                tools::run(crate::cargo(&["build", "--quiet", "--release"]).args(packages))?;
+                "release"
+            };
+            about += &format!("BUILT='{}'\n", self.target.join(profile).display());
         }
         root.add("/test/environment", about.as_bytes(), false);
         let wanted: Vec<&str> =

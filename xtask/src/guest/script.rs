@@ -13,6 +13,7 @@
 //! # image: packed                 as Debian has it: slower, and with five levels of page tables (x86)
 //! # clock: counted                 time is what instructions take: figures do not depend on what else the host does; one guest only
 //! # checks: none                   of memory, by the kernel: for what is measured
+//! # waits: mostly                 for time to pass: it runs beside as many others as run at a time
 //! # limit: 60                     seconds, from the start of the script
 //! # ends: status 0                or: complaint TEXT, limit, lost
 //! ```
@@ -38,6 +39,8 @@ pub struct Script {
     pub counted: bool,
     /// Whether the kernel checks its memory.
     pub checked: bool,
+    /// Whether it hardly needs a CPU.
+    pub waits: bool,
     /// Of the first guest, and of the second one.
     pub memory_mib: [u64; 2],
     pub limit: Duration,
@@ -84,6 +87,7 @@ impl Script {
             packed: false,
             counted: false,
             checked: true,
+            waits: false,
             memory_mib: [256; 2],
             limit: Duration::from_secs(120),
             ends: Expected::Status(0),
@@ -116,6 +120,8 @@ impl Script {
                 "clock" => return Err(format!("a clock is counted or not mentioned, not {value}")),
                 "checks" if value.trim() == "none" => script.checked = false,
                 "checks" => return Err(format!("checks are none or not mentioned, not {value}")),
+                "waits" if value.trim() == "mostly" => script.waits = true,
+                "waits" => return Err(format!("a test waits mostly or nothing is said, not {value}")),
                 "limit" => script.limit = Duration::from_secs(number(value, 1, 14_400)?),
                 "ends" => script.ends = parse_end(value.trim())?,
                 _ => {}
@@ -150,7 +156,7 @@ mod tests {
 
     #[test]
     fn the_head_of_a_script_is_read() {
-        let text = "#!/bin/sh\n# Says: nothing.\n# kernels: 6.1 6.1+6.12\n# memory: 512\n# files: /a /b/c\n# clock: counted\n# checks: none\n# ends: complaint BUG: x\n\n# limit: 7\n";
+        let text = "#!/bin/sh\n# Says: nothing.\n# kernels: 6.1 6.1+6.12\n# memory: 512\n# files: /a /b/c\n# clock: counted\n# checks: none\n# waits: mostly\n# ends: complaint BUG: x\n\n# limit: 7\n";
         let script = Script::parse(Path::new("guest/tests/one.sh"), text).unwrap();
         assert_eq!(script.name(), "one");
         assert_eq!(script.kernels, ["6.1", "6.1+6.12"]);
@@ -162,13 +168,14 @@ mod tests {
         );
         assert!(script.ends.is(&End::Complaint("[    1.0] BUG: x".to_owned())));
         assert!(!script.ends.is(&End::Status(0)));
-        assert!(script.counted && !script.checked);
+        assert!(script.counted && !script.checked && script.waits);
         let two = Script::parse(Path::new("x"), "# memory: 512 192\n").unwrap();
         assert_eq!(two.memory_mib, [512, 192]);
         for wrong in [
             "image: plain",
             "clock: fast",
             "checks: few",
+            "waits: often",
             "memory: 1",
             "memory: lots",
             "memory: 512 1",
@@ -181,5 +188,6 @@ mod tests {
         }
         let plain = Script::parse(Path::new("x"), "").unwrap();
         assert_eq!((plain.ends, plain.counted, plain.checked), (Expected::Status(0), false, true));
+        assert!(!plain.waits);
     }
 }
