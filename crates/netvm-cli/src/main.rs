@@ -88,17 +88,21 @@ enum Command {
     /// Measure, next to the floors of this machine
     Bench(cmd::bench::BenchArgs),
     /// Print a completion script for a shell
-    Completions(cmd::docs::CompletionsArgs),
+    Completions(cmd::completions::CompletionsArgs),
     /// Write the manual pages into a folder
-    Man(cmd::docs::ManArgs),
+    Man(cmd::man::ManArgs),
     #[command(hide = true)]
     DemoWorker(cmd::demo::WorkerArgs),
     #[command(hide = true)]
     UblkGuard(cmd::ublk::GuardArgs),
 }
 
+/// The command line's definition.
+fn described() -> clap::Command {
+    help::flowing(Cli::command())
+}
+
 fn main() -> ExitCode {
-    let described = || help::flowing(Cli::command());
     let command = match Cli::from_arg_matches(&described().get_matches()) {
         Ok(cli) => cli.command,
         Err(error) => error.format(&mut described()).exit(),
@@ -129,8 +133,8 @@ fn main() -> ExitCode {
         Command::Demo(args) => cmd::demo::run(&args),
         Command::Doctor(args) => cmd::doctor::run(&args),
         Command::Bench(args) => cmd::bench::run(args).map(|()| ExitCode::SUCCESS),
-        Command::Completions(args) => cmd::docs::completions(&args, described()),
-        Command::Man(args) => cmd::docs::man(&args, described()),
+        Command::Completions(args) => cmd::completions::run(&args, described()),
+        Command::Man(args) => cmd::man::run(&args, described()),
         Command::DemoWorker(args) => cmd::demo::worker(&args),
         Command::UblkGuard(args) => cmd::ublk::guard(&args),
     };

@@ -1,12 +1,13 @@
 //! The commands.
 
 pub mod bench;
+pub mod completions;
 pub mod demo;
 pub mod device;
-pub mod docs;
 pub mod doctor;
 mod explain;
 pub mod lend;
+pub mod man;
 pub mod metrics;
 pub mod mount;
 pub mod nbd;

@@ -1,10 +1,9 @@
-//! `netvm completions` and `netvm man`: made from the command line's own definition.
+//! `netvm completions`: made from the command line's own definition.
 
 use super::Outcome;
 use clap::{Args, Command};
 use clap_complete::Shell;
 use std::io::{self, Write};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Arguments of `netvm completions`.
@@ -13,14 +12,6 @@ use std::process::ExitCode;
 pub struct CompletionsArgs {
     /// The shell
     shell: Shell,
-}
-
-/// Arguments of `netvm man`.
-#[derive(Args, Debug)]
-#[command(after_help = "Example:\n  netvm man /usr/local/share/man/man1")]
-pub struct ManArgs {
-    /// Folder for the pages; it is created if need be
-    folder: PathBuf,
 }
 
 /// Without the commands that netvm calls by itself, which shells would offer, too.
@@ -35,17 +26,10 @@ fn for_people(command: &Command) -> Command {
     shown.args(command.get_arguments()).groups(command.get_groups()).subcommands(commands.map(for_people))
 }
 
-pub fn completions(args: &CompletionsArgs, command: Command) -> Outcome {
+pub fn run(args: &CompletionsArgs, command: Command) -> Outcome {
     let mut command = for_people(&command);
     let mut script = Vec::new();
     clap_complete::generate(args.shell, &mut command, "netvm", &mut script);
     io::stdout().write_all(&script).map_err(|error| format!("cannot write the script: {error}"))?;
-    Ok(ExitCode::SUCCESS)
-}
-
-pub fn man(args: &ManArgs, command: Command) -> Outcome {
-    std::fs::create_dir_all(&args.folder)
-        .and_then(|()| clap_mangen::generate_to(command, &args.folder))
-        .map_err(|error| format!("cannot write manual pages to {}: {error}", args.folder.display()))?;
     Ok(ExitCode::SUCCESS)
 }
