@@ -742,7 +742,7 @@ fn permits_that_nobody_waits_for_need_no_home() {
     // Who waits does so at the home, where those go who add from then on.
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| two.consume(2, SOON));
-        std::thread::sleep(Duration::from_millis(20));
+        std::thread::sleep(Duration::from_millis(200));
         assert_eq!(one.add(1).unwrap(), 1);
         assert!(matches!(one.try_consume(1), Err(SyncError::Busy)), "somebody came first");
         assert!(!waiting.is_finished());
