@@ -181,6 +181,7 @@ fn pager(error: &PagerError) -> Code {
         | PagerError::Erasure { .. }
         | PagerError::ReplicasOfParts
         | PagerError::FaultPath { .. }
+        | PagerError::FrameDesign { .. }
         | PagerError::PageSize { .. }
         | PagerError::Cpu { .. }
         | PagerError::LocalTooLarge { .. }

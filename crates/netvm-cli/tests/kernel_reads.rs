@@ -128,6 +128,15 @@ fn by_kernel(test: &str) -> bool {
     probed.is_ok()
 }
 
+/// The same where threads serve their own faults.
+fn in_thread(test: &str) -> bool {
+    let has = netvm_sys::uffd::can_move();
+    if !has {
+        let _ = writeln!(std::io::stderr(), "{test}: skipped (in-thread faults need Linux 6.8)");
+    }
+    has && by_kernel(test)
+}
+
 #[test]
 fn programs_read_by_the_kernel_of_another_network() {
     const TEST: &str = "programs_read_by_the_kernel_of_another_network";
@@ -170,7 +179,7 @@ fn programs_read_by_the_kernel_of_another_network() {
 #[test]
 fn threads_that_serve_their_own_faults_read_by_the_kernel_of_another_network() {
     const TEST: &str = "threads_that_serve_their_own_faults_read_by_the_kernel_of_another_network";
-    if !by_kernel(TEST) {
+    if !in_thread(TEST) {
         return;
     }
     const CASES: [&str; 5] =
@@ -264,7 +273,7 @@ fn a_lender_is_lost_while_its_kernel_answers() {
 #[test]
 fn a_lender_is_lost_while_threads_wait_for_its_kernel() {
     const TEST: &str = "a_lender_is_lost_while_threads_wait_for_its_kernel";
-    if !by_kernel(TEST) {
+    if !in_thread(TEST) {
         return;
     }
     let address = "10.77.0.1:7070";

@@ -191,6 +191,11 @@ pub fn probe() -> io::Result<(u64, Access)> {
     Ok((features, access))
 }
 
+/// Whether this kernel moves pages, and may be asked: Linux 6.8.
+pub fn can_move() -> bool {
+    probe().is_ok_and(|(features, _)| features & FEATURE_MOVE != 0)
+}
+
 const UNKNOWN: u64 = u64::MAX;
 static KNOWN: AtomicU64 = AtomicU64::new(UNKNOWN);
 

@@ -3,7 +3,7 @@
 mod common;
 
 use common::mapped::{mapped, set_word, start, while_budgets_change_and_a_lender_dies, word};
-use common::{Random, alone, lend};
+use common::{Random, alone, fault_paths, lend};
 
 use netvm::pager::{FaultPath, Pager};
 use netvm::stats::PagerStats;
@@ -37,8 +37,8 @@ fn since(pager: &Pager, before: &mut PagerStats) -> (u64, u64) {
 #[test]
 fn any_order_is_known_the_second_time() {
     let Some(_alone) = alone() else { return };
-    let paths = [(FaultPath::Thread, PAGE), (FaultPath::InThread, PAGE), (FaultPath::Thread, 4 * PAGE)];
-    for (fault_path, page_bytes) in paths {
+    let paths = fault_paths().into_iter().map(|path| (path, PAGE));
+    for (fault_path, page_bytes) in paths.chain([(FaultPath::Thread, 4 * PAGE)]) {
         let lent = lend(64 << 20);
         let pager = start(&lent, 8 << 20, |config| {
             (config.fault_path, config.page_bytes) = (fault_path, page_bytes);

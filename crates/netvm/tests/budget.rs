@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Random, alone, lend};
+use common::{Random, alone, alone_in_thread, fault_paths, lend};
 use netvm::pager::{FaultPath, FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig, STRIPE_BYTES, TierPolicy};
 use netvm_sys::shared::SharedSlice;
 use std::io::Write;
@@ -189,14 +189,13 @@ fn the_budget_stays_exact_in_the_copying_design() {
 
 #[test]
 fn the_budget_stays_exact_where_pages_leave_together() {
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     stays_exact(None, FaultPath::InThread, 1);
 }
 
 #[test]
 fn the_budget_of_shards_stays_exact() {
     let Some(_alone) = alone() else { return };
-    stays_exact(None, FaultPath::Thread, 2);
     stays_exact(Some(FrameDesign::Copy), FaultPath::Thread, 2);
-    stays_exact(None, FaultPath::InThread, 2);
+    fault_paths().into_iter().for_each(|path| stays_exact(None, path, 2));
 }

@@ -3,7 +3,7 @@
 mod common;
 
 use common::mapped::{churn, mapped, set_word, start, word};
-use common::{Random, Serving, alone, lend, lend_in_slabs};
+use common::{Random, Serving, alone, fault_paths, lend, lend_in_slabs};
 use netvm::far::FarMemory;
 use netvm::lender::{LinkChoice, status};
 use netvm::pager::{Access, FaultPath, FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig};
@@ -325,12 +325,8 @@ fn memory_is_mapped_anew_while_others_use_it() {
 #[test]
 fn locked_memory_is_discarded_moved_and_paged() {
     let Some(_alone) = alone() else { return };
-    let designs = [
-        (FaultPath::Thread, None),
-        (FaultPath::InThread, None),
-        (FaultPath::Thread, Some(FrameDesign::Copy)),
-    ];
-    for (fault_path, design) in designs {
+    let usual = fault_paths().into_iter().map(|path| (path, None));
+    for (fault_path, design) in usual.chain([(FaultPath::Thread, Some(FrameDesign::Copy))]) {
         let lent = lend(64 << 20);
         let pager =
             start(&lent, LOCAL_BYTES_MIN, |config| (config.fault_path, config.design) = (fault_path, design));

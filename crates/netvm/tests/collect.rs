@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Random, Serving, alone, delayed};
+use common::{Random, Serving, alone, delayed, fault_paths, has_in_thread};
 use netvm::far::{FarBuilder, FarMemory, FarVec};
 use netvm::lender::{LenderConfig, LinkChoice, status};
 use netvm::pager::{Erasure, FaultPath, TierPolicy};
@@ -82,7 +82,8 @@ fn until(what: &str, mut so: impl FnMut() -> bool) {
 #[test]
 fn what_is_freed_here_and_there_goes_back() {
     let Some(_alone) = alone() else { return };
-    for (name, lenders, redundant, build) in [
+    let in_thread = has_in_thread();
+    let kinds = [
         ("socket", lend(1, 64), 1.0, (|far| far.link(LinkChoice::Socket)) as fn(FarBuilder) -> FarBuilder),
         ("nearby", lend(1, 64), 1.0, |far| far),
         ("encrypted", lend(1, 64), 1.0, |far| far.encrypt_pages(true).link(LinkChoice::Socket)),
@@ -91,7 +92,10 @@ fn what_is_freed_here_and_there_goes_back() {
         ("two copies", lend(2, 64), 2.0, |far| far.replicas(2).link(LinkChoice::Socket)),
         ("in parts", lend(3, 64), 1.5, |far| far.erasure(Erasure::new(2, 1).unwrap())),
         ("packed", lend(1, 64), 1.0, |far| far.tier(TierPolicy::Packed)),
-    ] {
+    ];
+    for (name, lenders, redundant, build) in
+        kinds.into_iter().filter(|kind| in_thread || kind.0 != "in-thread")
+    {
         let far = build(far(&lenders)).start().unwrap();
         let mut words = fill(&far);
         let keeps = |page: usize| page.is_multiple_of(8);
@@ -114,7 +118,7 @@ fn what_is_freed_here_and_there_goes_back() {
 #[test]
 fn pages_are_used_while_they_are_moved() {
     let Some(_alone) = alone() else { return };
-    for (name, path) in [("thread", FaultPath::Thread), ("in-thread", FaultPath::InThread)] {
+    for (name, path) in ["thread", "in-thread"].into_iter().zip(fault_paths()) {
         let lenders = lend(1, 64);
         let far = far(&lenders).fault_path(path).link(LinkChoice::Socket).start().unwrap();
         let mut words = fill(&far);
@@ -195,7 +199,7 @@ fn sleeps() -> u64 {
 fn who_has_nothing_to_move_sleeps() {
     let Some(_alone) = alone() else { return };
     let lenders = lend(1, 64);
-    for path in [FaultPath::Thread, FaultPath::InThread] {
+    for path in fault_paths() {
         let far = far(&lenders).fault_path(path).start().unwrap();
         let mut words = fill(&far);
         // Here and there; in the middle of what that begins, all the rest.

@@ -3,7 +3,7 @@
 mod common;
 
 use common::pages::Pages;
-use common::{Random, Serving, alone};
+use common::{Random, Serving, alone, alone_in_thread, fault_paths, has_in_thread};
 use netvm::lender::{BorrowOptions, Borrower, Completion, LenderConfig, LinkChoice, status};
 use netvm::pager::{FaultPath, Pager, PagerConfig, TierPolicy};
 use netvm_sys::mapping::Mapping;
@@ -74,7 +74,9 @@ fn far_memory_stays_as_written_and_comes_from_the_kernel() {
         ("shards", 1, |config| config.shards = 2),
         ("two pages", 1, |config| config.page_bytes = 8192),
     ];
-    for (round, (name, lenders, change)) in settings.into_iter().enumerate() {
+    let in_thread = has_in_thread();
+    let settings = settings.into_iter().filter(|(name, ..)| in_thread || *name != "in-thread");
+    for (round, (name, lenders, change)) in settings.enumerate() {
         let lenders: Vec<_> = (0..lenders).map(|_| lend(96)).collect();
         let addresses: Vec<_> = lenders.iter().map(|lender| lender.address.as_str()).collect();
         let pager = start(&addresses, change);
@@ -103,7 +105,7 @@ fn lenders_end_and_leave_while_their_kernels_answer() {
     if !by_kernel() {
         return;
     }
-    for path in [FaultPath::Thread, FaultPath::InThread] {
+    for path in fault_paths() {
         let lenders: Vec<_> = (0..4).map(|_| Some(lend_at("127.0.0.1:0", 64, 4 * MIB))).collect();
         let mut lenders = std::mem::ManuallyDrop::new(lenders);
         let addresses: Vec<_> = lenders.iter().flatten().map(|lender| lender.address.clone()).collect();
@@ -141,7 +143,7 @@ fn what_is_dropped_and_written_anew_is_never_seen_again() {
     if !by_kernel() {
         return;
     }
-    for path in [FaultPath::Thread, FaultPath::InThread] {
+    for path in fault_paths() {
         let lender = lend(128);
         let pager = start(&[&lender.address], |config| {
             (config.fault_path, config.local_bytes_max) = (path, 16 * MIB);
@@ -191,7 +193,7 @@ fn without_datagrams_all_goes_over_the_connection() {
     let port: u16 = lender.address.rsplit(':').next().unwrap().parse().unwrap();
     let silent = UdpSocket::bind(("127.0.0.2", port)).unwrap();
     let forward = forwarded("127.0.0.2:0", &lender.address);
-    for path in [FaultPath::Thread, FaultPath::InThread] {
+    for path in fault_paths() {
         let pager = start(&[&forward], |config| config.fault_path = path);
         let mut pages = Pages::written(common::mapped::mapped(&pager, 0, 24 << 20), 5);
         let since = Instant::now();
@@ -250,7 +252,8 @@ fn wrong_pages_are_read_again_over_the_connection() {
         ("encrypted", |config| config.encrypt_pages = true),
         ("two pages", |config| config.page_bytes = 8192),
     ];
-    for (name, change) in settings {
+    let in_thread = has_in_thread();
+    for (name, change) in settings.into_iter().filter(|(name, _)| in_thread || *name != "in-thread") {
         let lender = lend(64);
         let mut count = 0;
         // From the hundredth answer on all are wrong.
@@ -281,7 +284,7 @@ fn answers_may_be_lost_late_and_doubled() {
     if !by_kernel() {
         return;
     }
-    for path in [FaultPath::Thread, FaultPath::InThread] {
+    for path in fault_paths() {
         let lender = lend(64);
         let (mut random, mut last) = (Random::new(8), Vec::new());
         let address = meddling(&lender.address, move |answer| match random.next() % 20 {
@@ -320,7 +323,7 @@ fn answers_may_be_lost_late_and_doubled() {
 /// Threads that wait for their own answers, one in five of which is lost or another's, while calls wait for all of them: nobody waits for long.
 #[test]
 fn threads_and_calls_go_on_while_answers_are_lost() {
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     if !by_kernel() {
         return;
     }

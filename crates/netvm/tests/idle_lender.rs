@@ -3,7 +3,7 @@
 mod common;
 
 use common::words::{check, words};
-use common::{Serving, alone, lend};
+use common::{Serving, alone, fault_paths, lend};
 use netvm::far::{FarBuilder, FarMemory, FarVec, FaultPath, PagerError, TierPolicy};
 use netvm::lender::LinkChoice;
 use std::io::{Read, Write};
@@ -32,7 +32,7 @@ fn until(far: &FarMemory, what: &str, is_so: impl Fn(&[bool]) -> bool) {
 #[test]
 fn the_only_lender_may_go_while_it_has_nothing() {
     let Some(_alone) = alone() else { return };
-    for (path, link) in [(FaultPath::Thread, LinkChoice::Socket), (FaultPath::InThread, LinkChoice::Auto)] {
+    for (path, link) in fault_paths().into_iter().zip([LinkChoice::Socket, LinkChoice::Auto]) {
         let lender = Serving::new(SLABS);
         let address = lender.address.clone();
         let far = FarMemory::builder().local(8 * MIB).lender(&address).area(1 << 34);
@@ -90,7 +90,7 @@ fn so_may_all_of_several() {
 #[test]
 fn who_is_waited_for_may_be_needed_no_longer_and_calls_are_answered() {
     let Some(_alone) = alone() else { return };
-    for path in [FaultPath::Thread, FaultPath::InThread] {
+    for path in fault_paths() {
         let lender = Serving::new(SLABS);
         let far = FarMemory::builder().local(8 * MIB).lender(&lender.address).area(1 << 34);
         let far = far.fault_path(path).link(LinkChoice::Socket).start().unwrap();
@@ -180,8 +180,6 @@ fn where_one_is_full_a_lost_one_is_waited_for() {
     drop(back.join().unwrap());
 }
 
-const PATHS: [FaultPath; 2] = [FaultPath::Thread, FaultPath::InThread];
-
 /// Far memory of 16 MiB whose only lender is lost before anything has left, and what is in it.
 fn stranded_with<T>(
     path: FaultPath,
@@ -211,7 +209,7 @@ fn packable(far: &FarMemory, mib: u64) -> FarVec<u64> {
 #[test]
 fn what_is_zero_or_packs_needs_no_lender() {
     let Some(_alone) = alone() else { return };
-    for path in PATHS {
+    for path in fault_paths() {
         let (far, near) = stranded(path, |far| far);
         let zeros = far.zeroed::<u64>(32 << 17).unwrap();
         assert_eq!(zeros.iter().sum::<u64>(), 0);
@@ -228,7 +226,7 @@ fn what_is_zero_or_packs_needs_no_lender() {
 #[test]
 fn what_is_refused_changes_nothing() {
     let Some(_alone) = alone() else { return };
-    for path in PATHS {
+    for path in fault_paths() {
         // Noticed only when pages have left for their lender.
         let (lender, armed) = (Serving::new(SLABS), Arc::new(AtomicBool::new(false)));
         let address = lender.address.clone();
@@ -271,7 +269,7 @@ fn what_is_refused_changes_nothing() {
 #[test]
 fn a_need_that_was_met_is_over() {
     let Some(_alone) = alone() else { return };
-    for path in PATHS {
+    for path in fault_paths() {
         let (far, near) = stranded(path, |far| far.lender_timeout(Duration::from_millis(50)));
         let (began, mut near, mut waits) = (Instant::now(), Some(near), 0);
         // Longer than any single need is waited for.

@@ -3,7 +3,7 @@
 mod common;
 
 use common::mapped::{mapped, set_word, word};
-use common::{Lent, Serving, alone, lend};
+use common::{Lent, Serving, alone, has_in_thread, has_moves, lend};
 use netvm::lender::LinkChoice;
 use netvm::pager::{FaultPath, FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig, PagerError, TierPolicy};
 use netvm_sys::shared::SharedSlice;
@@ -91,6 +91,9 @@ fn what_is_written_at_the_border_of_a_mapping_is_not_lost() {
 
 #[test]
 fn nor_with_faults_in_their_own_threads() {
+    if !has_in_thread() {
+        return;
+    }
     at_the_border_of_a_mapping(|config| config.fault_path = FaultPath::InThread);
 }
 
@@ -130,6 +133,9 @@ fn register_with_the_kernel(address: usize, bytes: usize) -> Option<File> {
 #[test]
 fn pages_that_cannot_be_moved_stay_where_they_are() {
     let Some(_alone) = alone() else { return };
+    if !has_moves("pages that the kernel refuses to move") {
+        return;
+    }
     let lent = lend(32 << 20);
     let pager = start(&lent, |_| {});
     let (pages, old) = (3 * LOCAL_BYTES_MIN as usize / PAGE, pager.area().start);

@@ -3,7 +3,7 @@
 mod common;
 
 use common::mapped::{mapped, set_word, word};
-use common::{Random, alone, delayed, lend};
+use common::{Random, alone, alone_in_thread, delayed, fault_paths, lend};
 use netvm::lender::LinkChoice;
 use netvm::pager::{FaultPath, LOCAL_BYTES_MIN, Pager, PagerConfig, STRIPE_BYTES, TierPolicy};
 use netvm::runfile::{RunFile, RunParams};
@@ -171,7 +171,7 @@ fn words_across_units_in_small_shares_of_a_run() {
 fn words_across_units_beside_pins() {
     let Some(_alone) = alone() else { return };
     let (unit, units, pinned) = (1 << 20, 16, 3);
-    for fault_path in [FaultPath::Thread, FaultPath::InThread] {
+    for fault_path in fault_paths() {
         let pager =
             start(4 * unit as u64, |config| (config.fault_path, config.page_bytes) = (fault_path, unit));
         let _watch = watched("words across units");
@@ -190,7 +190,7 @@ fn words_across_units_beside_pins() {
 fn words_across_units_in_another_shard_than_pins() {
     let Some(_alone) = alone() else { return };
     let unit = 1 << 20;
-    for fault_path in [FaultPath::Thread, FaultPath::InThread] {
+    for fault_path in fault_paths() {
         let pager = start(8 * unit as u64, |config| {
             (config.fault_path, config.page_bytes, config.shards) = (fault_path, unit, 2);
         });
@@ -210,8 +210,8 @@ fn words_across_units_in_another_shard_than_pins() {
 #[test]
 fn packed_pages_leave_room_for_others_beside_pins() {
     let Some(_alone) = alone() else { return };
-    for (fault_path, quarters) in [(FaultPath::InThread, 1), (FaultPath::Thread, 3), (FaultPath::InThread, 3)]
-    {
+    let paths = fault_paths();
+    for (fault_path, quarters) in paths.iter().flat_map(|&path| [(path, 1), (path, 3)]) {
         let pager = start(LOCAL_BYTES_MIN, |config| {
             (config.fault_path, config.tier) = (fault_path, TierPolicy::Packed);
         });
@@ -240,7 +240,7 @@ fn packed_pages_leave_room_for_others_beside_pins() {
 /// Packing was chosen, as the lender takes a while, and its pages have most of the memory when three quarters of it are wanted.
 #[test]
 fn pins_take_memory_from_packed_pages() {
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     let lent = lend(128 << 20);
     let delay_ms = Arc::new(AtomicU64::new(0));
     let address = delayed(lent.address(), Arc::clone(&delay_ms));
@@ -266,7 +266,7 @@ fn pins_take_memory_from_packed_pages() {
 #[test]
 fn a_smaller_budget_holds_where_pages_were_dropped() {
     let Some(_alone) = alone() else { return };
-    for fault_path in [FaultPath::Thread, FaultPath::InThread] {
+    for fault_path in fault_paths() {
         let pager = start(16 << 20, |config| {
             (config.fault_path, config.local_bytes_max) = (fault_path, 16 << 20);
         });

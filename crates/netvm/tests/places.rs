@@ -3,16 +3,15 @@
 mod common;
 
 use common::pages::Pages;
-use common::{Serving, alone, delayed};
+use common::{Serving, alone, delayed, fault_paths};
 use netvm::lender::LenderConfig;
-use netvm::pager::{Erasure, FaultPath, Pager, PagerConfig, TierPolicy};
+use netvm::pager::{Erasure, Pager, PagerConfig, TierPolicy};
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::{Duration, Instant};
 
 const MIB: u64 = 1 << 20;
 const PAGE: usize = 4096;
-const PATHS: [FaultPath; 2] = [FaultPath::Thread, FaultPath::InThread];
 
 fn lend(mib: u64, on_disk: bool) -> &'static Serving {
     let folder = on_disk.then(std::env::temp_dir);
@@ -40,7 +39,7 @@ fn pages(pager: &Pager, mib: u64, seed: u64) -> Pages {
 #[test]
 fn pages_that_change_places_keep_their_contents() {
     let Some(_alone) = alone() else { return };
-    for (round, path) in PATHS.into_iter().enumerate() {
+    for (round, path) in fault_paths().into_iter().enumerate() {
         let (near, far, disk) = (lend(12, false), lend(16, false), lend(64, true));
         let over_socket = delayed(&far.address, Arc::new(AtomicU64::new(0)));
         let slow = delayed(&disk.address, Arc::new(AtomicU64::new(1)));
@@ -71,7 +70,7 @@ fn larger_pages_survive_a_lender() {
     let Some(_alone) = alone() else { return };
     for (round, page_bytes) in [16 << 10, 64 << 10, 2 << 20].into_iter().enumerate() {
         for (number, (path, in_parts)) in
-            PATHS.into_iter().flat_map(|path| [(path, false), (path, true)]).enumerate()
+            fault_paths().into_iter().flat_map(|path| [(path, false), (path, true)]).enumerate()
         {
             let lenders: Vec<_> = (0..3).map(|_| Some(Serving::new(64))).collect();
             let mut lenders = std::mem::ManuallyDrop::new(lenders);

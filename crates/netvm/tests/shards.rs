@@ -4,7 +4,7 @@ mod common;
 
 use common::mapped::{mapped, word};
 use common::pages::Pages;
-use common::{Lent, Random, Serving, alone, lend};
+use common::{Lent, Random, Serving, alone, fault_paths, lend};
 use netvm::far::{FarBuilder, FarMemory, FarVec};
 use netvm::lender::LinkChoice;
 use netvm::pager::{Erasure, FaultPath, Pager, PagerConfig, SHARDS_MAX, STRIPE_BYTES, TierPolicy};
@@ -18,7 +18,6 @@ use std::time::{Duration, Instant};
 
 const PAGE: usize = 4096;
 const MIB: u64 = 1 << 20;
-const PATHS: [FaultPath; 2] = [FaultPath::Thread, FaultPath::InThread];
 /// Mappings are this far apart.
 const APART: usize = 1 << 30;
 
@@ -48,7 +47,7 @@ fn builder(lent: &Lent, local_mib: u64, shards: usize) -> FarBuilder {
 #[test]
 fn contents_stay_while_budgets_change_and_a_lender_dies() {
     let Some(_alone) = alone() else { return };
-    for (path, shards) in [(PATHS[0], 2), (PATHS[1], 3)] {
+    for (path, shards) in fault_paths().into_iter().zip([2, 3]) {
         let lenders: Vec<_> = (0..3).map(|_| Serving::new(256)).collect();
         let mut lenders = std::mem::ManuallyDrop::new(lenders);
         let addresses: Vec<_> = lenders.iter().map(|lender| lender.address.clone()).collect();
@@ -107,7 +106,7 @@ fn contents_stay_while_budgets_change_and_a_lender_dies() {
 fn the_budget_comes_to_the_shard_that_needs_it() {
     let Some(_alone) = alone() else { return };
     let lent = lend(256 << 20);
-    for path in PATHS {
+    for path in fault_paths() {
         let pager = start(&[lent.address()], 16, 2, |config| config.fault_path = path);
         // Each in a stripe of its own, and of its own shard.
         let mut parts = [0, 1].map(|stripe| {
@@ -139,7 +138,7 @@ fn the_budget_comes_to_the_shard_that_needs_it() {
 fn a_shard_that_uses_few_pages_again_and_again_leaves_the_rest_to_the_other() {
     let Some(_alone) = alone() else { return };
     let lent = lend(256 << 20);
-    for path in PATHS {
+    for path in fault_paths() {
         let pager = start(&[lent.address()], 16, 2, |config| config.fault_path = path);
         let mut hot = Pages::written(mapped(&pager, 0, 12 << 20), 1);
         // It has all of the budget when the other one begins.
@@ -212,7 +211,7 @@ fn what_makes_no_sense_is_refused() {
 fn pins_count_together() {
     let Some(_alone) = alone() else { return };
     let lent = lend(256 << 20);
-    for path in PATHS {
+    for path in fault_paths() {
         let pager = start(&[lent.address()], 16, 2, |config| {
             (config.fault_path, config.local_bytes_max) = (path, 24 * MIB);
         });
@@ -249,7 +248,7 @@ fn pins_count_together() {
 fn large_blocks_grow_without_coming_in() {
     let Some(_alone) = alone() else { return };
     let lent = lend(256 << 20);
-    for path in PATHS {
+    for path in fault_paths() {
         let far = builder(&lent, 12, 3).fault_path(path).start().unwrap();
         let (count, mut random) = (5 << 20, Random::new(3));
         let mut values: FarVec<u64> = far.vec();
@@ -351,7 +350,7 @@ fn each_shard_foresees_what_it_has_seen() {
 #[test]
 fn parts_tiers_and_leaving() {
     let Some(_alone) = alone() else { return };
-    for path in PATHS {
+    for path in fault_paths() {
         let lenders: Vec<_> = (0..4).map(|_| Serving::new(128)).collect();
         let mut lenders = std::mem::ManuallyDrop::new(lenders);
         let addresses: Vec<_> = lenders.iter().map(|lender| lender.address.clone()).collect();
@@ -399,7 +398,7 @@ const ROLE: &str = "NETVM_TEST_SHARDS";
 fn loses_its_lender() {
     let Ok(role) = std::env::var(ROLE) else { return };
     let (path, lender) = role.split_once(' ').unwrap();
-    let path = PATHS[path.parse::<usize>().unwrap()];
+    let path = fault_paths()[path.parse::<usize>().unwrap()];
     let pager =
         start(&[lender], 12, 3, |config| (config.fault_path, config.link) = (path, LinkChoice::Socket));
     let ready = AtomicUsize::new(0);
@@ -424,7 +423,7 @@ fn loses_its_lender() {
 #[test]
 fn the_last_lender_lost_ends_the_process() {
     let Some(_alone) = alone() else { return };
-    for path in 0..PATHS.len() {
+    for path in 0..fault_paths().len() {
         let lender = Serving::new(256);
         let mut child = Command::new(std::env::current_exe().unwrap())
             .args(["--ignored", "--exact", "loses_its_lender", "--nocapture"])
@@ -459,7 +458,7 @@ fn the_last_lender_lost_ends_the_process() {
 fn as_many_as_can_be_start_with_a_tebibyte() {
     let Some(_alone) = alone() else { return };
     let lent = lend(64 << 20);
-    for path in PATHS {
+    for path in fault_paths() {
         let started = Instant::now();
         let pager = start(&[lent.address()], 4 * SHARDS_MAX as u64, SHARDS_MAX, |config| {
             (config.fault_path, config.area_bytes) = (path, 1 << 40);

@@ -3,8 +3,8 @@
 mod common;
 
 use common::mapped::{mapped, set_word, start, while_budgets_change_and_a_lender_dies, word};
-use common::{Random, alone, lend};
-use netvm::pager::{FaultPath, LOCAL_BYTES_MIN, Pager};
+use common::{Random, alone, fault_paths, lend};
+use netvm::pager::{LOCAL_BYTES_MIN, Pager};
 
 const PAGE: usize = 4096;
 
@@ -67,7 +67,7 @@ fn a_stride_ends_where_the_area_does() {
 #[test]
 fn windows_of_large_units_leave_room_for_what_is_waited_for() {
     let Some(_alone) = alone() else { return };
-    for fault_path in [FaultPath::Thread, FaultPath::InThread] {
+    for fault_path in fault_paths() {
         for unit_pages in [16_usize, 256] {
             let lent = lend(160 << 20);
             let unit = unit_pages * PAGE;

@@ -4,7 +4,7 @@
 mod common;
 
 use common::mapped::{mapped, set_word, word};
-use common::{Lent, Random, alone, lend};
+use common::{Lent, Random, alone, has_moves, lend};
 use netvm::lender::LinkChoice;
 use netvm::pager::{FaultPath, LOCAL_BYTES_MIN, Pager, PagerConfig, TierPolicy};
 use netvm_sys::shared::SharedSlice;
@@ -37,7 +37,7 @@ fn kernel_can() -> bool {
     if !can {
         println!("skipped (Linux {} cannot take pages together)", release.trim());
     }
-    can
+    can && has_moves("pages that leave together")
 }
 
 fn value(page: usize) -> u64 {

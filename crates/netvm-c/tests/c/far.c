@@ -340,7 +340,12 @@ static void ends(const char *lender) {
         netvm_pager *pager;
         netvm_memory *memory;
         void *block, *address;
-        OK(netvm_pager_start(&options, &pager));
+        int status = netvm_pager_start(&options, &pager);
+        if (round % 2 && status == NETVM_ERR_ARGUMENT && strstr(netvm_last_error(), "Linux 6.8")) {
+            fprintf(stderr, "far, in-thread: skipped (%s)\n", netvm_last_error());
+            continue;
+        }
+        OK(status);
         CHECK(pagers(-1) == before + 1);
         OK(netvm_far_alloc(pager, 2 * LOCAL, 0, &block));
         memset(block, round + 1, 2 * LOCAL);

@@ -27,7 +27,7 @@ use netvm_core::residency::{
     Streams,
 };
 use netvm_sys::cpu::Hold;
-use netvm_sys::paged::{Addresses, Bell, PagedArea, Told};
+use netvm_sys::paged::{Addresses, Bell, FrameDesign, PagedArea, Told};
 use netvm_sys::thread::Gate;
 use netvm_sys::uffd::{Fault, PAGE_BYTES};
 use std::collections::BTreeMap;
@@ -202,7 +202,12 @@ impl Engine {
         let paged = PagedArea::telling(told, addresses, frames, config.design);
         let paged = paged.map_err(|source| match source.raw_os_error() {
             Some(libc::ENOMEM) => PagerError::Reserve { bytes: config.area_bytes, errno: (&source).into() },
-            None if told == Told::Faulter => PagerError::FaultPath { why: "it needs Linux 6.8" },
+            None if told == Told::Faulter => {
+                PagerError::FaultPath { why: "it needs Linux 6.8, and pages that are moved" }
+            }
+            None if config.design == Some(FrameDesign::Move) => {
+                PagerError::FrameDesign { why: "pages are moved from Linux 6.8 on" }
+            }
             _ => PagerError::Userfaultfd((&source).into()),
         })?;
         let usual = BorrowOptions::default();

@@ -177,6 +177,11 @@ pub enum PagerError {
         /// Why not.
         why: &'static str,
     },
+    /// Pages cannot come and go like that.
+    FrameDesign {
+        /// Why not.
+        why: &'static str,
+    },
     /// The far memory cannot be divided among so many pagers.
     Shards {
         /// How many were asked for.
@@ -355,6 +360,7 @@ impl fmt::Display for PagerError {
             Self::FaultPath { why } => {
                 write!(f, "faults cannot be served by the threads that fault (fault path in-thread): {why}")
             }
+            Self::FrameDesign { why } => write!(f, "the frame design is not possible: {why}; with None the kernel decides"),
             Self::PageSize { bytes } => {
                 write!(
                     f,

@@ -231,7 +231,7 @@ impl Pager {
     /// # Errors
     /// [`PagerError::Userfaultfd`] when the kernel or its settings forbid it (the text says what helps), the lender's error when one
     /// cannot be reached, [`PagerError::LocalTooSmall`] below [`LOCAL_BYTES_MIN`] and four pages for each shard, [`PagerError::LocalTooLarge`], [`PagerError::BudgetRange`] with a limit below it, [`PagerError::AreaTooLarge`] above [`AREA_BYTES_MAX`], [`PagerError::AreaTooSmall`] below the local budget, [`PagerError::PageSize`], [`PagerError::FaultPath`] when faults
-    /// cannot be served like that, [`PagerError::Shards`], [`PagerError::LenderTimeout`], [`PagerError::Cpu`].
+    /// cannot be served like that, [`PagerError::FrameDesign`], [`PagerError::Shards`], [`PagerError::LenderTimeout`], [`PagerError::Cpu`].
     pub fn start(config: PagerConfig) -> Result<Arc<Self>> {
         let fault_path = match config.fault_path {
             // Called from the program's malloc, which threads that measure would wait for.

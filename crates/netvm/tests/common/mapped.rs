@@ -68,7 +68,9 @@ pub fn while_budgets_change_and_a_lender_dies(use_memory: fn(&Pager, usize, u64)
         (FaultPath::Thread, 1, |config| config.erasure = Erasure::new(2, 1)),
         (FaultPath::Thread, 1, |config| (config.replicas, config.encrypt_pages) = (2, true)),
     ];
-    for (number, (path, shards, change)) in cases.into_iter().enumerate() {
+    let paths = super::fault_paths();
+    let cases = cases.into_iter().filter(|(path, ..)| paths.contains(path));
+    for (number, (path, shards, change)) in cases.enumerate() {
         let mut lenders: Vec<_> = (0..4).map(|_| Serving::new(256)).collect();
         let mut config = PagerConfig {
             local_bytes: 12 << 20,

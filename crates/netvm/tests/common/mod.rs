@@ -8,6 +8,7 @@ pub mod redundant;
 pub mod words;
 
 use netvm::lender::{BorrowOptions, Borrower, Lender, LenderConfig, LinkChoice, StopFlag};
+use netvm::pager::FaultPath;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -127,13 +128,40 @@ pub fn delayed(lender: &str, delay_ms: Arc<AtomicU64>) -> String {
 pub fn alone() -> Option<MutexGuard<'static, ()>> {
     static ALONE: Mutex<()> = Mutex::new(());
     if let Err(error) = netvm_sys::uffd::probe() {
-        let thread = std::thread::current();
-        let test = thread.name().unwrap_or_default();
-        // Past the capture of the test harness.
-        let _ = writeln!(std::io::stderr(), "{test}: skipped (userfaultfd: {error})");
+        tell(&format!("skipped (userfaultfd: {error})"));
         return None;
     }
     Some(ALONE.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// The same where threads serve their own faults.
+pub fn alone_in_thread() -> Option<MutexGuard<'static, ()>> {
+    alone().filter(|_| has_in_thread())
+}
+
+/// Who may serve faults on this kernel. What it has not is told.
+pub fn fault_paths() -> Vec<FaultPath> {
+    [FaultPath::Thread].into_iter().chain(has_in_thread().then_some(FaultPath::InThread)).collect()
+}
+
+/// Whether threads may serve their own faults; if not, that is told.
+pub fn has_in_thread() -> bool {
+    has_moves("in-thread faults")
+}
+
+/// Whether pages can be moved, which `what` needs; if not, that is told.
+pub fn has_moves(what: &str) -> bool {
+    let has = netvm_sys::uffd::can_move();
+    if !has {
+        tell(&format!("{what}: skipped (needs Linux 6.8)"));
+    }
+    has
+}
+
+/// Says something of the test that runs, past the capture of the test harness.
+fn tell(what: &str) {
+    let thread = std::thread::current();
+    let _ = writeln!(std::io::stderr(), "{}: {what}", thread.name().unwrap_or_default());
 }
 
 /// SplitMix64: small, seeded, good enough to make contents that do not repeat.

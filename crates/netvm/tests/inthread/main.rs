@@ -5,7 +5,7 @@ mod common;
 mod processes;
 
 use common::mapped::{churn, mapped, set_word, word};
-use common::{Lent, Random, Serving, alone, lend};
+use common::{Lent, Random, Serving, alone_in_thread, lend};
 use netvm::lender::LinkChoice;
 use netvm::pager::{FaultPath, FrameDesign, LOCAL_BYTES_MIN, Pager, PagerConfig, TierPolicy};
 use netvm_sys::shared::SharedSlice;
@@ -34,7 +34,7 @@ fn over(lent: &Lent, change: impl FnOnce(&mut PagerConfig)) -> Arc<Pager> {
 
 #[test]
 fn contents_survive_four_times_the_budget() {
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     for link in [LinkChoice::Socket, LinkChoice::Auto] {
         let lent = lend(64 << 20);
         let pager = over(&lent, |config| config.link = link);
@@ -47,7 +47,7 @@ fn contents_survive_four_times_the_budget() {
 
 #[test]
 fn packed_and_encrypted_pages_survive() {
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     let lent = lend(64 << 20);
     let pager = over(&lent, |config| (config.tier, config.encrypt_pages) = (TierPolicy::Auto, true));
     churn(mapped(&pager, 0, 3 * LOCAL_BYTES_MIN as usize), 2, 40_000);
@@ -55,7 +55,7 @@ fn packed_and_encrypted_pages_survive() {
 
 #[test]
 fn streams_are_fetched_ahead() {
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     let lent = lend(64 << 20);
     let pager = over(&lent, |config| config.link = LinkChoice::Socket);
     let memory = mapped(&pager, 0, 16 << 20);
@@ -76,7 +76,7 @@ fn streams_are_fetched_ahead() {
 /// Each thread's faults are looked at by themselves: between two of one that are all but neighbours lie those of all others.
 #[test]
 fn streams_of_many_threads_are_fetched_ahead() {
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     const THREADS: usize = 96;
     let lent = lend(128 << 20);
     let pager = over(&lent, |config| (config.local_bytes, config.link) = (8 << 20, LinkChoice::Socket));
@@ -104,7 +104,7 @@ fn streams_of_many_threads_are_fetched_ahead() {
 /// What a stream evicts in long steps is scattered where single pages had been read before.
 #[test]
 fn streams_and_scattered_reads_take_turns() {
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     let (socket, auto) = (LinkChoice::Socket, LinkChoice::Auto);
     for (link, lenders, encrypt) in
         [(socket, 1, false), (auto, 1, false), (socket, 2, false), (auto, 1, true)]
@@ -136,7 +136,7 @@ fn streams_and_scattered_reads_take_turns() {
 /// Threads share pages: each has one word of every page, so that they wait for the same pages at the same time.
 #[test]
 fn threads_share_pages_while_others_are_mapped_and_discarded() {
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     assert_eq!(share_pages(LinkChoice::Socket).read_at_once, 0);
     let stats = share_pages(LinkChoice::Shm);
     assert!(stats.read_at_once > 1000, "{stats:?}");
@@ -217,7 +217,7 @@ fn share_pages(link: LinkChoice) -> netvm::stats::PagerStats {
 
 #[test]
 fn a_lost_lender_is_done_without() {
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     let (first, second) = (Serving::new(64), Serving::new(64));
     let pager = start(&[&first.address, &second.address], LOCAL_BYTES_MIN, |config| {
         (config.replicas, config.link) = (2, LinkChoice::Socket);
@@ -246,7 +246,7 @@ fn a_lost_lender_is_done_without() {
 
 #[test]
 fn system_calls_on_missing_pages_fail_and_pinned_ones_do_not() {
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     let lent = lend(64 << 20);
     let pager = over(&lent, |_| {});
     let memory = mapped(&pager, 0, 16 * PAGE);
@@ -288,7 +288,7 @@ fn pages_that_a_device_reads_leave_all_the_same() {
             self.0.store(true, Ordering::Relaxed);
         }
     }
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     let path = std::env::temp_dir().join(format!("netvm-inthread-{}", std::process::id()));
     let mut how = std::fs::OpenOptions::new();
     how.read(true).write(true).create(true).truncate(true).custom_flags(libc::O_DIRECT);
@@ -359,7 +359,7 @@ fn pages_that_a_device_reads_leave_all_the_same() {
 
 #[test]
 fn what_a_pipe_refers_to_stays_while_it_is_pinned() {
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     let lent = lend(64 << 20);
     let pager = over(&lent, |_| {});
     let bytes = 3 * LOCAL_BYTES_MIN as usize;
@@ -393,7 +393,7 @@ fn what_a_pipe_refers_to_stays_while_it_is_pinned() {
 /// Pages that came to be read are protected; of those the program may drop some, and have the kernel write to others.
 #[test]
 fn protected_pages_are_dropped_pinned_and_moved() {
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     let lent = lend(64 << 20);
     let pager = over(&lent, |_| {});
     let bytes = 3 * LOCAL_BYTES_MIN as usize;
@@ -455,7 +455,7 @@ fn protected_pages_are_dropped_pinned_and_moved() {
 /// Threads that mostly read fetch their pages, and take others away, without whoever has the turn: meanwhile calls pin, page out, and change the budget.
 #[test]
 fn pages_come_and_leave_on_errands_while_others_call() {
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     let lent = lend(64 << 20);
     let pager = over(&lent, |config| {
         (config.link, config.local_bytes_max) = (LinkChoice::Shm, 2 * LOCAL_BYTES_MIN);
@@ -510,7 +510,7 @@ fn pages_come_and_leave_on_errands_while_others_call() {
 /// Their pages move to another lender meanwhile: what is read at the old place is right, or read again.
 #[test]
 fn a_lender_leaves_while_threads_fetch_from_its_memory() {
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     for replicas in [1, 2] {
         let lenders: Vec<_> = (0..=replicas).map(|_| Serving::new(64)).collect();
         let addresses: Vec<_> = lenders.iter().map(|lender| &lender.address[..]).collect();
@@ -564,7 +564,7 @@ fn a_lender_leaves_while_threads_fetch_from_its_memory() {
 
 #[test]
 fn what_cannot_be_is_refused() {
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     let lent = lend(8 << 20);
     let config = PagerConfig {
         lenders: vec![lent.address().to_owned()],
@@ -605,7 +605,7 @@ extern "C-unwind" fn until_cancelled(job: *mut libc::c_void) -> *mut libc::c_voi
 /// Threads are cancelled while they fault: not in the middle of it. Their stacks are as small as is said to be enough.
 #[test]
 fn threads_with_small_stacks_are_cancelled() {
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     cancel_threads(|config| {
         (config.tier, config.encrypt_pages, config.replicas) = (TierPolicy::Auto, true, 2)
     });

@@ -1,7 +1,7 @@
 //! What needs a process of its own: it ends, forks, or has other handlers.
 
 use crate::common::mapped::{churn, mapped, set_word, word};
-use crate::common::{Random, Serving, alone, lend};
+use crate::common::{Random, Serving, alone_in_thread, lend};
 use crate::{PAGE, READ_WRITE, start};
 use netvm::lender::LinkChoice;
 use netvm::pager::{FaultPath, LOCAL_BYTES_MIN, STRIPE_BYTES};
@@ -220,7 +220,7 @@ fn churn_once(memory: SharedSlice, seed: u64, end: &AtomicBool) {
 #[test]
 fn other_bus_errors_go_where_they_went_before() {
     use std::os::unix::process::ExitStatusExt;
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     let lent = lend(64 << 20);
     let ended = play("handler", lent.address());
     assert_eq!(ended.status.code(), Some(42), "{ended:?}");
@@ -232,7 +232,7 @@ fn other_bus_errors_go_where_they_went_before() {
 #[test]
 fn bus_errors_of_what_has_taken_the_place_of_far_memory_end_the_process() {
     use std::os::unix::process::ExitStatusExt;
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     let lent = lend(64 << 20);
     for role in ["cut-off", "cut-off-outside"] {
         let ended = play(role, lent.address());
@@ -245,7 +245,7 @@ fn bus_errors_of_what_has_taken_the_place_of_far_memory_end_the_process() {
 #[test]
 fn a_second_pager_comes_after_a_handler_that_passes_on() {
     use std::os::unix::process::ExitStatusExt;
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     let lent = lend(64 << 20);
     let ended = play("chained", lent.address());
     assert_eq!(ended.status.signal(), Some(libc::SIGBUS), "{ended:?}");
@@ -253,7 +253,7 @@ fn a_second_pager_comes_after_a_handler_that_passes_on() {
 
 #[test]
 fn a_child_of_a_fork_has_no_far_memory_and_does_not_hang() {
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     let lent = lend(64 << 20);
     for role in ["fork", "fork-shm", "fork-shards", "fork-shards-shm", "touch-shards", "touch-shards-shm"] {
         let ended = play(role, lent.address());
@@ -263,7 +263,7 @@ fn a_child_of_a_fork_has_no_far_memory_and_does_not_hang() {
 
 #[test]
 fn a_child_of_vfork_has_its_parents_far_memory() {
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     let lent = lend(64 << 20);
     for role in ["vfork", "vfork-shm"] {
         let ended = play(role, lent.address());
@@ -276,7 +276,7 @@ fn a_child_of_vfork_has_its_parents_far_memory() {
 fn what_it_says_goes_wherever_standard_error_does() {
     use std::io::{Read, Write};
     use std::os::fd::OwnedFd;
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     let say = |role: &str, shown: OwnedFd| {
         let lent = Serving::new(64);
         let address = lent.address.clone();
@@ -308,7 +308,7 @@ fn what_it_says_goes_wherever_standard_error_does() {
 #[test]
 fn without_its_lender_the_process_ends_and_says_why() {
     use std::os::unix::process::ExitStatusExt;
-    let Some(_alone) = alone() else { return };
+    let Some(_alone) = alone_in_thread() else { return };
     for role in ["lost", "lost-shm"] {
         let lent = Serving::new(64);
         let address = lent.address.clone();

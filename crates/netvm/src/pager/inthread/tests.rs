@@ -14,8 +14,8 @@ fn alone() -> MutexGuard<'static, ()> {
 }
 
 fn start(link: LinkChoice) -> Option<Arc<Pager>> {
-    if let Err(error) = netvm_sys::uffd::probe() {
-        eprintln!("what_is_left_over: skipped (userfaultfd: {error})");
+    if !netvm_sys::uffd::can_move() {
+        eprintln!("what_is_left_over: skipped (needs userfaultfd of Linux 6.8)");
         return None;
     }
     let config = LenderConfig { size_bytes: 64 << 20, slab_bytes: 1 << 20, ..LenderConfig::default() };
