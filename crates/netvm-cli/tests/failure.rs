@@ -724,6 +724,13 @@ fn a_demo_says_how_much_it_can_sort() {
 }
 
 #[test]
+fn a_demo_asks_for_its_lender_before_it_sorts() {
+    let done = finish(netvm().args(["demo", "--local", "4M", "--data", "32M", "--lender", "127.0.0.1:1"]));
+    assert_eq!(done.status.code(), Some(125), "{done:?}");
+    assert!(done.out.is_empty() && done.err.contains("127.0.0.1:1"), "{done:?}");
+}
+
+#[test]
 fn a_demo_whose_lender_is_full_says_it_once() {
     if !can_run("a_demo_whose_lender_is_full_says_it_once", &[]) {
         return;

@@ -65,6 +65,81 @@ fn kept_pages_where_pages_are_copied() {
     c_program_without("kept", &TIERS[..1], &["auto"], "move,poison,wp-async");
 }
 
+/// Who cannot do without io_uring or libaio, and fails, is told why; who can is left alone.
+#[test]
+fn who_fails_without_asynchronous_reads_is_told_why() {
+    if !can_run("who_fails_without_asynchronous_reads_is_told_why", &["/usr/bin/python3"]) {
+        return;
+    }
+    let number = if cfg!(target_arch = "x86_64") { 206 } else { 0 };
+    let folder = Folder::new("refused");
+    let lender = Lender::start(&folder, "64M");
+    let ask = |setup: usize, without: &str, fails: bool| {
+        let program = format!(
+            "import ctypes, errno, sys; kernel = ctypes.CDLL(None, use_errno=True); place = ctypes.create_string_buffer(256); \
+             ok = kernel.syscall({setup}, 4, place) >= 0; print(ok or errno.errorcode[ctypes.get_errno()]); \
+             sys.exit(7 if {} and not ok else 0)",
+            if fails { "True" } else { "False" }
+        );
+        let mut run = netvm();
+        run.args([
+            "run",
+            "--local",
+            "8M",
+            "--lender",
+            &lender.address,
+            "--",
+            "/usr/bin/python3",
+            "-c",
+            &program,
+        ]);
+        finish(run.env("NETVM_WITHOUT", without))
+    };
+    const SAID: &str = "wanted io_uring or asynchronous I/O and was told ENOSYS";
+    // io_setup, io_uring_setup.
+    for setup in [number, 425] {
+        let done = ask(setup, "move", true);
+        assert!(done.out == b"ENOSYS\n" && done.status.code() == Some(7), "{done:?}");
+        assert!(done.err.contains(SAID), "{}", done.err);
+        let done = ask(setup, "move", false);
+        assert!(done.out == b"ENOSYS\n" && done.err.is_empty(), "{done:?}");
+    }
+    let done = ask(number, "", true);
+    assert!(!done.err.contains(SAID), "{}", done.err);
+}
+
+/// Memory of a kind that cannot be far is not bounded, and `--stats` says so of a process that has more of it than was to be expected.
+#[test]
+fn what_is_local_for_other_reasons_is_told_of() {
+    if !can_run("what_is_local_for_other_reasons_is_told_of", &["/usr/bin/python3"]) {
+        return;
+    }
+    let folder = Folder::new("other");
+    let lender = Lender::start(&folder, "256M");
+    let shared = ["--lender", &lender.address];
+    // Not what a private lender has, which is a process of the run's; but what a child has, and one that is killed.
+    let cases: [(&str, &str, &[&str], bool); 5] = [
+        ("MAP_SHARED", "", &shared, true),
+        ("MAP_PRIVATE", "", &shared, false),
+        ("MAP_PRIVATE", "", &[], false),
+        ("MAP_SHARED", "if os.fork(): os._exit(os.wait()[1])", &shared, true),
+        ("MAP_SHARED", "if os.fork(): os.wait(), os.kill(os.getpid(), 9)", &shared, true),
+    ];
+    for (flags, before, lenders, is_told) in cases {
+        let program = format!(
+            "import mmap, os\n{before}\nm = mmap.mmap(-1, 160 << 20, flags=mmap.{flags} | mmap.MAP_ANONYMOUS)\n\
+             for at in range(0, 160 << 20, 4096): m[at:at + 8] = at.to_bytes(8, 'little')"
+        );
+        let mut run = netvm();
+        run.args(["run", "--local", "32M", "--stats"]).args(lenders).args(["--", "/usr/bin/python3", "-c"]);
+        let done = finish(run.arg(program));
+        assert_eq!(done.status.success(), !before.contains("kill"), "{done:?}");
+        assert!(done.err.contains("largest process "), "{done:?}");
+        let told = done.err.contains("is local, and not bounded by --local");
+        assert_eq!(told, is_told, "{flags} {before} {lenders:?}: {}", done.err);
+    }
+}
+
 /// Children of forks read, too, and one of two lenders is killed; with moves and with copies.
 #[test]
 fn what_devices_write_outlives_forks_and_a_lender() {

@@ -6,9 +6,10 @@
 
 use crate::real::{Real, jumps};
 use crate::run;
-use crate::sys::{self, raw};
+use crate::sys::{self, copy_across, raw};
 use netvm_sys::uffd;
 use std::ffi::{c_int, c_long, c_ulong, c_void};
+use std::mem::MaybeUninit;
 
 /// Bytes that are read by one call of the kernel, at most: several move a file's position that is shared more than once.
 const BUFFER_BYTES_MAX: usize = 16 << 20;
@@ -101,22 +102,13 @@ fn is_direct(file: c_int) -> bool {
 /// Of the program's own call.
 pub(crate) unsafe fn some_far(parts: *const libc::iovec, count: usize) -> bool {
     const MANY: usize = libc::UIO_MAXIOV as usize;
-    let bytes = count.min(MANY) * size_of::<libc::iovec>();
-    // By the kernel, which does not mind where there is nothing.
-    let mut copy = [const { std::mem::MaybeUninit::<libc::iovec>::uninit() }; MANY];
+    let mut room = [const { MaybeUninit::<libc::iovec>::uninit() }; MANY];
     if !(1..=MANY).contains(&count) {
         return false;
     }
-    // SAFETY: there is room for so many; what cannot be read is an error of the kernel's.
-    let copied = unsafe { copy_across(parts as usize, copy.as_mut_ptr() as usize, bytes) };
-    if copied != bytes as isize {
-        return false;
-    }
-    // SAFETY: filled in just now.
-    copy[..count]
-        .iter()
-        .map(|part| unsafe { part.assume_init_ref() })
-        .any(|part| is_far(part.iov_base, part.iov_len))
+    // SAFETY: the caller's promise.
+    let parts = unsafe { sys::given(parts, &mut room[..count]) };
+    parts.is_some_and(|parts| parts.iter().any(|part| is_far(part.iov_base, part.iov_len)))
 }
 
 /// Memory of this process for one read.
@@ -165,26 +157,6 @@ impl From {
         // SAFETY: the caller's promise.
         unsafe { raw(libc::SYS_preadv2, arguments) }
     }
-}
-
-/// Copies from or to the program's memory, as the kernel does: where that may not be done it is EFAULT. A negative errno, or how many bytes.
-///
-/// # Safety
-/// One of them is ours; the program's own call has as many bytes read or written at the other.
-unsafe fn copy_across(from: usize, to: usize, bytes: usize) -> isize {
-    let part = |start: usize| libc::iovec { iov_base: start as *mut c_void, iov_len: bytes };
-    let (local, remote) = (part(to), part(from));
-    let this = std::process::id() as usize;
-    let arguments = [this, (&raw const local) as usize, 1, (&raw const remote) as usize, 1, 0];
-    // SAFETY: the caller's promise.
-    let copied = unsafe { raw(libc::SYS_process_vm_readv, arguments) };
-    if copied != -libc::EPERM as isize && copied != -libc::ENOSYS as isize {
-        return copied;
-    }
-    // A filter of system calls forbids it.
-    // SAFETY: the caller's promise.
-    unsafe { (to as *mut u8).copy_from_nonoverlapping(from as *const u8, bytes) };
-    bytes as isize
 }
 
 /// Reads into several places, one after the other, by way of local memory. A negative errno is an error.
@@ -349,8 +321,14 @@ unsafe extern "C" {
     fn funlockfile(stream: *mut libc::FILE);
 }
 
-/// What is not there, here or in a C library of this age.
+/// What is not there.
 extern "C" fn refuse() -> isize {
+    run::refused();
+    lacks()
+}
+
+/// What is not there in a C library of this age.
+extern "C" fn lacks() -> isize {
     sys::set_errno(libc::ENOSYS);
     -1
 }
@@ -358,7 +336,7 @@ extern "C" fn refuse() -> isize {
 /// Where a call goes on that nothing is in the way of.
 fn through(real: &Real) -> *const c_void {
     let found = real.find();
-    if found.is_null() { refuse as *const c_void } else { found }
+    if found.is_null() { lacks as *const c_void } else { found }
 }
 
 /// Defines where calls of one type go on: at `$direct` if `$is` says so.
@@ -526,6 +504,7 @@ pub(crate) unsafe fn by_number(number: c_long, a: [usize; 6]) -> Option<isize> {
 /// io_setup(2). Returns a negative errno.
 unsafe fn begin_asynchronous(most: usize, context: usize) -> isize {
     if will_be_by_copy() {
+        run::refused();
         return -libc::ENOSYS as isize;
     }
     // SAFETY: the program's own call.

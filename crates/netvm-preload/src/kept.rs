@@ -10,6 +10,7 @@ use crate::space::SPACE;
 use crate::sys::{self, PAGE_BYTES};
 use crate::tls::Internal;
 use std::ffi::{c_int, c_uint, c_ulong, c_void};
+use std::mem::MaybeUninit;
 
 /// `_IOWR(0xAA, 0, struct uffdio_register)`.
 const UFFDIO_REGISTER: c_ulong = 0xC020_AA00;
@@ -28,10 +29,12 @@ struct UffdRange {
 /// As in C.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
-    if request as u32 as c_ulong == UFFDIO_REGISTER && run::is_routed() && !argument.is_null() {
+    if request as u32 as c_ulong == UFFDIO_REGISTER && run::is_routed() {
+        let mut room = [MaybeUninit::<UffdRange>::uninit()];
         // SAFETY: the program's own call, which has the kernel read this.
-        let UffdRange { start, bytes } = unsafe { argument.cast::<UffdRange>().read_unaligned() };
-        if let Err(errno) = make_local(start as usize, bytes as usize) {
+        let range = unsafe { sys::given(argument.cast(), &mut room) };
+        let made = range.map_or(Ok(()), |range| make_local(range[0].start as usize, range[0].bytes as usize));
+        if let Err(errno) = made {
             sys::set_errno(errno);
             return -1;
         }

@@ -292,25 +292,21 @@ pub unsafe extern "C" fn process_madvise(
     advice: i32,
     flags: u32,
 ) -> isize {
-    let sane = !parts.is_null() && count <= libc::UIO_MAXIOV as usize && flags == 0;
+    const MANY: usize = libc::UIO_MAXIOV as usize;
+    let mut room = [const { MaybeUninit::<libc::iovec>::uninit() }; MANY];
+    let sane = flags == 0 && run::is_routed() && (1..=MANY).contains(&count);
+    // They may be in far memory themselves, or nowhere.
     // SAFETY: the program's own call, which has the kernel read these.
-    let part = |index| unsafe { parts.add(index).read_unaligned() };
-    let is_far = |part: libc::iovec| run::touches_far(part.iov_base as usize, part.iov_len);
-    if !sane || !run::is_routed() || !(0..count).any(|index| is_far(part(index))) || !is_this_process(process)
-    {
+    let given = if sane { unsafe { sys::given(parts, &mut room[..count]) } } else { None };
+    let is_far = |part: &libc::iovec| run::touches_far(part.iov_base as usize, part.iov_len);
+    let ours = given.filter(|given| given.iter().any(is_far) && is_this_process(process));
+    let Some(ours) = ours else {
         let arguments = [process as usize, parts as usize, count, advice as usize, flags as usize, 0];
         // SAFETY: the program's own call.
         return sys::as_in_c(unsafe { sys::raw(libc::SYS_process_madvise, arguments) });
-    }
-    let (mut done, mut next) = (0, 0);
-    while next < count {
-        // They may be in far memory themselves.
-        let some: [_; PARTS_MAX] = std::array::from_fn(|index| {
-            let next = next + index;
-            if next < count { part(next) } else { libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 } }
-        });
-        let some = &some[..PARTS_MAX.min(count - next)];
-        next += some.len();
+    };
+    let mut done = 0;
+    for some in ours.chunks(PARTS_MAX) {
         let places = some.iter().map(|part| (part.iov_base as usize, part.iov_len));
         if advice == libc::MADV_WILLNEED
             && SPACE.with(|space| space.will_need_each(run::far(), places.clone()))

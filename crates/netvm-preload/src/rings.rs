@@ -81,6 +81,7 @@ static REGISTER_OPS: AtomicU8 = AtomicU8::new(0);
 pub(crate) unsafe fn set_up(entries: c_uint, params: *mut Params) -> isize {
     let plain = [entries as usize, params as usize, 0, 0, 0, 0];
     if direct::will_be_by_copy() {
+        run::refused();
         return -libc::ENOSYS as isize;
     }
     if params.is_null() {
@@ -246,6 +247,7 @@ fn next(name: &CStr) -> Option<*mut c_void> {
 /// `ring` and `params` are those of a call to liburing, which `make` passes on.
 unsafe fn make(ring: *mut Ring, params: *mut Params, make: impl Fn() -> Option<c_int>) -> c_int {
     if direct::will_be_by_copy() {
+        run::refused();
         return -libc::ENOSYS;
     }
     let make = || make().unwrap_or(-libc::ENOSYS);

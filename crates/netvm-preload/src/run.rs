@@ -236,6 +236,14 @@ pub(crate) fn no_room(bytes: usize) -> i32 {
     libc::ENOMEM
 }
 
+/// A program is told that there is no io_uring, or no asynchronous I/O: should it end for that, `netvm run` says why.
+#[cold]
+pub(crate) fn refused() {
+    if let Some(run) = RUN.get() {
+        run.note_refused();
+    }
+}
+
 /// So many bytes of addresses were reserved. Runtimes ask for less when they are refused, and less again: who gets half of it makes do.
 pub(crate) fn had_room(bytes: usize) {
     let wanted = NO_ROOM.load(Ordering::Relaxed);

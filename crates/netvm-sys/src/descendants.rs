@@ -4,6 +4,15 @@ use std::io;
 
 use crate::stat::{self, Stat};
 
+/// The most memory that one of the children had at a time that have been waited for, or one of theirs, in bytes: `ru_maxrss` of getrusage(2).
+pub fn largest_bytes() -> u64 {
+    // SAFETY: plain numbers, for which all zeros are valid.
+    let mut usage: libc::rusage = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel fills in `usage`, which outlives the call.
+    unsafe { libc::getrusage(libc::RUSAGE_CHILDREN, &raw mut usage) };
+    u64::try_from(usage.ru_maxrss).unwrap_or(0) << 10
+}
+
 /// See the module's text. Ends on drop.
 #[derive(Debug)]
 pub struct Descendants {

@@ -81,7 +81,9 @@ const STUCK_SPACE: usize = 37;
 const STUCK_BY_SPACE: usize = 38;
 /// The most bytes that a process wanted at once, for which it had no addresses.
 const NO_ROOM: usize = 39;
-const CLASSES: usize = 40;
+/// Whether a program was told that there are no asynchronous reads.
+const REFUSED: usize = 40;
+const CLASSES: usize = 41;
 const CLASSES_MAX: usize = 64;
 const LENDERS: usize = CLASSES + CLASSES_MAX;
 const TEXT_WORDS: usize = 512;

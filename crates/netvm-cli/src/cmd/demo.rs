@@ -1,7 +1,7 @@
 //! `netvm demo`: a sort of four times the local memory, in RAM and on lent memory.
 
 use super::Outcome;
-use super::run::{EXIT_NETVM, RunArgs, Tier, check_local, execute};
+use super::run::{EXIT_NETVM, RunArgs, Tier, ask_lenders, check_local, execute};
 use super::secret::SecurityArgs;
 use crate::machine::meminfo;
 use crate::picture::{self, Area};
@@ -64,6 +64,10 @@ pub fn run(args: &DemoArgs) -> Outcome {
     let data = args.data.unwrap_or(Size(args.local.0.saturating_mul(4)));
     check_local(args.local)?;
     check_data(args.data.is_some(), data)?;
+    if !args.lender.is_empty() {
+        // Nobody waits for the sort in RAM to hear that a lender is not there.
+        ask_lenders(&args.lender, &args.security.load()?)?;
+    }
     let program = std::env::current_exe().map_err(|error| format!("cannot find netvm itself: {error}"))?;
     out!("Sorting {data} of random numbers, first in RAM, then with {} of local memory.", args.local);
     let in_ram = {

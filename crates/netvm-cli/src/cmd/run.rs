@@ -16,11 +16,12 @@ use crate::runs;
 use crate::size::Size;
 use clap::{Args, ValueEnum};
 use netvm::detail::PagerDetail;
-use netvm::lender::{BorrowOptions, Class};
+use netvm::lender::{BorrowOptions, Class, LenderStatus};
 use netvm::pager::{
     AREA_BYTES_MAX, Erasure, FaultPath, LOCAL_BYTES_MIN, PAGE_BYTES_MAX, REPLICAS_MAX, TierPolicy,
 };
 use netvm::runfile::{RunFile, RunParams};
+use netvm::security::Security;
 use netvm::stats::PagerStats;
 use netvm_sys::signal::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, Signals};
 use netvm_sys::uffd;
@@ -38,6 +39,8 @@ use supervise::{Ended, Supervisor};
 pub const EXIT_NETVM: u8 = 125;
 /// Addresses for far memory.
 const AREA_DEFAULT: Size = Size(1 << 40);
+/// Code, libraries and stacks of a usual process, which are local.
+const OTHER_BYTES: u64 = 64 << 20;
 const PRELOAD: &str = "libnetvm_preload.so";
 
 /// Arguments of `netvm run`.
@@ -168,6 +171,8 @@ pub struct Report {
     pub elapsed: Duration,
     pub stats: PagerStats,
     pub detail: PagerDetail,
+    /// The most memory that one of its processes had at a time, of all kinds, if somebody has waited for it.
+    largest_bytes: u64,
     /// How many lenders hold each page.
     pub replicas: usize,
     /// Or how many parts of each.
@@ -176,6 +181,8 @@ pub struct Report {
     pub lost: Vec<String>,
     /// Those that were left, as they asked for it.
     pub left: Vec<String>,
+    /// Whether a program was refused io_uring or asynchronous I/O.
+    refused: bool,
     /// Why a process of the run lost its far memory.
     pub message: Option<String>,
     /// What lenders are called in tables.
@@ -257,6 +264,30 @@ impl Report {
         );
     }
 
+    /// Says what a program that has failed may have failed for.
+    fn show_refused(&self) {
+        if self.refused && !self.status.success() && self.message.is_none() {
+            tell!(
+                "netvm: the program, or one that it started, wanted io_uring or asynchronous I/O and was told ENOSYS: before Linux 6.8 far pages travel by \
+                 copy, which would lose what a device reads into them meanwhile. If it cannot do without, have it read and write by threads"
+            );
+        }
+    }
+
+    /// Says that most of a process's memory was of a kind that is not far.
+    fn show_other_memory(&self, args: &RunArgs) {
+        let far_bytes = self.stats.local_frames_peak * 4096;
+        let bounded = args.local.0.saturating_add(args.small_local.0).saturating_add(OTHER_BYTES);
+        if self.ended.preloaded && self.largest_bytes > bounded && far_bytes < args.local.0 / 2 {
+            tell!(
+                "netvm: a process of this run had {}, and {} of it were far memory: what a program shares, maps from files or to be executed, or by \
+                 system calls of its own, is local, and not bounded by --local",
+                Size(self.largest_bytes >> 20 << 20),
+                Size(far_bytes >> 20 << 20),
+            );
+        }
+    }
+
     /// Says that the program was not on far memory, if so, and nobody has said why.
     fn show_local(&self) {
         if self.exit_code() != EXIT_NETVM {
@@ -278,11 +309,13 @@ pub fn run(args: RunArgs) -> Outcome {
     report.show_message();
     report.show_losses();
     report.show_left();
+    report.show_refused();
     report.show_local();
     if args.json {
         tell!("{}", to_json(&args, &report));
     } else if args.stats {
         tell!("{}", to_line(&report));
+        report.show_other_memory(&args);
     }
     if args.explain && !args.json {
         tell!("{}", explain::faults(args.fault_path).trim_end_matches('\n'));
@@ -405,22 +438,9 @@ pub fn execute(
         classes.push(Class::Remote);
     } else {
         security = args.security.load()?;
-        let options = BorrowOptions { security: security.clone(), ..BorrowOptions::default() };
-        let mut slabs = Vec::new();
-        for address in &lenders {
-            let status = netvm::lender::status_with(address, &options)?;
-            classes.push(status.class);
-            slabs.push(Size(status.slab_bytes));
-            if status.size_bytes - status.used_bytes.min(status.size_bytes) < status.slab_bytes {
-                return Err(netvm::Error::LenderFull {
-                    lender: address.clone(),
-                    size_bytes: status.size_bytes,
-                    used_bytes: status.used_bytes,
-                    limit: netvm::LenderLimit::Size,
-                }
-                .into());
-            }
-        }
+        let statuses = ask_lenders(&lenders, &security)?;
+        classes.extend(statuses.iter().map(|status| status.class));
+        let slabs: Vec<_> = statuses.iter().map(|status| Size(status.slab_bytes)).collect();
         slab = super::slabs::smallest(&lenders, &slabs);
     }
     let mut on_disk = None;
@@ -476,10 +496,13 @@ pub fn execute(
         elapsed: started.elapsed(),
         stats: run.summary(),
         detail: run.detail(),
+        // A private lender has not been waited for.
+        largest_bytes: netvm_sys::descendants::largest_bytes(),
         replicas: args.replicas,
         erasure: args.erasure,
         lost: run.lost_lenders(),
         left: run.left_lenders(),
+        refused: run.has_refused(),
         message: run.message().map(|message| {
             let ours = || [&private, &on_disk].into_iter().flatten();
             ours().find_map(|lender| lender.in_words_of_the_run(&message)).unwrap_or(message)
@@ -533,6 +556,27 @@ fn is_same_file(one: &Path, other: &Path) -> bool {
         (Err(_), Err(_)) => place(one).is_some_and(|one| place(other) == Some(one)),
         _ => false,
     }
+}
+
+/// Asks lenders how they are.
+///
+/// # Errors
+/// That of the first one that does not answer, or has no room.
+pub(super) fn ask_lenders(lenders: &[String], security: &Security) -> netvm::Result<Vec<LenderStatus>> {
+    let options = BorrowOptions { security: security.clone(), ..BorrowOptions::default() };
+    let ask = |address: &String| {
+        let status = netvm::lender::status_with(address, &options)?;
+        if status.size_bytes - status.used_bytes.min(status.size_bytes) < status.slab_bytes {
+            return Err(netvm::Error::LenderFull {
+                lender: address.clone(),
+                size_bytes: status.size_bytes,
+                used_bytes: status.used_bytes,
+                limit: netvm::LenderLimit::Size,
+            });
+        }
+        Ok(status)
+    };
+    lenders.iter().map(ask).collect()
 }
 
 /// Who serves faults, with `auto` decided.
@@ -652,7 +696,7 @@ fn to_line(report: &Report) -> String {
     let mib = |bytes: u64| bytes >> 20;
     format!(
         "netvm: {:.2} s; {} faults ({} without I/O), {} pages prefetched, {} of them hit{}; {} MiB in, {} MiB out; \
-         local peak {} MiB",
+         local peak {} MiB, largest process {} MiB",
         report.elapsed.as_secs_f64(),
         stats.faults,
         stats.faults_without_io,
@@ -662,6 +706,7 @@ fn to_line(report: &Report) -> String {
         mib(stats.bytes_in),
         mib(stats.bytes_out),
         mib(stats.local_frames_peak * 4096),
+        mib(report.largest_bytes),
     ) + &reads(&report.detail)
         + &by_kernels(stats)
         + &foreseen(stats)
@@ -727,6 +772,7 @@ fn to_json(args: &RunArgs, report: &Report) -> serde_json::Value {
         "exit_code": report.exit_code(),
         "local_bytes": args.local.0,
         "local_bytes_peak": report.stats.local_frames_peak * 4096,
+        "process_bytes_peak": report.largest_bytes,
         "replicas": report.replicas,
         "erasure": report.erasure.map(|erasure| erasure.to_string()),
         "lost": report.lost,

@@ -57,10 +57,34 @@ static void *shifter(void *none) {
     return none;
 }
 
+/* Lists of names that are far memory themselves, have left, or end where nothing is. Few of them are read at a time, or all 1024. */
+static void lists(void) {
+    enum { MOST = 1024 };
+    size_t bytes = MOST * sizeof(struct iovec);
+    char *list = anonymous(2 * MIB);
+    CHECK(mprotect(list + MIB, MIB, PROT_NONE) == 0);
+    for (int round = 0; round < 20; round++) {
+        struct iovec *parts = (struct iovec *)(list + MIB - bytes);
+        for (uint64_t i = 0; i < MOST; i++) parts[i] = (struct iovec){table + mixed(round * MOST + i) % PAGES * PAGE, PAGE};
+        long count = round % 2 ? MOST : 65;
+        if (round % 3) CHECK(madvise(list, MIB, MADV_PAGEOUT) == 0);
+        long named = syscall(SYS_process_madvise, self, parts, count, MADV_WILLNEED, 0);
+        CHECK(named == count * PAGE || (named == -1 && errno == EPERM));
+        /* One more than there is, and one that only begins. */
+        CHECK(syscall(SYS_process_madvise, self, parts + 1, (long)MOST, MADV_WILLNEED, 0) == -1 && errno == EFAULT);
+        CHECK(syscall(SYS_process_madvise, self, (char *)(parts + MOST) - 8, 1L, MADV_WILLNEED, 0) == -1 && errno == EFAULT);
+        CHECK(syscall(SYS_process_madvise, self, parts, (long)MOST + 1, MADV_WILLNEED, 0) == -1 && errno == EINVAL);
+        for (uint64_t i = 0; i < MOST; i++) CHECK(parts[i].iov_len == PAGE);
+    }
+    CHECK(munmap(list, 2 * MIB) == 0);
+}
+
 int main(void) {
     self = (int)syscall(SYS_pidfd_open, getpid(), 0);
     table = anonymous((size_t)PAGES * PAGE), shifting = anonymous(shifting_bytes);
+    CHECK(syscall(SYS_process_madvise, self, (void *)8, 3L, MADV_WILLNEED, 0) == -1 && errno == EFAULT);
     for (uint64_t page = 0; page < PAGES; page++) *word(page) = mixed(page + 1);
+    lists();
     pthread_t threads[3];
     CHECK(pthread_create(&threads[2], NULL, shifter, NULL) == 0);
     for (uintptr_t i = 0; i < 2; i++) CHECK(pthread_create(&threads[i], NULL, looker, (void *)(i + 1)) == 0);
@@ -70,6 +94,7 @@ int main(void) {
         CHECK(pid >= 0);
         if (pid == 0) {
             self = (int)syscall(SYS_pidfd_open, getpid(), 0);
+            lists();
             for (uint64_t from = 0; from < 10 * BATCH; from += BATCH) name(table, PAGES, from, MADV_WILLNEED);
             for (uint64_t page = 0; page < PAGES; page++)
                 if (*word(page) != mixed(page + 1)) _exit(9);

@@ -83,6 +83,7 @@ static void own_userfaultfd(void) {
     CHECK(holds(q, BYTES, 3) && munmap(q, BYTES) == 0 && munmap(p, BYTES) == 0);
     struct uffdio_register wrong = {{(uint64_t)source + 1, PAGE}, UFFDIO_REGISTER_MODE_MISSING, 0};
     CHECK(ioctl(uffd, UFFDIO_REGISTER, &wrong) == -1 && errno == EINVAL);
+    CHECK(ioctl(uffd, UFFDIO_REGISTER, (void *)8) == -1 && errno == EFAULT);
 }
 
 /* mremap to where the program wants it, which is not where far memory is. */

@@ -218,6 +218,16 @@ impl RunFile {
         Some(self.word(NO_ROOM).load(Relaxed)).filter(|&bytes| bytes > 0)
     }
 
+    /// A program was told that there is no io_uring, or no asynchronous I/O.
+    pub fn note_refused(&self) {
+        self.word(REFUSED).store(1, Relaxed);
+    }
+
+    /// Whether one was.
+    pub fn has_refused(&self) -> bool {
+        self.word(REFUSED).load(Relaxed) != 0
+    }
+
     /// Whether the process that made the run file lives.
     pub fn is_supervised(&self) -> bool {
         let pid = self.word(SUPERVISOR).load(Relaxed);
