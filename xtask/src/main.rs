@@ -14,7 +14,7 @@ usage: cargo xtask check        format, lints
        cargo xtask test         check, build, every test, and once more, alone, those that fail; installs the programs that
                                 tests run (as root)
        cargo xtask fuzz [--seconds N] [TARGET [FILE]]
-                                fuzzes handshake, frames, control, words and nbd, 60 seconds each; with FILE runs that input once
+                                fuzzes handshake, frames, control, words, datagrams and nbd, 60 seconds each; with FILE runs that input once
        cargo xtask guest [--kernel NAME]... [TEST | SCRIPT]...
                                 runs tests of guest/tests, or a bench of guest/benches or a
                                 script by its name, in emulated machines with Debian's kernels 6.1, 6.12 and
@@ -108,7 +108,7 @@ fn ci() -> bool {
     let tested = test();
     let ready = getting_ready.join().unwrap_or_else(|_| Err("it panicked".to_owned()));
     // What the tests have built is what guests run.
-    let guests = told(ready.map(|guests| guests.run(tested)));
+    let guests = told(ready.and_then(|guests| guests.run(tested)));
     guests & fuzz_for(["--seconds".to_owned(), CI_FUZZ_SECONDS.to_string()].into_iter()) & tested
 }
 
@@ -119,7 +119,7 @@ fn fuzz_for(arguments: impl Iterator<Item = String>) -> bool {
 /// Tests that need a kernel of their own.
 fn guest(arguments: impl Iterator<Item = String>) -> bool {
     install_programs(&guest::PROGRAMS);
-    told(ready(arguments).map(|guests| guests.run(false)))
+    told(ready(arguments).and_then(|guests| guests.run(false)))
 }
 
 fn ready(arguments: impl Iterator<Item = String>) -> Result<guest::Suite, String> {

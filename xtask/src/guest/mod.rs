@@ -227,14 +227,26 @@ impl Suite {
                 self.prepare_kernel(name, !script.kmod.is_empty())?;
             }
         }
-        self.style = self.jobs.iter().any(|(script, _)| !script.kmod.is_empty()).then(|| self.style());
+        if self.style.is_none() && self.jobs.iter().any(|(script, _)| !script.kmod.is_empty()) {
+            self.style = Some(self.style());
+        }
         Ok(())
     }
 
     /// Runs all of them; `are_built`: the programs have been, with other tests. Gives how many passed and failed.
-    pub fn run(mut self, are_built: bool) -> (u64, u64) {
+    ///
+    /// # Errors
+    /// What keeps all of them from being run.
+    pub fn run(mut self, are_built: bool) -> Result<(u64, u64)> {
         self.are_built = are_built;
         let started = Instant::now();
+        // The network may be back that was away when they were made ready.
+        self.kernels.retain(|_, kernel| kernel.is_ok());
+        self.busybox.retain(|_, busybox| busybox.is_ok());
+        if matches!(self.style, Some(Verdict::Skipped(_))) {
+            self.style = None;
+        }
+        self.prepare()?;
         let style = self.style.take();
         style.iter().for_each(|style| style.print("guest style of kmod"));
         let jobs = std::mem::take(&mut self.jobs);
@@ -286,7 +298,7 @@ impl Suite {
             "guest: {passed} passed, {failed} failed, {skipped} skipped; {:.0} s",
             started.elapsed().as_secs_f64()
         );
-        (passed, failed)
+        Ok((passed, failed))
     }
 
     /// Gets a kernel and what belongs to it, once.
