@@ -4,12 +4,12 @@
 //! lost. So nothing is written into far memory but by way of the page tables: reads of files that are open with O_DIRECT go into a buffer that is
 //! local, and are copied from there. Asynchronous ones, and rings, are refused as by kernels that have none: programs do without.
 
+use crate::given::{Buffer, copy_across, with_parts};
 use crate::real::{Real, jumps};
 use crate::run;
-use crate::sys::{self, copy_across, raw};
+use crate::sys::{self, raw};
 use netvm_sys::uffd;
 use std::ffi::{c_int, c_long, c_ulong, c_void};
-use std::mem::MaybeUninit;
 
 /// Bytes that are read by one call of the kernel, at most: several move a file's position that is shared more than once.
 const BUFFER_BYTES_MAX: usize = 16 << 20;
@@ -96,45 +96,19 @@ fn is_direct(file: c_int) -> bool {
     DIRECT_FILE_SYSTEMS.contains(&kind)
 }
 
-/// Whether some of these is far. Of what the kernel refuses none is.
+/// Whether some of these is far. Of what the kernel refuses none is; where there is no memory to look, some may be.
 ///
 /// # Safety
 /// Of the program's own call.
 pub(crate) unsafe fn some_far(parts: *const libc::iovec, count: usize) -> bool {
-    const MANY: usize = libc::UIO_MAXIOV as usize;
-    let mut room = [const { MaybeUninit::<libc::iovec>::uninit() }; MANY];
-    if !(1..=MANY).contains(&count) {
-        return false;
-    }
+    let look = |parts: &[libc::iovec]| parts.iter().any(|part| is_far(part.iov_base, part.iov_len));
     // SAFETY: the caller's promise.
-    let parts = unsafe { sys::given(parts, &mut room[..count]) };
-    parts.is_some_and(|parts| parts.iter().any(|part| is_far(part.iov_base, part.iov_len)))
+    unsafe { with_parts(parts, count, look) }.unwrap_or_else(|errno| errno == libc::ENOMEM)
 }
 
-/// Memory of this process for one read.
-struct Buffer {
-    start: usize,
-    bytes: usize,
-}
-
-impl Buffer {
-    /// For so much, as far as one read goes. A negative errno where there is none.
-    fn new(bytes: usize) -> Result<Self, isize> {
-        let bytes =
-            sys::round_up(bytes.clamp(1, BUFFER_BYTES_MAX), sys::PAGE_BYTES).unwrap_or(BUFFER_BYTES_MAX);
-        let protection = libc::PROT_READ | libc::PROT_WRITE;
-        // SAFETY: a new mapping at an address of the kernel's choice.
-        unsafe { sys::mmap(0, bytes, protection, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1, 0) }
-            .map(|start| Self { start, bytes })
-            .map_err(|errno| -errno as isize)
-    }
-}
-
-impl Drop for Buffer {
-    fn drop(&mut self) {
-        // SAFETY: mapped by `new`, and nobody else's.
-        unsafe { raw(libc::SYS_munmap, [self.start, self.bytes, 0, 0, 0, 0]) };
-    }
+/// Memory of this process for one read of so many bytes, or for as many as go at a time.
+fn buffer_of(bytes: usize) -> Result<Buffer, isize> {
+    Buffer::new(bytes.min(BUFFER_BYTES_MAX))
 }
 
 /// Where a read is from.
@@ -167,7 +141,7 @@ unsafe fn read_by_copy(from: From, parts: *const libc::iovec, count: usize) -> i
     // SAFETY: the caller's contract; `some_far` has looked at all of them.
     let mut parts = (0..count).map(|index| unsafe { parts.add(index).read_unaligned() });
     let all = parts.clone().fold(0_usize, |all, part| all.saturating_add(part.iov_len)).min(READ_BYTES_MAX);
-    let buffer = match Buffer::new(all) {
+    let buffer = match buffer_of(all) {
         Ok(buffer) => buffer,
         Err(error) => return error,
     };
@@ -283,7 +257,7 @@ unsafe extern "C-unwind" fn direct_fread(
     let fread = unsafe { std::mem::transmute::<*mut c_void, Fread>(real::fread.address()) };
     // What overflows the C library does not read either.
     let Some(all) = size.checked_mul(count).filter(|&all| all > 0) else { return 0 };
-    let Ok(buffer) = Buffer::new(all) else { return 0 };
+    let Ok(buffer) = buffer_of(all) else { return 0 };
     // Nothing is dropped where the thread ends in the middle of a read: the buffer stays then.
     let buffer = std::mem::ManuallyDrop::new(buffer);
     let mut done = 0;
@@ -558,7 +532,7 @@ pub unsafe extern "C" fn process_vm_writev(
     let written = unsafe {
         if !will_be_by_copy() {
             raw(libc::SYS_process_vm_writev, arguments)
-        } else if process == std::process::id() as c_int {
+        } else if is_own_thread(process) {
             let swapped = [process as usize, remote, remotes, local, locals, flags as usize];
             raw(libc::SYS_process_vm_readv, swapped)
         } else if run::has_process(process as u32) {
@@ -568,4 +542,11 @@ pub unsafe extern "C" fn process_vm_writev(
         }
     };
     sys::as_in_c(written)
+}
+
+/// Whether this number is one of a thread of this process, whose memory it stands for.
+fn is_own_thread(number: c_int) -> bool {
+    // SAFETY: signal 0 is none.
+    number > 0
+        && unsafe { raw(libc::SYS_tgkill, [std::process::id() as usize, number as usize, 0, 0, 0, 0]) } == 0
 }

@@ -4,6 +4,7 @@
 //! that a pipe or a socket merely refers to.
 
 use crate::direct;
+use crate::given::given;
 use crate::heap::HEAP;
 use crate::run;
 use crate::space::SPACE;
@@ -32,7 +33,7 @@ pub unsafe extern "C" fn ioctl(fd: c_int, request: c_ulong, argument: *mut c_voi
     if request as u32 as c_ulong == UFFDIO_REGISTER && run::is_routed() {
         let mut room = [MaybeUninit::<UffdRange>::uninit()];
         // SAFETY: the program's own call, which has the kernel read this.
-        let range = unsafe { sys::given(argument.cast(), &mut room) };
+        let range = unsafe { given(argument.cast(), &mut room) };
         let made = range.map_or(Ok(()), |range| make_local(range[0].start as usize, range[0].bytes as usize));
         if let Err(errno) = made {
             sys::set_errno(errno);

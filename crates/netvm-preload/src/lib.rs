@@ -12,6 +12,7 @@ mod backend;
 mod callers;
 mod direct;
 mod fork;
+mod given;
 mod heap;
 mod kept;
 mod last;

@@ -1,5 +1,6 @@
 //! The C library's mapping functions.
 
+use crate::given::with_parts;
 use crate::run::{self, FAR_THRESHOLD_BYTES};
 use crate::space::{Kind, Mapping, Move, SPACE};
 use crate::sys::{self, PAGE_BYTES, round_up};
@@ -292,21 +293,28 @@ pub unsafe extern "C" fn process_madvise(
     advice: i32,
     flags: u32,
 ) -> isize {
-    const MANY: usize = libc::UIO_MAXIOV as usize;
-    let mut room = [const { MaybeUninit::<libc::iovec>::uninit() }; MANY];
-    let sane = flags == 0 && run::is_routed() && (1..=MANY).contains(&count);
-    // They may be in far memory themselves, or nowhere.
-    // SAFETY: the program's own call, which has the kernel read these.
-    let given = if sane { unsafe { sys::given(parts, &mut room[..count]) } } else { None };
-    let is_far = |part: &libc::iovec| run::touches_far(part.iov_base as usize, part.iov_len);
-    let ours = given.filter(|given| given.iter().any(is_far) && is_this_process(process));
-    let Some(ours) = ours else {
-        let arguments = [process as usize, parts as usize, count, advice as usize, flags as usize, 0];
-        // SAFETY: the program's own call.
-        return sys::as_in_c(unsafe { sys::raw(libc::SYS_process_madvise, arguments) });
+    let look = |parts: &[libc::iovec]| {
+        let is_far = |part: &libc::iovec| run::touches_far(part.iov_base as usize, part.iov_len);
+        (parts.iter().any(is_far) && is_this_process(process)).then(|| advise_each(parts, advice))
     };
+    if flags == 0 && run::is_routed() {
+        // They may be in far memory themselves, or nowhere.
+        // SAFETY: the program's own call, which has the kernel read these.
+        match unsafe { with_parts(parts, count, look) } {
+            Ok(Some(advised)) => return advised,
+            Err(libc::ENOMEM) => return sys::as_in_c(-libc::ENOMEM as isize),
+            _ => {}
+        }
+    }
+    let arguments = [process as usize, parts as usize, count, advice as usize, flags as usize, 0];
+    // SAFETY: the program's own call.
+    sys::as_in_c(unsafe { sys::raw(libc::SYS_process_madvise, arguments) })
+}
+
+/// Advises this process's memory: how many bytes of it, or -1 and errno.
+fn advise_each(parts: &[libc::iovec], advice: i32) -> isize {
     let mut done = 0;
-    for some in ours.chunks(PARTS_MAX) {
+    for some in parts.chunks(PARTS_MAX) {
         let places = some.iter().map(|part| (part.iov_base as usize, part.iov_len));
         if advice == libc::MADV_WILLNEED
             && SPACE.with(|space| space.will_need_each(run::far(), places.clone()))
@@ -333,11 +341,11 @@ const PARTS_MAX: usize = 64;
 
 /// Whether a descriptor of a process, or what stands for one, means this process.
 fn is_this_process(process: i32) -> bool {
-    /// `PIDFD_SELF_THREAD` and `PIDFD_SELF_THREAD_GROUP`.
-    const SELF: [i32; 2] = [-10_000, -10_001];
+    /// `PIDFD_SELF_THREAD` and `PIDFD_SELF_THREAD_GROUP`, which was the last one at first.
+    const SELF: [i32; 3] = [-10_000, -10_001, -20_000];
     keeping_errno(|| {
         SELF.contains(&process)
-            || std::fs::read_to_string(format!("/proc/self/fdinfo/{process}")).is_ok_and(|told| {
+            || std::fs::read_to_string(format!("/proc/thread-self/fdinfo/{process}")).is_ok_and(|told| {
                 let number = told.lines().find_map(|line| line.strip_prefix("Pid:"));
                 number.and_then(|number| number.trim().parse().ok()) == Some(std::process::id())
             })

@@ -2,8 +2,7 @@
 
 use netvm_sys::thread::{Turn, without_signals};
 use std::cell::UnsafeCell;
-use std::ffi::{c_long, c_void};
-use std::mem::MaybeUninit;
+use std::ffi::c_long;
 
 pub(crate) const PAGE_BYTES: usize = netvm_sys::uffd::PAGE_BYTES;
 
@@ -55,40 +54,6 @@ pub(crate) unsafe fn raw(number: c_long, a: [usize; 6]) -> isize {
 
 fn check(result: isize) -> Result<usize, i32> {
     if (-4095..0).contains(&result) { Err(-result as i32) } else { Ok(result as usize) }
-}
-
-/// Copies from or to the program's memory, as the kernel does: where that may not be done it is EFAULT. A negative errno, or how many bytes.
-///
-/// # Safety
-/// One of them is ours; the program's own call has as many bytes read or written at the other.
-pub(crate) unsafe fn copy_across(from: usize, to: usize, bytes: usize) -> isize {
-    let part = |start: usize| libc::iovec { iov_base: start as *mut c_void, iov_len: bytes };
-    let (local, remote) = (part(to), part(from));
-    let this = std::process::id() as usize;
-    let arguments = [this, (&raw const local) as usize, 1, (&raw const remote) as usize, 1, 0];
-    // SAFETY: the caller's promise.
-    let copied = unsafe { raw(libc::SYS_process_vm_readv, arguments) };
-    if copied != -libc::EPERM as isize && copied != -libc::ENOSYS as isize {
-        return copied;
-    }
-    // A filter of system calls forbids it.
-    // SAFETY: the caller's promise.
-    unsafe { (to as *mut u8).copy_from_nonoverlapping(from as *const u8, bytes) };
-    bytes as isize
-}
-
-/// What the program's own call points to, as the kernel reads it. `None`: it cannot be read, which the kernel would refuse with EFAULT.
-///
-/// # Safety
-/// The program's own call has this read.
-pub(crate) unsafe fn given<T: Copy>(from: *const T, room: &mut [MaybeUninit<T>]) -> Option<&[T]> {
-    let bytes = size_of_val(room);
-    // SAFETY: the room is ours.
-    if unsafe { copy_across(from as usize, room.as_mut_ptr() as usize, bytes) } != bytes as isize {
-        return None;
-    }
-    // SAFETY: filled in just now, with what the program has of this type.
-    Some(unsafe { std::slice::from_raw_parts(room.as_ptr().cast(), room.len()) })
 }
 
 /// What the C library's function returns for it, with errno.

@@ -8,7 +8,7 @@
 //! blocks the thread that took it.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -272,7 +272,9 @@ impl FaultFloor {
             vector.iov_len = PAGE_BYTES;
         }
         // SAFETY: the vectors name pages of the area (checked in `area_address`) of this very process.
-        let done = unsafe { raw::madvise_many(pidfd.as_fd(), &vectors[..pages.len()], libc::MADV_DONTNEED) }?;
+        let done = unsafe {
+            raw::madvise_many(Some(pidfd.as_raw_fd()), &vectors[..pages.len()], libc::MADV_DONTNEED)
+        }?;
         if done == pages.len() * PAGE_BYTES {
             Ok(())
         } else {

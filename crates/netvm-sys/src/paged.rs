@@ -251,7 +251,7 @@ impl PagedArea {
             self.together = Together::new(self.doorbell.start).map(Arc::new);
         }
         self.pagemap = Pagemap::open().ok();
-        match File::open("/proc/self/mem") {
+        match File::open("/proc/thread-self/mem") {
             Ok(memory) => self.memory = Some(memory),
             Err(_) if self.told == Told::Reader => {}
             Err(error) => return Err(error),
@@ -343,7 +343,7 @@ impl PagedArea {
     /// All descriptors that it uses.
     pub fn descriptors(&self) -> impl Iterator<Item = RawFd> + '_ {
         let pagemap = self.pagemap.as_ref().map(Pagemap::descriptor);
-        let together = self.together.as_ref().map(|together| together.descriptor());
+        let together = self.together.as_ref().and_then(|together| together.descriptor());
         let memory = self.memory.as_ref().map(AsRawFd::as_raw_fd);
         [Some(self.as_fd().as_raw_fd()), pagemap, together, memory].into_iter().flatten()
     }

@@ -3,7 +3,7 @@
 //! `syscall(2)` is variadic: every argument is passed here as a whole register, or its upper half would be garbage.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 
 /// mmap(2); `flags` are passed as given.
 ///
@@ -83,17 +83,18 @@ pub fn pidfd(process: i32) -> io::Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// process_madvise(2) on ranges of this process, named by `pidfd`; returns the bytes done, from the first range on. The process may do itself
+/// process_madvise(2) on ranges of this process, which `pidfd` names; without one it is the calling thread, which kernels know since 6.14. Returns the bytes done, from the first range on. The process may do itself
 /// what it may do by madvise(2) since Linux 6.13; since 6.16 other CPUs are interrupted once for all ranges.
 ///
 /// # Safety
 /// As [`madvise`], for each range.
-pub unsafe fn madvise_many(pidfd: BorrowedFd<'_>, ranges: &[libc::iovec], advice: i32) -> io::Result<usize> {
+pub unsafe fn madvise_many(pidfd: Option<RawFd>, ranges: &[libc::iovec], advice: i32) -> io::Result<usize> {
+    const PIDFD_SELF_THREAD: i32 = -10_000;
     // SAFETY: the ranges are only read; for the rest forwarded from the caller.
     check(unsafe {
         libc::syscall(
             libc::SYS_process_madvise,
-            pidfd.as_raw_fd() as isize,
+            pidfd.unwrap_or(PIDFD_SELF_THREAD) as isize,
             ranges.as_ptr(),
             ranges.len(),
             advice as isize,
@@ -133,11 +134,13 @@ pub fn are_there<const PAGES: usize>(pages: &[usize], there: &mut [bool; PAGES])
 ///
 /// # Safety
 /// The caller owns all of `to`, and nothing refers to it.
-pub unsafe fn copy_many(process: u32, to: &[libc::iovec], from: &[libc::iovec]) -> io::Result<usize> {
+pub unsafe fn copy_many(to: &[libc::iovec], from: &[libc::iovec]) -> io::Result<usize> {
+    // By the number of the process there is no memory any more when its first thread has ended.
+    let this = crate::thread::number() as i32;
     // SAFETY: both lists are only read; for the rest forwarded from the caller.
     let copied = unsafe {
         let (to_count, from_count) = (to.len() as _, from.len() as _);
-        libc::process_vm_readv(process as i32, to.as_ptr(), to_count, from.as_ptr(), from_count, 0)
+        libc::process_vm_readv(this, to.as_ptr(), to_count, from.as_ptr(), from_count, 0)
     };
     if copied < 0 { Err(io::Error::last_os_error()) } else { Ok(copied as usize) }
 }

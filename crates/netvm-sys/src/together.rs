@@ -6,7 +6,7 @@
 use crate::raw;
 use crate::uffd::PAGE_BYTES;
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
 /// Most pages at a time.
 pub const TOGETHER_MAX: usize = 128;
@@ -14,27 +14,31 @@ pub const TOGETHER_MAX: usize = 128;
 /// What it takes of the process.
 #[derive(Debug)]
 pub(crate) struct Together {
-    pidfd: OwnedFd,
-    process: u32,
+    /// `None`: the kernel knows a name of its own for the calling thread (Linux 6.14), which is there also when the first thread has ended.
+    pidfd: Option<OwnedFd>,
 }
 
 impl Together {
-    pub(crate) fn descriptor(&self) -> RawFd {
-        self.pidfd.as_raw_fd()
+    pub(crate) fn descriptor(&self) -> Option<RawFd> {
+        self.pidfd.as_ref().map(AsRawFd::as_raw_fd)
     }
 
     /// `None` where the kernel cannot, or a filter of system calls does not let us. `empty`: a page of the caller's without memory.
     pub(crate) fn new(empty: usize) -> Option<Self> {
-        let process = std::process::id();
-        let together = Self { pidfd: raw::pidfd(process as i32).ok()?, process };
+        let mut together = Self { pidfd: None };
+        // SAFETY: the page has nothing that could be lost.
+        let mut dropped = unsafe { together.drop_memory(&[page(empty)]) };
+        if dropped.is_err() {
+            together.pidfd = Some(raw::pidfd(std::process::id() as i32).ok()?);
+            // SAFETY: as above.
+            dropped = unsafe { together.drop_memory(&[page(empty)]) };
+        }
         let (word, mut copied) = (1_u64, 0_u64);
         let bytes = size_of::<u64>();
         let from = libc::iovec { iov_base: (&raw const word).cast_mut().cast(), iov_len: bytes };
         let to = libc::iovec { iov_base: (&raw mut copied).cast(), iov_len: bytes };
-        // SAFETY: a local, to which nothing else refers meanwhile; the page has nothing that could be lost.
-        let (read, dropped) = unsafe {
-            (raw::copy_many(together.process, &[to], &[from]), together.drop_memory(&[page(empty)]))
-        };
+        // SAFETY: a local, to which nothing else refers meanwhile.
+        let read = unsafe { raw::copy_many(&[to], &[from]) };
         let looked = raw::are_there(&[empty], &mut [true; 1]);
         (read.ok() == Some(bytes) && dropped.ok() == Some(PAGE_BYTES) && looked.is_ok()).then_some(together)
     }
@@ -97,7 +101,7 @@ impl Together {
         }
         let count = pages.len();
         // SAFETY: forwarded from the caller.
-        let copied = match unsafe { raw::copy_many(self.process, &to[..count], &from[..count]) } {
+        let copied = match unsafe { raw::copy_many(&to[..count], &from[..count]) } {
             Ok(bytes) => bytes / PAGE_BYTES,
             Err(error) if error.raw_os_error() == Some(libc::EFAULT) => 0,
             Err(error) => return Err(error),
@@ -113,7 +117,7 @@ impl Together {
     /// The caller owns the pages and gives up what is in them.
     unsafe fn drop_memory(&self, pages: &[libc::iovec]) -> io::Result<usize> {
         // SAFETY: forwarded from the caller.
-        unsafe { raw::madvise_many(self.pidfd.as_fd(), pages, libc::MADV_DONTNEED) }
+        unsafe { raw::madvise_many(self.descriptor(), pages, libc::MADV_DONTNEED) }
     }
 }
 

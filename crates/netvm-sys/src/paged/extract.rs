@@ -353,7 +353,7 @@ impl Pagemap {
 fn copy_readable(page: usize, frame: usize) -> bool {
     let part = |address: usize| libc::iovec { iov_base: address as *mut _, iov_len: PAGE_BYTES };
     // SAFETY: the frame is in the pool (our caller's check) and full; nobody else refers to it.
-    let copied = unsafe { raw::copy_many(std::process::id(), &[part(frame)], &[part(page)]) };
+    let copied = unsafe { raw::copy_many(&[part(frame)], &[part(page)]) };
     copied.is_ok_and(|bytes| bytes == PAGE_BYTES)
 }
 
