@@ -14,6 +14,7 @@ mod runs;
 mod size;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use netvm::node::LinkChoice;
 use std::process::ExitCode;
 
 /// Network virtual memory: use another machine's memory as if it were your own
@@ -46,7 +47,16 @@ Examples:
                                                     swap on lent memory
   netvm status big:7070 --secret key                what a lender serves
   netvm top                                         what running programs do with it
-  netvm doctor                                      what works on this machine"
+  netvm doctor                                      what works on this machine
+
+Environment:
+  NETVM_SECRET_FILE   the file with the secret, where --secret is not given
+  NETVM_LINK          how to talk to lenders and nodes: auto; socket, no memory shared on one host; shm, an error where it
+                      cannot be; datagrams, single pages are read so also where nothing speaks for it
+  NETVM_PRELOAD       where libnetvm_preload.so is, if it is neither beside netvm nor in ../lib/netvm
+  NETVM_WITHOUT       features of userfaultfd to leave alone, separated by commas: move, poison, wp-async
+
+Exit code: 0; 125 and a sentence on standard error where netvm cannot do what it is to do; 2 for wrong options. Where there are others, a command's help says so."
 )]
 struct Cli {
     #[command(subcommand)]
@@ -75,9 +85,9 @@ enum Command {
     Swap(cmd::swap::SwapArgs),
     /// Show what running programs do with lent memory
     Top(cmd::top::TopArgs),
-    /// Serve the same for Prometheus
+    /// Serve counters of running programs for Prometheus
     Metrics(cmd::metrics::MetricsArgs),
-    /// Show what a lender serves
+    /// Show what a lender serves, or what runs on lent memory here
     Status(cmd::status::StatusArgs),
     /// Make the secret that lenders and borrowers share
     Secret(cmd::secret::SecretArgs),
@@ -116,7 +126,24 @@ fn main() -> ExitCode {
     if prints {
         netvm_sys::signal::end_at_closed_pipes();
     }
-    let result = match command {
+    let result = check_environment().and_then(|()| carry_out(command));
+    let code = result.unwrap_or_else(|error| {
+        tell!("netvm: {error}");
+        ExitCode::from(cmd::run::EXIT_NETVM)
+    });
+    say::end(code)
+}
+
+/// What is set wrong would be ignored.
+fn check_environment() -> Result<(), Box<dyn std::error::Error>> {
+    let Some(link) = std::env::var_os("NETVM_LINK").filter(|link| !link.is_empty()) else { return Ok(()) };
+    let link = link.to_string_lossy();
+    link.parse::<LinkChoice>().map_err(|error| format!("NETVM_LINK is {link}: {error}"))?;
+    Ok(())
+}
+
+fn carry_out(command: Command) -> cmd::Outcome {
+    match command {
         Command::Lend(args) => cmd::lend::run(args),
         Command::Run(args) => cmd::run::run(args),
         Command::Nbd(args) => cmd::nbd::run(args),
@@ -137,10 +164,5 @@ fn main() -> ExitCode {
         Command::Man(args) => cmd::man::run(&args, described()),
         Command::DemoWorker(args) => cmd::demo::worker(&args),
         Command::UblkGuard(args) => cmd::ublk::guard(&args),
-    };
-    let code = result.unwrap_or_else(|error| {
-        tell!("netvm: {error}");
-        ExitCode::from(cmd::run::EXIT_NETVM)
-    });
-    say::end(code)
+    }
 }

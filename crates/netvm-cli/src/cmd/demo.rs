@@ -8,6 +8,7 @@ use crate::picture::{self, Area};
 use crate::size::Size;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
+use netvm::pager::PagerError;
 use netvm_sys::signal::{self, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use plotters::prelude::*;
 use std::io::{BufRead, BufReader, IsTerminal, Read, Write};
@@ -64,8 +65,10 @@ pub fn run(args: &DemoArgs) -> Outcome {
     let data = args.data.unwrap_or(Size(args.local.0.saturating_mul(4)));
     check_local(args.local)?;
     check_data(args.data.is_some(), data)?;
+    // Nobody waits for the sort in RAM to hear that far memory is not to be had,
+    netvm_sys::uffd::probe().map_err(|error| PagerError::Userfaultfd((&error).into()))?;
     if !args.lender.is_empty() {
-        // Nobody waits for the sort in RAM to hear that a lender is not there.
+        // or that a lender is not there.
         ask_lenders(&args.lender, &args.security.load()?)?;
     }
     let program = std::env::current_exe().map_err(|error| format!("cannot find netvm itself: {error}"))?;

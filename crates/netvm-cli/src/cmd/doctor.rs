@@ -12,7 +12,9 @@ use std::process::ExitCode;
 
 /// Arguments of `netvm doctor`.
 #[derive(Args, Debug)]
-#[command(after_help = "Exit code: 0 when `netvm run` and `netvm lend` can work here, 1 otherwise.")]
+#[command(
+    after_help = "Exit code: 0 when `netvm run` can work here as it is by default, 1 otherwise. Lenders need none of what is marked MISSING."
+)]
 pub struct DoctorArgs {
     /// Print JSON
     #[arg(long)]
@@ -91,7 +93,11 @@ pub fn run(args: &DoctorArgs) -> Outcome {
         }
         out!(
             "{}",
-            if works { "netvm run and netvm lend work here." } else { "netvm run does not work here." }
+            if works {
+                "netvm run and netvm lend work here."
+            } else {
+                "netvm run does not work here; netvm lend does."
+            }
         );
     }
     Ok(if works { ExitCode::SUCCESS } else { ExitCode::FAILURE })
@@ -212,8 +218,8 @@ fn overcommit() -> Finding {
         Some("2") => finding(
             "overcommit",
             Verdict::Missing,
-            "vm.overcommit_memory is 2: large reservations are refused",
-            Some("sysctl vm.overcommit_memory=0, or give a small --area"),
+            "vm.overcommit_memory is 2: 1 TiB of addresses (--area) is refused",
+            Some("sysctl vm.overcommit_memory=0, or give a small --area each time"),
         ),
         mode => finding(
             "overcommit",
@@ -229,7 +235,7 @@ fn address_limit() -> Finding {
     limit("address space limit", "Max address space", u64::MAX, advice)
 }
 
-/// The page table of the far area counts as data, though most of it is never touched: 4 GiB for 1 TiB.
+/// The page table of the far area counts as data, though most of it is never touched: 4 GiB for 1 TiB. The program has data, too.
 fn data_limit() -> Finding {
     limit("data size limit", "Max data size", 8 << 30, "ulimit -d unlimited, or give a small --area")
 }
@@ -274,10 +280,7 @@ fn pressure() -> Finding {
 /// What can carry operations on a peer's memory.
 fn links() -> Vec<Finding> {
     use netvm_sys::membarrier;
-    let chosen = match (netvm::node::LinkChoice::from_environment(), std::env::var("NETVM_LINK")) {
-        (_, Err(_)) => String::new(),
-        (choice, Ok(text)) => format!(" (NETVM_LINK={text}: {choice:?})"),
-    };
+    let chosen = std::env::var("NETVM_LINK").map(|link| format!(" (NETVM_LINK={link})")).unwrap_or_default();
     let tcp = match std::net::TcpListener::bind("127.0.0.1:0") {
         Ok(_) => finding("TCP link", Verdict::Ok, "any host, several rails, encryption", None),
         Err(error) => finding("TCP link", Verdict::Without, format!("cannot listen: {error}"), None),

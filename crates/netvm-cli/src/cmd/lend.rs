@@ -23,12 +23,13 @@ const PRESSURE_FILE: &str = "/proc/pressure/memory";
 #[derive(Args, Debug)]
 #[command(after_help = "\
 Memory is taken from this machine only as borrowers fill it, and goes back when a borrower returns it, ends or dies.
+
 SIGTERM: no new borrowers are taken; those that are there are asked to move what they have to their other lenders, and served until they
 have, or to their end. --leave-timeout sets an end to that; a second SIGTERM stops at once.
 
 Examples:
   netvm lend --size 8G                              for programs on this machine (127.0.0.1:7070)
-  netvm lend --size 4G --listen unix:/run/netvm     over a unix socket, faster on one machine
+  netvm lend --size 4G --listen unix:/run/netvm     for who may open this path
   netvm lend --size 32G --listen 0.0.0.0:7070 --secret /etc/netvm.secret
                                                     for borrowers with a copy of the secret file
   netvm lend --size 32G --listen 0.0.0.0:7070 --secret /etc/netvm.secret --encrypt
@@ -57,8 +58,8 @@ pub struct LendArgs {
     /// Keep pages compressed: what does not shrink stays as it is. Pages that borrowers encrypt do not shrink
     #[arg(long, conflicts_with_all = ["hugepages", "file"])]
     compress: bool,
-    /// With --compress: keep a file without a name in this folder, with room for all that is lent and finds none in memory if it does not shrink.
-    /// Without one no more is lent than fits as it is
+    /// With --compress: what does not shrink, and finds no room in --size then, goes to a file without a name in this folder. Room for the worst case
+    /// (--lend-up-to less --size) is taken there at once. Without this option no more than --size is lent
     #[arg(long, value_name = "FOLDER", requires = "compress")]
     overflow: Option<PathBuf>,
     /// With --overflow: lend at most so much, up to 16 times --size, as far as it shrinks [default: 4 times --size]
@@ -76,7 +77,7 @@ pub struct LendArgs {
     /// Ask for memory back when something has waited for memory for so many percent of the last 10 s
     #[arg(long, value_name = "PERCENT", value_parser = parse_percent)]
     pressure: Option<u32>,
-    /// What tells that: for a control group its memory.pressure
+    /// What --pressure reads, a file as /proc/pressure/memory: for a control group its memory.pressure
     #[arg(long, value_name = "FILE", default_value = PRESSURE_FILE, requires = "pressure")]
     pressure_file: PathBuf,
     /// What tells how much memory is available (tests)

@@ -42,14 +42,14 @@ fn write_pages(folder: &Path, command: &Command) -> io::Result<()> {
     let mut page = Vec::new();
     man.render_title(&mut page)?;
     man.render_name_section(&mut page)?;
-    page.extend(synopsis(command).to_roff().bytes());
+    synopsis(command).to_writer(&mut page)?;
     man.render_description_section(&mut page)?;
     man.render_options_section(&mut page)?;
     if visible().next().is_some() {
         man.render_subcommands_section(&mut page)?;
     }
     let text = command.get_after_help().map(ToString::to_string).unwrap_or_default();
-    page.extend(after_options(&text).to_roff().bytes());
+    after_options(&text).to_writer(&mut page)?;
     std::fs::write(folder.join(man.get_filename()), page)
 }
 
@@ -68,42 +68,56 @@ fn synopsis(command: &Command) -> Roff {
     roff
 }
 
-/// Notes and examples.
+/// How paragraphs begin that have a section of their own; the others are notes.
+const SECTIONS: [(&str, &str); 3] =
+    [("Exit code", "EXIT STATUS"), ("Environment:", "ENVIRONMENT"), ("Example", "EXAMPLES")];
+
+/// What stands behind the options, in sections.
 fn after_options(text: &str) -> Roff {
-    let is_example = |paragraph: &&str| paragraph.starts_with("Example");
-    let (examples, notes): (Vec<&str>, Vec<&str>) =
-        text.split("\n\n").filter(|text| !text.trim().is_empty()).partition(is_example);
+    let section_of = |paragraph: &str| {
+        SECTIONS.iter().find(|(begin, _)| paragraph.starts_with(begin)).map_or("NOTES", |(_, name)| name)
+    };
     let mut roff = Roff::new();
-    if !notes.is_empty() {
-        roff.control("SH", ["NOTES"]);
-    }
-    for note in notes {
-        roff.control("PP", []);
-        // Lists and tables stay as they are.
-        let is_list = note.lines().any(|line| line.starts_with(' '));
-        if is_list {
-            roff.control("nf", []);
-        }
-        for line in note.lines() {
-            roff.text([roman(line)]);
-        }
-        if is_list {
-            roff.control("fi", []);
+    for name in ["NOTES", "EXIT STATUS", "ENVIRONMENT", "EXAMPLES"] {
+        let paragraphs =
+            text.split("\n\n").filter(|text| !text.trim().is_empty() && section_of(text) == name);
+        for (index, paragraph) in paragraphs.enumerate() {
+            if index == 0 {
+                roff.control("SH", [name]);
+            }
+            match name {
+                "ENVIRONMENT" | "EXAMPLES" => show_terms(paragraph, &mut roff),
+                _ => show(paragraph, &mut roff),
+            }
         }
     }
-    if !examples.is_empty() {
-        roff.control("SH", ["EXAMPLES"]);
+    roff
+}
+
+fn show(paragraph: &str, roff: &mut Roff) {
+    roff.control("PP", []);
+    // Lists and tables stay as they are.
+    let is_list = paragraph.lines().any(|line| line.starts_with(' '));
+    if is_list {
+        roff.control("nf", []);
     }
-    for line in examples.iter().flat_map(|paragraph| paragraph.lines().skip(1)) {
+    for line in paragraph.lines() {
+        roff.text([roman(line)]);
+    }
+    if is_list {
+        roff.control("fi", []);
+    }
+}
+
+/// Behind a line of its own: commands, or names, and what each is for.
+fn show_terms(paragraph: &str, roff: &mut Roff) {
+    for line in paragraph.lines().skip(1) {
         match line.trim().split_once(GAP) {
             _ if line.starts_with(DEEP) => roff.text([roman(line.trim())]),
-            Some((command, why)) => {
-                roff.control("TP", []).text([bold(command)]).text([roman(why.trim_start())])
-            }
+            Some((term, why)) => roff.control("TP", []).text([bold(term)]).text([roman(why.trim_start())]),
             None => roff.control("TP", []).text([bold(line.trim())]),
         };
     }
-    roff
 }
 
 #[cfg(test)]
@@ -118,6 +132,8 @@ mod tests {
         let pages: Vec<_> = std::fs::read_dir(&folder).unwrap().map(|page| page.unwrap().path()).collect();
         let text = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
         assert!(pages.len() > 30 && text("netvm-swap-on.1").contains(".SH EXAMPLES\n"), "{pages:?}");
+        // Else groff makes other quotes of them.
+        assert!(text("netvm-run.1").contains("\\*(Aqfirst && second\\*(Aq"), "{}", text("netvm-run.1"));
         assert!(
             text("netvm-run.1").contains(".SH SYNOPSIS\n\\fBnetvm \\fR\\fBrun \\fR"),
             "{}",
@@ -133,10 +149,17 @@ mod tests {
 
     #[test]
     fn examples_stay_apart_from_what_they_are_for() {
-        let text = "What it does\nat length.\n\nExamples:\n  netvm one    for one\n  netvm two \"x\"\n                  for two\n  netvm three\n\nExit code: 0.";
+        let text = "What it does\nat length.\n\nExamples:\n  netvm one    for one\n  netvm two \"x\"\n                  for two\n  netvm three\n\n\
+                    Environment:\n  NAME   what it does\n\nExit code: 0.";
         let page = after_options(text).to_roff();
         let (notes, examples) = page.split_once(".SH EXAMPLES\n").unwrap();
-        assert!(notes.contains("What it does\nat length.\n.PP\nExit code: 0.\n"), "{page}");
+        assert!(
+            notes.ends_with(
+                ".SH NOTES\n.PP\nWhat it does\nat length.\n.SH \"EXIT STATUS\"\n.PP\nExit code: 0.\n\
+                 .SH ENVIRONMENT\n.TP\n\\fBNAME\\fR\nwhat it does\n"
+            ),
+            "{page}"
+        );
         let expected = ".TP\n\\fBnetvm one\\fR\nfor one\n.TP\n\\fBnetvm two \"x\"\\fR\nfor two\n.TP\n\\fBnetvm three\\fR\n";
         assert_eq!(examples, expected);
         assert!(!after_options("").to_roff().contains(".SH"));

@@ -32,18 +32,18 @@ const DIRTY_PERCENT: u32 = 20;
 #[command(after_help = "\
 Files live as long as this command (and as one lender of each part of them): it ends when DIR is unmounted, with umount(8), Ctrl-C or SIGTERM, which
 is refused while something is open there. Lenders use memory only for what has been written, and get back what is deleted. Needs FUSE; users other than
-root need fusermount3 (package fuse3) besides, and nobody else sees their files.
+root, without CAP_SYS_ADMIN, need fusermount3 (package fuse3) besides, and nobody else sees their files.
 
 With --share several mounts have the same files: what one has written is seen by the others after fsync or close, and they lose the files when
 this command ends. What a lost lender had reads as an input/output error, never as something else.
 
-A segment is the exported memory of another process: a file of fixed size. Its key is in a file, as `netvm` prints keys: 32 hexadecimal digits.
+A segment is the exported memory of another process: a file of fixed size. Its key is in a file, in the 32 hexadecimal digits of RemoteKey::to_text (Rust) and netvm_key_to_text (C).
 The process that exports it has the memory itself: it is not to open the file, as it could wait for itself. Where this mount cannot map the memory
 that fails (EDEADLK); through a mount that has joined it is not noticed, and what is written so may be lost.
 
 Examples:
   netvm mount /mnt/far --size 4G --lender big:7070 --secret key
-  netvm mount /mnt/far --size 4G --lender a:7070 --lender b:7070 --replicas 2
+  netvm mount /mnt/far --size 4G --lender a:7070 --lender b:7070 --replicas 2 --secret key
                                                     survives the loss of either lender
   netvm mount /mnt/far --size 4G --lender big:7070 --share 0.0.0.0:7072 --secret key
   netvm mount /mnt/far --join first:7072 --secret key         the same files, on another machine

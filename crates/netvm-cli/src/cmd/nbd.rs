@@ -19,11 +19,11 @@ get back what is trimmed. What is on it lives as long as this command, and as on
 Examples:
   netvm nbd --size 4G --lender big:7070 --secret key            at 127.0.0.1:10809, for clients on this machine
   nbd-client -C 4 -N \"\" localhost /dev/nbd0 && mkswap /dev/nbd0 && swapon /dev/nbd0
-  netvm nbd --size 4G --lender a:7070 --lender b:7070 --replicas 2
+  netvm nbd --size 4G --lender a:7070 --lender b:7070 --replicas 2 --secret key
                                                                 survives the loss of either lender
-  netvm nbd --size 1G --lender big:7070 --unix /run/disk
+  netvm nbd --size 1G --lender big:7070 --secret key --unix /run/disk
   qemu-img convert -n -f raw -O raw disk.img nbd+unix:///?socket=/run/disk
-  netvm nbd --size 1G --lender big:7070 --listen 0.0.0.0:10809 --tls /etc/pki/nbd
+  netvm nbd --size 1G --lender big:7070 --secret key --listen 0.0.0.0:10809 --tls /etc/pki/nbd
                                                                 for others, who show a certificate")]
 pub struct NbdArgs {
     #[command(flatten)]

@@ -17,6 +17,7 @@ use std::path::PathBuf;
 One transfer is received, then the command ends. Nothing is written outside the folder, whatever the sender says, and nothing in it is
 replaced without --overwrite. Until a file is complete and checked it is called .netvm-XXXX.part; when the transfer is cut, the next one
 of the same files goes on there.
+
 Exit code 1: everything went well, but files with other content were there and were kept.
 
 Examples:

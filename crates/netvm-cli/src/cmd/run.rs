@@ -57,31 +57,34 @@ SIGKILL, which cannot be handed on, ends netvm alone: the program goes on with i
 Before Linux 6.8 pages travel by copy: programs that want io_uring or libaio are told that there is none, and do without. NETVM_WITHOUT=move in the
 environment has the same effect on any kernel.
 
-Not covered: statically linked programs, programs that make system calls without libc, set-user-ID programs. Of the program itself, and what it
-becomes by exec, a run says so; of other processes, as those that are started with a cleared environment, it does not.
+Not covered: statically linked programs, musl, set-user-ID programs. Of the program itself, and what it becomes by exec, a run says so; of other
+processes, as those that are started with a cleared environment, it does not. Programs that make system calls of their own, not by libc, run: what they
+map so is local, and they must not unmap, move or drop far memory so.
+
+The fields of --json are the counters of netvm metrics --print, which has a line of help for each.
 
 Examples:
   netvm run --local 256M -- ./solver                               a private lender on this machine
   netvm run --local 1G --lender a:7070 --lender b:7070 --secret key -- python3 job.py
   netvm run --local 256M --explain -- ./solver                     and what more memory would save
-  netvm run --lender a:7070 --lender b:7070 --replicas 2 -- ./solver     either of the two may die
-  netvm run --local 1G --lender a:7070 --file /var/tmp:64G -- ./solver   what a has no room for goes to a file
-  netvm run --lender a:7070 --lender b:7070 --lender c:7070 --erasure 2+1 -- ./solver     the same for half as much more memory, not twice
+  netvm run --lender a:7070 --lender b:7070 --replicas 2 --secret key -- ./solver     either of the two may die
+  netvm run --local 1G --lender a:7070 --secret key --file /var/tmp:64G -- ./solver   what a has no room for goes to a file
+  netvm run --lender a:7070 --lender b:7070 --lender c:7070 --erasure 2+1 --secret key -- ./solver     any one of the three may die; takes 1.5 times the memory, not twice
   netvm run --local 512M --stats -- sh -c 'first && second'
   netvm run --local 512M --trace job.json --report job.svg -- python3 job.py
   netvm run --local 512M --learn job.record -- ./pagerank graph        knows the second time what comes next
 
 While it runs: netvm top.
 
-Exit code: the program's; 128 + N if signal N ended it; 125 if netvm itself could not go on.")]
+Exit code: the program's; 128 + N if signal N ended it; 125 if netvm itself could not go on, or start it; 2 for wrong options of netvm.")]
 pub struct RunArgs {
-    /// Local memory for the program's large data, of all processes together; small allocations come on top: see --small-local
+    /// Local memory for the program's large data, of all processes together, at least 4M; small allocations come on top: see --small-local
     #[arg(long, value_name = "SIZE", default_value = "256M")]
     pub local: Size,
-    /// A lender's address, HOST:PORT or unix:/path; may be given several times
+    /// A lender's address, HOST:PORT or unix:/path; may be given up to 64 times
     #[arg(long, value_name = "ADDR")]
     pub lender: Vec<String>,
-    /// How many lenders hold each page: with 2, the program goes on when one of them is lost
+    /// How many lenders hold each page, 1 to 4: with 2, the program goes on when one of them is lost
     #[arg(long, value_name = "N", default_value_t = 1)]
     pub replicas: usize,
     /// Each page in K parts (2, 4 or 8) on different lenders, and M more (1 to 4) that are computed from them: the program goes on when any
@@ -109,7 +112,8 @@ pub struct RunArgs {
     /// Bytes that come in together at a fault, 4K to 2M: larger ones suit what is read in long pieces
     #[arg(long, value_name = "SIZE", default_value = "4K")]
     pub page_size: Size,
-    /// Bring pages in by what the program wanted before not only in this run, as always, but also in the last one with this file, which is written anew at the end
+    /// Prefetch by what the program wanted in its last run, too, as FILE has recorded it (what it wanted in this run always counts). FILE is read at the
+    /// start, if it is there, and written anew at the end
     #[arg(long, value_name = "FILE")]
     pub learn: Option<PathBuf>,
     /// Print at the end what each place costs, what was chosen, and what more local memory would save
@@ -266,7 +270,9 @@ impl Report {
 
     /// Says what a program that has failed may have failed for.
     fn show_refused(&self) {
-        if self.refused && !self.status.success() && self.message.is_none() {
+        // Nobody's fault.
+        let is_stopped = matches!(self.status.signal(), Some(SIGHUP | SIGINT | SIGQUIT | SIGTERM));
+        if self.refused && !self.status.success() && !is_stopped && self.message.is_none() {
             tell!(
                 "netvm: the program, or one that it started, wanted io_uring or asynchronous I/O and was told ENOSYS: before Linux 6.8 far pages travel by \
                  copy, which would lose what a device reads into them meanwhile. If it cannot do without, have it read and write by threads"
@@ -280,8 +286,8 @@ impl Report {
         let bounded = args.local.0.saturating_add(args.small_local.0).saturating_add(OTHER_BYTES);
         if self.ended.preloaded && self.largest_bytes > bounded && far_bytes < args.local.0 / 2 {
             tell!(
-                "netvm: a process of this run had {}, and {} of it were far memory: what a program shares, maps from files or to be executed, or by \
-                 system calls of its own, is local, and not bounded by --local",
+                "netvm: a process of this run had {}, while all of them had at most {} of far memory here: what a program shares, maps from files or to be \
+                 executed, or by system calls of its own, is local, and not bounded by --local",
                 Size(self.largest_bytes >> 20 << 20),
                 Size(far_bytes >> 20 << 20),
             );

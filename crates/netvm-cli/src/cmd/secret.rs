@@ -5,6 +5,7 @@ use clap::{Args, Subcommand};
 use netvm::security::{Encryption, Secret, Security};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use std::sync::OnceLock;
 
 /// Names the secret file when --secret does not.
 const SECRET_FILE: &str = "NETVM_SECRET_FILE";
@@ -64,6 +65,9 @@ pub struct SecurityArgs {
     /// Encrypt everything on the way; needs a secret
     #[arg(long)]
     encrypt: bool,
+    /// What was read: a pipe can be read once.
+    #[arg(skip)]
+    loaded: OnceLock<Option<Secret>>,
 }
 
 impl SecurityArgs {
@@ -72,9 +76,15 @@ impl SecurityArgs {
     /// # Errors
     /// A sentence with the remedy.
     pub fn load(&self) -> netvm::Result<Security> {
-        let from_environment = || std::env::var_os(SECRET_FILE).filter(|path| !path.is_empty());
-        let file = self.secret.clone().or_else(|| from_environment().map(PathBuf::from));
-        let secret = file.map(|file| Secret::from_file(&file)).transpose()?;
+        let secret = match self.loaded.get() {
+            Some(loaded) => loaded.clone(),
+            None => {
+                let from_environment = || std::env::var_os(SECRET_FILE).filter(|path| !path.is_empty());
+                let file = self.secret.clone().or_else(|| from_environment().map(PathBuf::from));
+                let secret = file.map(|file| Secret::from_file(&file)).transpose()?;
+                self.loaded.get_or_init(|| secret).clone()
+            }
+        };
         let security = Security { secret, encryption: self.encryption(), insecure: false };
         security.check()?;
         Ok(security)

@@ -19,6 +19,7 @@ const STREAMS_MAX: usize = 16;
 #[command(after_help = "\
 Folders are sent with all files and folders in them; links, devices and the like are left out. Each file arrives complete and
 checked, or not at all. When the connection is cut, start both sides again: what has arrived is not sent again.
+
 Exit code 1: everything went well, but the receiver has other files of the same names, and kept those.
 
 Examples:

@@ -20,13 +20,14 @@ pub const CONTROL: (&str, &str) =
 #[command(after_help = "\
 Needs root and ublk_drv. The device's memory is borrowed when the command starts: it cannot run out later. Lenders use memory only for what
 has been written, and get back what is discarded. What is on it lives as long as this command, and as one lender of each part of it.
+
 SIGTERM and SIGINT remove the disk, after what was written to it has been flushed. When this command is killed, requests fail at once and the disk
 goes.
 
 Examples:
   netvm ublk --size 4G --lender big:7070 --secret key
   mkfs.ext4 -E nodiscard /dev/ublkb0 && mount -o discard /dev/ublkb0 /mnt
-  netvm ublk --size 4G --lender a:7070 --lender b:7070 --replicas 2
+  netvm ublk --size 4G --lender a:7070 --lender b:7070 --replicas 2 --secret key
                                                     survives the loss of either lender")]
 pub struct UblkArgs {
     #[command(flatten)]

@@ -66,7 +66,7 @@ pub(super) fn picture(path: &str) -> Result<PathBuf, String> {
 
 #[derive(Subcommand, Debug)]
 enum Which {
-    /// Measure page faults on far memory over TCP loopback, next to the floors and to swap
+    /// Measure page faults on far memory: over TCP, by shared memory, answered by the kernel, next to the floors and to swap
     Fault(fault::FaultArgs),
     /// Measure swap by what is behind it: zram, a disk, tmpfs, nbdkit, and lent memory
     Swap(swap::SwapArgs),

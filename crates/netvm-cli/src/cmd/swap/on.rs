@@ -28,13 +28,13 @@ Needs root and a block device of the kernel: ublk, nbd, or a loop device on a FU
 what is swapped out. A server stays behind until `netvm swap off`. When the last lender of a page is lost, programs that need the page are
 killed (SIGBUS): use replicas. Lenders belong on other machines. One on this machine frees nothing, and its memory may be swapped to itself: then
 everything that needs memory waits for good, and the machine has to be reset. Such lenders are refused without --lender-here.
-Meanwhile vm.min_free_kbytes is at least a sixteenth of all memory or 16 MiB, and vm.watermark_boost_factor is 0.
+Until `netvm swap off`, vm.min_free_kbytes is raised to a sixteenth of all memory, at most 16 MiB, and vm.watermark_boost_factor is 0.
 
 Examples:
   netvm swap on --size 8G --lender big:7070 --secret key
-  netvm swap on --size 8G --lender a:7070 --lender b:7070 --replicas 2 --priority 10
+  netvm swap on --size 8G --lender a:7070 --lender b:7070 --replicas 2 --priority 10 --secret key
                                                     survives the loss of either lender; used before swap of lower priority
-  netvm swap on --size 8G --lender big:7070 --by loop
+  netvm swap on --size 8G --lender big:7070 --by loop --secret key
                                                     though the kernel has better: see netvm doctor
   netvm swap status
   netvm swap off")]

@@ -85,7 +85,7 @@ pub struct Lent {
     /// Lender of what netvm swaps to, HOST:PORT; may be given several times [default: one of its own on this machine]
     #[arg(long, value_name = "ADDR")]
     pub lender: Vec<String>,
-    /// File with the lenders' secret
+    /// File with the lenders' secret; NETVM_SECRET_FILE does not count here
     #[arg(long, value_name = "FILE", requires = "lender")]
     pub secret: Option<PathBuf>,
     /// The memory of its own lender is read and written without it, as nbdkit's is by nbdkit: what is left is the cost of the kernel's side
