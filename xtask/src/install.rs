@@ -56,12 +56,10 @@ pub fn library(root: &Path, archive: &Path, version: &str, place: &Place) -> Res
     copy(&header, &place.folder("include").join("netvm.h"), 0o644)?;
 
     let template = read(&source.join("netvm.pc.in"))?;
-    let url = value(&read(&root.join("Cargo.toml"))?, "repository").unwrap_or_default();
     let prefix = place.prefix.display().to_string();
     let config = template
         .replace("@PREFIX@", &prefix)
         .replace("@LIBDIR@", &format!("${{prefix}}/{}", place.libdir))
-        .replace("@URL@", &url)
         .replace("@VERSION@", version)
         .replace("@PRIVATE@", SYSTEM_LIBRARIES);
     write(&libraries.join("pkgconfig/netvm.pc"), &config)?;
@@ -103,12 +101,6 @@ pub fn functions(header: &str) -> Vec<String> {
         name.starts_with("netvm_").then(|| name.to_owned())
     });
     declared.collect()
-}
-
-/// The value of `name = "value"`.
-pub fn value(toml: &str, name: &str) -> Option<String> {
-    let line = toml.lines().find_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix('='))?;
-    Some(line.trim().trim_matches('"').to_owned())
 }
 
 /// Copies a file into a folder that is made if need be.

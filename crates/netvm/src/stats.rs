@@ -54,7 +54,7 @@ stats! {
     zero_fills,
     /// Pages read ahead of demand into local frames: behind those of a window that is mapped with the page that is wanted, whose use nobody sees.
     prefetched,
-    /// Of these, pages that were wanted: estimated from samples, which are left to fault.before they were given up.
+    /// Of these, pages that were wanted before they were given up: estimated from samples, which are left to fault.
     prefetch_hits,
     /// Pages asked for because they were wanted next the last time.
     foreseen,
