@@ -108,6 +108,28 @@ fn who_fails_without_asynchronous_reads_is_told_why() {
     assert_eq!(done.err.contains(SAID), !netvm_sys::uffd::can_move(), "{}", done.err);
 }
 
+/// It would wait for ever for a write that is refused.
+#[test]
+fn open_mpi_is_told_not_to_write_into_others() {
+    if !can_run("open_mpi_is_told_not_to_write_into_others", &[]) {
+        return;
+    }
+    const NAME: &str = "OMPI_MCA_btl_vader_single_copy_mechanism";
+    let folder = Folder::new("mpi");
+    let lender = Lender::start(&folder, "64M");
+    let run = |without: &str, own: Option<&str>| {
+        let mut run = netvm();
+        run.args(["run", "--local", "8M", "--lender", &lender.address, "--", "/usr/bin/printenv", NAME]);
+        run.envs(own.map(|own| (NAME, own))).env("NETVM_WITHOUT", without);
+        finish(&mut run).out()
+    };
+    assert_eq!(run("move", None), "emulated\n");
+    assert_eq!(run("move", Some("none")), "none\n");
+    if netvm_sys::uffd::can_move() {
+        assert_eq!(run("", None), "");
+    }
+}
+
 /// Memory of a kind that cannot be far is not bounded, and `--stats` says so of a process that has more of it than was to be expected.
 #[test]
 fn what_is_local_for_other_reasons_is_told_of() {

@@ -42,6 +42,9 @@ const AREA_DEFAULT: Size = Size(1 << 40);
 /// Code, libraries and stacks of a usual process, which are local.
 const OTHER_BYTES: u64 = 64 << 20;
 const PRELOAD: &str = "libnetvm_preload.so";
+/// Where pages are copied, processes of a run may not write into each other's memory. Open MPI 4 asks before only whether Yama is in the way, and waits
+/// for ever when a write is refused; so told, its processes copy by way of memory that they share.
+const MPI_WRITES: (&str, &str) = ("OMPI_MCA_btl_vader_single_copy_mechanism", "emulated");
 
 /// Arguments of `netvm run`.
 #[derive(Args, Debug)]
@@ -489,6 +492,9 @@ pub fn execute(
     let mut command = Command::new(&path);
     signals.restore_in(&mut command);
     command.args(rest).env("LD_PRELOAD", preload).env("NETVM_RUN", &run_file);
+    if !uffd::can_move() && std::env::var_os(MPI_WRITES.0).is_none() {
+        command.env(MPI_WRITES.0, MPI_WRITES.1);
+    }
     let supervisor = Supervisor::new(&run, &signals)?;
     let started = Instant::now();
     let mut child =
