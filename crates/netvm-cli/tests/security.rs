@@ -118,6 +118,27 @@ fn the_same_secret_on_both_sides() {
     must_say(&status(&address, &["--encrypt"], None), &["encryption needs a secret"]);
 }
 
+/// A demo asks its lender twice, before it sorts and after.
+#[test]
+fn a_secret_that_comes_by_a_pipe_is_read_once() {
+    if !can_run("a_secret_that_comes_by_a_pipe_is_read_once", &["/usr/bin/cat"]) {
+        return;
+    }
+    let folder = Folder::new("pipe");
+    let key = secret(&folder, "key");
+    let (_lender, address) = lend(&[], Some(&key));
+    let demo =
+        "cat \"$1\" | \"$0\" demo --local 8M --data 32M --lender \"$2\" --secret /dev/stdin --svg \"$3\"";
+    let mut shell = Command::new("sh");
+    shell
+        .args(["-c", demo, env!("CARGO_BIN_EXE_netvm")])
+        .arg(&key)
+        .arg(&address)
+        .arg(folder.path("demo.svg"));
+    let done = finish(&mut shell).must_succeed();
+    assert!(done.out().contains("Results are equal."), "{}", done.out());
+}
+
 #[test]
 fn a_lender_that_insists_on_encryption_or_has_no_secret() {
     let folder = Folder::new("insists");

@@ -253,6 +253,7 @@ fn advice_of_the_program_is_followed() {
 #[test]
 fn pages_that_are_named_may_go_any_way() {
     c_program("named", &TIERS, &["auto", "socket"]);
+    c_program_without("named", &TIERS[..1], &["auto"], "move,poison,wp-async");
 }
 
 /// examples/c/named_probe.c: a program names rows here and there before it uses them, all at once or one by one, and hardly ever faults.

@@ -65,7 +65,7 @@ static void lists(void) {
     char *list = anonymous(2 * MIB), *dropped = anonymous(MOST * PAGE);
     int in_run = getenv("NETVM_RUN") != NULL;
     CHECK(mprotect(list + MIB, MIB, PROT_NONE) == 0);
-    for (int round = 0; round < 20; round++) {
+    for (int round = 0; round < 6; round++) {
         struct iovec *parts = (struct iovec *)(list + MIB - bytes);
         for (uint64_t i = 0; i < MOST; i++) parts[i] = (struct iovec){table + mixed(round * MOST + i) % PAGES * PAGE, PAGE};
         long count = round % 2 ? MOST : 65;
@@ -94,6 +94,16 @@ static void *without_the_first_thread(void *none) {
     while (process_vm_readv(getpid(), &local, 1, &remote, 1, 0) == 1) usleep(1000);
     CHECK(errno == ESRCH || errno == EPERM);
     lists();
+    /* Far memory goes on, here and in children. */
+    for (uint64_t page = 0; page < PAGES; page++) CHECK(*word(page) == mixed(page + 1));
+    pid_t pid = fork();
+    CHECK(pid >= 0);
+    for (uint64_t page = 0; page < PAGES; page++) CHECK(*word(page) == mixed(page + 1));
+    for (uint64_t page = 0; page < PAGES; page++) *word(page) = mixed(page + 2);
+    for (uint64_t page = 0; page < PAGES; page++) CHECK(*word(page) == mixed(page + 2));
+    if (pid == 0) _exit(0);
+    int status;
+    CHECK(waitpid(pid, &status, 0) == pid && WIFEXITED(status) && WEXITSTATUS(status) == 0);
     puts("ok");
     exit(0);
     return none;
