@@ -13,6 +13,9 @@ use crate::shm::mapped::Mapped;
 /// Who finds it taken and free by turns so often leaves it to the others.
 const ROUNDS_MAX: u32 = 16;
 
+/// Whoever makes permits leaves nothing to anybody: a round costs some ten nanoseconds, asking the home ten thousand and everybody else as much.
+const ADD_ROUNDS_MAX: u32 = 1000;
+
 /// The word, at its home.
 #[derive(Debug)]
 pub(crate) struct LockWord(pub(crate) Arc<Mapping>);
@@ -97,13 +100,14 @@ impl Object {
     pub(super) fn add_near(&self, count: u32) -> Option<u32> {
         self.near?;
         let (peer, mapped) = (self.region.peer(), self.mapped_in_order()?);
-        let mut seen = mapped.atomic(peer, 0, &Atomic::new(AtomicOp::Load, Width::Eight, 0))?;
-        for _ in 0..ROUNDS_MAX {
+        for round in 0..ADD_ROUNDS_MAX {
+            let seen = mapped.atomic(peer, 0, &Atomic::new(AtomicOp::Load, Width::Eight, 0))?;
             let (more, free) = Near::more_permits(seen, count)?;
-            match mapped.atomic(peer, 0, &Atomic::compare_swap(Width::Eight, seen, more))? {
-                was if was == seen => return Some(free),
-                was => seen = was,
+            if mapped.atomic(peer, 0, &Atomic::compare_swap(Width::Eight, seen, more))? == seen {
+                return Some(free);
             }
+            // Others that use up and make without a pause may be in step with us: out of it, each time by another while.
+            (0..round % 61).for_each(|_| std::hint::spin_loop());
         }
         None
     }
