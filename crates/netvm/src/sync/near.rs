@@ -10,11 +10,12 @@ use netvm_sys::mapping::Mapping;
 use super::{Kind, Object, SyncError};
 use crate::shm::mapped::Mapped;
 
-/// Who finds it taken and free by turns so often leaves it to the others.
-const ROUNDS_MAX: u32 = 16;
+/// Who finds a lock taken and free by turns so often leaves it to the others.
+const LOCK_ROUNDS_MAX: u32 = 16;
 
-/// Whoever makes permits leaves nothing to anybody: a round costs some ten nanoseconds, asking the home ten thousand and everybody else as much.
-const ADD_ROUNDS_MAX: u32 = 1000;
+/// Who changes a number of permits takes nothing from those who came first: a round costs some ten nanoseconds, asking the home ten
+/// thousand, and everybody else as much.
+const PERMIT_ROUNDS_MAX: u32 = 1000;
 
 /// The word, at its home.
 #[derive(Debug)]
@@ -71,9 +72,11 @@ impl Object {
         let peer = self.region.peer();
         // Read before the share's flag is looked at, with which the change begins: see the page of the word.
         let load = Atomic::new(AtomicOp::Load, Width::Eight, 0);
-        let Some(mut seen) = mapped.atomic(peer, 0, &load) else { return Taken::Home };
+        let (rounds_max, otherwise) =
+            if is_semaphore { (PERMIT_ROUNDS_MAX, Taken::Home) } else { (LOCK_ROUNDS_MAX, Taken::Others) };
         // Each round that fails is one in which somebody else took it or gave it back.
-        for _ in 0..ROUNDS_MAX {
+        for round in 0..rounds_max {
+            let Some(seen) = mapped.atomic(peer, 0, &load) else { return Taken::Home };
             let see = if is_semaphore { Near::see_permits(seen, count) } else { near.see(seen) };
             let ours = match see {
                 Seen::Free(ours) => ours,
@@ -82,11 +85,11 @@ impl Object {
             };
             match mapped.atomic(peer, 0, &Atomic::compare_swap(Width::Eight, seen, ours)) {
                 Some(was) if was == seen => return Taken::Ours(ours),
-                Some(was) => seen = was,
+                Some(_) => step_aside(round),
                 None => return Taken::Home,
             }
         }
-        Taken::Others
+        otherwise
     }
 
     /// Gives it back; false when the home must be told: somebody waits, or writes of ours are under way over the links, which come first.
@@ -100,14 +103,13 @@ impl Object {
     pub(super) fn add_near(&self, count: u32) -> Option<u32> {
         self.near?;
         let (peer, mapped) = (self.region.peer(), self.mapped_in_order()?);
-        for round in 0..ADD_ROUNDS_MAX {
+        for round in 0..PERMIT_ROUNDS_MAX {
             let seen = mapped.atomic(peer, 0, &Atomic::new(AtomicOp::Load, Width::Eight, 0))?;
             let (more, free) = Near::more_permits(seen, count)?;
             if mapped.atomic(peer, 0, &Atomic::compare_swap(Width::Eight, seen, more))? == seen {
                 return Some(free);
             }
-            // Others that use up and make without a pause may be in step with us: out of it, each time by another while.
-            (0..round % 61).for_each(|_| std::hint::spin_loop());
+            step_aside(round);
         }
         None
     }
@@ -123,4 +125,9 @@ impl Object {
         }
         mapped
     }
+}
+
+/// After a round that has failed: others that change the word without a pause may be in step with us, and would come first each time.
+fn step_aside(round: u32) {
+    (0..round % 61).for_each(|_| std::hint::spin_loop());
 }
