@@ -12,6 +12,9 @@ const REAP_EVERY: Duration = Duration::from_millis(50);
 /// After so long without a frame a process gets a few beyond the budget of the run: others that are stopped, or hang, give nothing.
 const STARVED_MAX: Duration = Duration::from_millis(1500);
 
+/// A look in vain counts for so much at most: while this process is stopped, or its machine stands still, so do those that would give.
+const LOOK_MAX: Duration = Duration::from_millis(175);
+
 /// Of several shards, how often each says what came.
 const INFLOW_EVERY: Duration = Duration::from_millis(50);
 /// Of what it said before, this part is forgotten each time.
@@ -22,6 +25,26 @@ const ASK_EVERY: Duration = Duration::from_millis(1);
 const GIVEN_PART: u64 = 8;
 const GIVEN_MIN: u64 = 64;
 
+/// How long a process has been refused frames, as far as it has looked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Starving {
+    waited: Duration,
+    looked: Instant,
+}
+
+impl Starving {
+    fn begin() -> Self {
+        Self { waited: Duration::ZERO, looked: Instant::now() }
+    }
+
+    /// Looks once more; whether it has been too long.
+    fn is_too_long(&mut self) -> bool {
+        let since = std::mem::replace(&mut self.looked, Instant::now());
+        self.waited += self.looked.saturating_duration_since(since).min(LOOK_MAX);
+        self.waited >= STARVED_MAX
+    }
+}
+
 /// The local budget.
 #[derive(Debug)]
 pub(super) struct Budget {
@@ -29,8 +52,8 @@ pub(super) struct Budget {
     held: u64,
     /// The last request was refused.
     refused: bool,
-    /// Since when nothing has been granted, though this process has less than its share.
-    starving: Option<Instant>,
+    /// Nothing is granted, though this process has less than its share.
+    starving: Option<Starving>,
     /// When ended processes were last looked for.
     looked: Option<Instant>,
     slot: Option<Slot>,
@@ -79,7 +102,7 @@ impl Budget {
             slot.set_starving(starving);
             if !starving || room == 0 || slot.is_shard() {
                 self.starving = None;
-            } else if self.starving.get_or_insert_with(Instant::now).elapsed() >= STARVED_MAX
+            } else if self.starving.get_or_insert_with(Starving::begin).is_too_long()
                 && self.held < slot.floor()
             {
                 granted = slot.grow_beyond(room.min(slot.floor() - self.held));
@@ -419,7 +442,13 @@ mod tests {
         assert_eq!(holder.grow(1000), 1000);
         let mut budget = Budget::new(1000, Some(run.join(std::process::id()).unwrap()));
         assert_eq!((budget.grow(64), run.stuck(), run.used()), (0, None, 1000));
-        budget.starving = budget.starving.map(|since| since - STARVED_MAX);
+        // While nobody looks nobody could have given anything.
+        let stood_still = |starving: Starving| Starving { looked: starving.looked - STARVED_MAX, ..starving };
+        budget.starving = budget.starving.map(stood_still);
+        assert_eq!((budget.grow(64), run.stuck()), (0, None));
+        let waited = budget.starving.unwrap().waited;
+        assert!((LOOK_MAX..STARVED_MAX).contains(&waited), "{waited:?}");
+        budget.starving = budget.starving.map(|starving| Starving { waited: STARVED_MAX, ..starving });
         assert_eq!((budget.grow(64), budget.grow(1000), budget.grow(64)), (64, floor - 64, 0));
         let stuck = run.stuck().unwrap();
         assert_eq!(
