@@ -8,7 +8,8 @@
 grep -qw la57 /proc/cpuinfo || fail "this machine has no fifth level"
 insmod /test/netvm_mem.ko
 memory_peer 7000 >peer.log 2>&1 &
-sleep 1
+listens() { nc -z 127.0.0.1 7000 2>/dev/null || netstat -ltn | grep -q :7000; }
+wait_until 10 listens
 n=$(memory attach 127.0.0.1 7000 grid k)
 memory pages $n >said
 cat said

@@ -27,10 +27,9 @@ wait_until 90 sh -c 'nc 10.7.0.1 7000 </dev/null >key 2>/dev/null && [ -s key ]'
 netvm nbd --size 64M --lender 10.7.0.1:7070 --secret key >nbd.log 2>&1 &
 server=$!
 wait_until 30 grep -q serving nbd.log
-size() { cat /sys/block/nbd0/size; }
 attach() {
     nbd-client -N "" "$@" 127.0.0.1 $disk 2>/dev/null
-    wait_until 10 test "$(size)" = $((64 * 2048))
+    wait_until 10 sh -c '[ "$(cat /sys/block/nbd0/size)" = 131072 ]'
 }
 
 echo "== one connection"

@@ -9,13 +9,16 @@ use std::io::{BufRead, BufReader};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
 /// Programs that run at the same time. Each runs as many tests as there are CPUs.
 const AT_A_TIME: usize = 2;
+/// Nothing comes for so long any more from what somebody has started who has ended.
+const LEFT_BEHIND: Duration = Duration::from_secs(5);
 /// More failures than this are no accident.
 const AGAIN_MAX: usize = 4;
 
@@ -182,8 +185,20 @@ fn output_of(mut command: Command, show: bool) -> Said {
             return said;
         }
     };
-    for line in BufReader::new(output).split(b'\n').map_while(Result::ok) {
-        let line = String::from_utf8_lossy(&line);
+    let (sender, lines) = mpsc::channel();
+    // It ends with the pipe.
+    std::thread::spawn(move || {
+        let lines = BufReader::new(output).split(b'\n').map_while(Result::ok);
+        lines.map(|line| sender.send(line)).take_while(Result::is_ok).count()
+    });
+    loop {
+        let line = match lines.recv_timeout(LEFT_BEHIND) {
+            Ok(line) => String::from_utf8_lossy(&line).into_owned(),
+            // What a test that failed has left may have the pipe for ever.
+            Err(RecvTimeoutError::Timeout) if !matches!(child.try_wait(), Ok(None)) => break,
+            Err(RecvTimeoutError::Timeout) => continue,
+            Err(RecvTimeoutError::Disconnected) => break,
+        };
         if show {
             println!("{line}");
         } else {
@@ -296,6 +311,16 @@ test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; 
         assert_eq!(bad.trouble(), Trouble::Tests(vec!["three".to_owned(), "two".to_owned()]));
         let good = said("test result: ok. 3 passed; 0 failed; 1 ignored; finished in 0.00s", true);
         assert_eq!((good.passed, good.trouble()), (3, Trouble::None));
+    }
+
+    #[test]
+    fn what_a_test_leaves_behind_keeps_nobody_waiting() {
+        let mut command = std::process::Command::new("sh");
+        command.args(["-c", "sleep 60 & echo 'test result: ok. 3 passed; 0 failed'"]);
+        let began = std::time::Instant::now();
+        let said = super::output_of(command, false);
+        assert_eq!((said.passed, said.trouble()), (3, Trouble::None));
+        assert!(began.elapsed().as_secs() < 50);
     }
 
     #[test]

@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tools::Result;
@@ -48,6 +49,9 @@ const AGAIN_MAX: usize = 2;
 const BUILT: &str = "built-";
 /// Guests that run at a time, and one more that waits mostly. A pair counts as one of them.
 const AT_A_TIME: usize = 2;
+
+/// Connections of two guests so far.
+static WIRES: AtomicU32 = AtomicU32::new(0);
 
 /// What `cargo xtask guest` was asked for.
 #[derive(Debug, Default)]
@@ -356,6 +360,12 @@ impl Suite {
         let of = |name: &&str| self.kernels.get(name)?.as_ref().ok().map(Kernel::slowness);
         let slowness = names.iter().filter_map(of).max().unwrap_or(1);
         let mut machines = Vec::new();
+        // Not in the folder: paths of unix sockets must be short.
+        let wire = Removed(std::env::temp_dir().join(format!(
+            "netvm-wire-{}-{}",
+            std::process::id(),
+            WIRES.fetch_add(1, Ordering::Relaxed)
+        )));
         for (index, name) in names.iter().enumerate() {
             let Some(Ok(kernel)) = self.kernels.get(name) else {
                 return Ok(Verdict::Skipped(match self.kernels.get(name) {
@@ -370,8 +380,9 @@ impl Suite {
             tools::make_folder(&place)?;
             let initramfs = place.join("initramfs");
             tools::write(&initramfs, self.initramfs(script, kernel, (index, names.len()), slowness)?)?;
-            let socket = folder.join("wire");
-            let wire = if names.len() == 2 { Wire::Pair { socket, listens: index == 0 } } else { Wire::None };
+            let socket = wire.0.clone();
+            let wire_of =
+                if names.len() == 2 { Wire::Pair { socket, listens: index == 0 } } else { Wire::None };
             let (packed, counted, checked) = (script.packed, script.counted, script.checked);
             let (memory_mib, limit) = (script.memory_mib[index], script.limit);
             machines.push((
@@ -383,7 +394,7 @@ impl Suite {
                     host: script.host,
                     memory_mib,
                     initramfs: &initramfs,
-                    wire,
+                    wire: wire_of,
                     folder: place,
                     limit,
                     slowness,
@@ -392,7 +403,7 @@ impl Suite {
                 initramfs,
             ));
             if let (0, 2) = (index, names.len()) {
-                wait_for(&folder.join("wire"))?;
+                wait_for(&wire.0)?;
             }
         }
         // The first one's end is awaited last: it serves the other one.
@@ -570,6 +581,15 @@ impl Suite {
         let program = place.join(tools::name(&built));
         tools::run(Command::new("strip").arg("-o").arg(&program).arg(built))?;
         Ok(program)
+    }
+}
+
+/// Is not there any more when this is dropped.
+struct Removed(PathBuf);
+
+impl Drop for Removed {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.0);
     }
 }
 
