@@ -59,7 +59,9 @@ mod tests {
         let error = write(Path::new("/dev/full"), (99, 99), draw).unwrap_err().to_string();
         assert!(error.contains("cannot write /dev/full") && Path::new("/dev/full").exists(), "{error}");
         // What cannot be written to stays as it is: a program that runs.
-        std::fs::copy("/bin/sleep", &path).unwrap();
+        // By another process: children of ours, of other tests, would have it open for writing when it is started.
+        let copied = std::process::Command::new("cp").arg("/bin/sleep").arg(&path).status().unwrap();
+        assert!(copied.success());
         let mut program = std::process::Command::new(&path).arg("60").spawn().unwrap();
         let error = write(&path, (99, 99), draw).unwrap_err().to_string();
         program.kill().unwrap();

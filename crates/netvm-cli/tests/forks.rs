@@ -117,7 +117,8 @@ fn children_need_no_copies_where_lenders_have_no_room_for_them() {
         return;
     }
     let folder = Folder::new("room");
-    for size in ["40M", "44M", "48M", "52M"] {
+    let sizes = if netvm_sys::uffd::can_move() { ["40M", "44M", "48M"] } else { ["44M", "48M", "52M"] };
+    for size in sizes {
         let lenders = [Lender::start_with(&folder.path(size), size, &["--slab", "1M"])];
         let done = finish(&mut many(&lenders, &[], "16M", ["20", "256"])).must_succeed();
         assert_eq!(done.out(), "filled\nforked\ngood\n", "{size}: {}", done.err);

@@ -324,14 +324,13 @@ fn units_leave_descriptors_for_others() {
     if !by_kernel(TEST) || !can_run(TEST, &[PYTHON, "/usr/bin/prlimit"]) {
         return;
     }
-    let address = "127.0.0.1:7191";
     let inner = netvm();
     let mut command = Command::new("/usr/bin/prlimit");
     command.args(["--nofile=48", "--"]).arg(inner.get_program()).args(inner.get_args());
-    command.args(["lend", "--size", "256M", "--listen", address]);
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
-    child.stdout.as_mut().unwrap().read_exact(&mut [0]).expect("the lender did not start");
-    let _lender = Guard(child);
+    let any = "127.0.0.1:0";
+    let lender =
+        Lender::by(command.args(["lend", "--size", "256M", "--listen", any]).stderr(Stdio::null()), any);
+    let address = lender.address.as_str();
     for tier in ["lender", "auto"] {
         let mut run = netvm();
         run.args(["run", "--local", "8M", "--tier", tier, "--json", "--lender", address]);
@@ -350,8 +349,8 @@ fn either_side_can_do_without() {
     if !can_run(TEST, &[PYTHON]) {
         return;
     }
-    let off = Lender::listening_with("127.0.0.1:7192", "256M", &["--kernel-reads", "off"]);
-    let on = Lender::listening_with("127.0.0.1:7193", "256M", &[]);
+    let off = Lender::listening_with("127.0.0.1:0", "256M", &["--kernel-reads", "off"]);
+    let on = Lender::listening_with("127.0.0.1:0", "256M", &[]);
     if !by_kernel(TEST) {
         return;
     }

@@ -63,6 +63,9 @@ fn has_private_lender(run: u32) -> bool {
 
 #[test]
 fn a_run_is_seen_while_it_goes_on_and_afterwards() {
+    if !can_run("a_run_is_seen_while_it_goes_on_and_afterwards", &[]) {
+        return;
+    }
     let folder = Folder::new("observe");
     let (trace, report) = (folder.path("trace.json"), folder.path("report.svg"));
     let mut command = netvm();
@@ -285,9 +288,11 @@ fn a_run_in_parts_says_what_it_lacks() {
     let text = || finish(netvm().args(["top", "--once", "--interval", "0.1"])).must_succeed().out();
     assert!(text().contains("in 2+1 parts: any 1 of their lenders"), "{}", text());
     let seen = look(pid).unwrap();
-    assert_eq!((&seen["erasure"], &seen["lost"]), (&"2+1".into(), &Value::Array(Vec::new())));
+    assert_eq!(seen["erasure"], "2+1");
     lenders[1].signal("KILL");
-    until("it is told that one is lost", || look(pid).unwrap()["lost"][0] == lenders[1].address.as_str());
+    let is_lost =
+        |lost: &Value| lost.as_array().unwrap().iter().any(|lost| lost == lenders[1].address.as_str());
+    until("it is told that one is lost", || is_lost(&look(pid).unwrap()["lost"]));
     let text = text();
     assert!(
         text.contains(&format!("lost {}", lenders[1].address)) && text.contains("fewer copies"),

@@ -290,7 +290,8 @@ fn loses_a_lender(
 #[track_caller]
 fn must_have_lost(done: &Done, lender: &Lender) {
     let summary = done.summary();
-    assert_eq!(summary["lost"], serde_json::json!([lender.address]), "{}", done.err);
+    let lost = summary["lost"].as_array().unwrap();
+    assert!(lost.iter().any(|lost| lost == lender.address.as_str()), "{}", done.err);
     assert!(done.err.contains(&format!("lost {}", lender.address)), "{}", done.err);
     // Lenders without others are waited for for 4 s. On a machine that does nothing else it is far below one.
     assert!(summary["read_us_peak"].as_u64().unwrap() < 4_000_000, "{summary}");
@@ -385,7 +386,7 @@ fn in_a_network_of_its_own() {
         assert!(Command::new("ip").args(["link", "set", "lo", "up"]).status().unwrap().success());
         let near = |index| Lender::named(&folder, &format!("near-{index}"), "256M");
         let mut lenders: Vec<_> = (1..need).map(near).collect();
-        lenders.insert(1, Lender::at("127.0.0.1:7199", "256M"));
+        lenders.insert(1, Lender::at("127.0.0.1:0", "256M"));
         loses_a_lender((&recipe, &recipe.plain(&folder)), &folder, (&lenders, redundancy), 1, Trouble::Cut);
     }
 }
@@ -477,6 +478,13 @@ fn redis_loses_a_lender_during_bgsave() {
 /// Fills redis, has it write a dump, changes it meanwhile; `meanwhile` happens then, too.
 fn redis_saves(test: &str, far: Command, meanwhile: impl FnOnce()) -> Option<Done> {
     if !can_run(test, &["/usr/bin/redis-server", "/usr/bin/redis-cli"]) {
+        return None;
+    }
+    // "Redis server v=7.0.15 sha=...": it has DEBUG, which has the digest, switched on by an option since 7.
+    let version = finish(Command::new("redis-server").arg("--version")).out();
+    let major = version.split("v=").nth(1).and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
+    if major.is_none_or(|major| major < 7) {
+        let _ = writeln!(std::io::stderr(), "{test}: skipped (needs redis 7, not {})", version.trim());
         return None;
     }
     // In redis' own protocol: strings, a few hashes and a list.

@@ -6,7 +6,7 @@ mod names;
 #[path = "transfer/refusals.rs"]
 mod refusals;
 
-use common::{Done, Folder, Guard, Random, finish, netvm, signal, until, wait};
+use common::{Done, Folder, Guard, Random, finish, netvm, wait};
 use netvm_core::wire::{Hello, Role};
 use serde_json::Value;
 use std::fs::{self, File};
@@ -15,7 +15,7 @@ use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// What both sides can do; and senders one more.
 const METHODS: [&str; 3] = ["copy", "mmap", "sendfile"];
@@ -210,7 +210,9 @@ fn files_are_written_one_sidedly_over_every_link() {
         assert_eq!(sent["moved_bytes"], received["moved_bytes"]);
         assert!(sent["moved_bytes"].as_u64().unwrap() < 20_000_000, "holes were sent: {sent}");
         let over_socket = matches!(sent["link"].as_str(), Some("tcp" | "sealed"));
-        assert_eq!(over_socket, link == "socket", "{sent}");
+        // Through a unix socket the file itself can be handed on. Without, the kernel copies between the processes, if it does.
+        let reaches = listen == &unix || common::verdict("private memory") == "ok";
+        assert_eq!(over_socket, link == "socket" || !reaches, "{sent}");
         assert!(into.join("source/holes").metadata().unwrap().blocks() * 512 < 20_000_000);
     }
     // It is nothing for a receiver, nor for a framing without messages.
@@ -333,6 +335,18 @@ fn links_are_left_out_and_what_is_named_must_be_there() {
     assert!(!done.status.success() && done.err.contains("Not a directory"), "{done:?}");
 }
 
+/// Kills one side as soon as enough has come: all of it takes a tenth of a second, or less.
+#[track_caller]
+fn cut(side: &mut Guard, mut enough: impl FnMut() -> bool) {
+    let end = Instant::now() + PATIENCE;
+    while !enough() {
+        assert!(Instant::now() < end, "it does not come");
+        std::thread::sleep(Duration::from_micros(500));
+    }
+    side.0.kill().unwrap();
+    side.0.wait().unwrap();
+}
+
 #[test]
 fn a_cut_transfer_goes_on_where_it_ended() {
     let (_folder, source, target) = folders("transfer-cut");
@@ -366,9 +380,7 @@ fn a_cut_transfer_goes_on_where_it_ended() {
         let mut sender = Guard(send(&receiver.address, &[&file], &how).spawn().unwrap());
         // Room is made ahead of what is written one-sidedly, and pieces come out of order.
         let enough = if how.contains(&"1") { 40 << 20 } else { 100 << 20 };
-        until("some of it has come", || part().is_some_and(|part| part.blocks() * 512 > enough));
-        signal(sender.0.id(), "KILL");
-        sender.0.wait().unwrap();
+        cut(&mut sender, || part().is_some_and(|part| part.blocks() * 512 > enough));
         let received = receiver.end();
         assert!(!received.status.success() && received.err.contains("was cut"), "{received:?}");
         assert!(!target.join("big").exists(), "it was too fast to be cut");
@@ -386,9 +398,7 @@ fn a_cut_transfer_goes_on_where_it_ended() {
     let mut receiver = Receiver::start(&target, &[]);
     let streams = ["--streams", "2"];
     let mut sender = Guard(send(&receiver.address, &[&file], &streams).spawn().unwrap());
-    until("some of it has come", || part().is_some_and(|part| part.blocks() * 512 > 100 << 20));
-    signal(receiver.process.0.id(), "KILL");
-    receiver.process.0.wait().unwrap();
+    cut(&mut receiver.process, || part().is_some_and(|part| part.blocks() * 512 > 100 << 20));
     assert!(!sender.0.wait().unwrap().success());
     let came = part().unwrap().len();
     assert!(came < BYTES, "it was too fast to be killed");
@@ -400,9 +410,7 @@ fn a_cut_transfer_goes_on_where_it_ended() {
     // What is there and is not the beginning of the file is not believed.
     let receiver = Receiver::start(&target, &[]);
     let mut sender = Guard(send(&receiver.address, &[&file], &["--streams", "1"]).spawn().unwrap());
-    until("some of it has come", || part().is_some_and(|part| part.blocks() * 512 > 40 << 20));
-    signal(sender.0.id(), "KILL");
-    sender.0.wait().unwrap();
+    cut(&mut sender, || part().is_some_and(|part| part.blocks() * 512 > 40 << 20));
     receiver.end();
     File::options()
         .write(true)

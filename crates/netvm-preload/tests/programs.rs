@@ -183,7 +183,9 @@ fn run_and_count(
         return None;
     }
     let program = compile(name);
-    let folder = program.with_extension(format!("{small_local_bytes}-run"));
+    // Not beside the program: paths of unix sockets must be short.
+    let own = program.file_name().unwrap().to_string_lossy().into_owned();
+    let folder = std::env::temp_dir().join(format!("netvm-test-{own}-{small_local_bytes}"));
     std::fs::create_dir_all(&folder).unwrap();
     let listen = listen.map_or_else(|| format!("unix:{}", folder.join("lender").display()), str::to_owned);
     let config = LenderConfig { listen: vec![listen], size_bytes: 1 << 30, ..LenderConfig::default() };

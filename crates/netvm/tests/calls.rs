@@ -120,6 +120,8 @@ fn faults_are_served_while_much_has_to_leave_or_to_come() {
             assert!(pager.unpin(start, bytes).is_err());
             assert!(shrunk > 100 && pinned > 100, "{link:?}, {shards}: {shrunk} and {pinned} faults");
         });
+        // Else it would be kept, here and at the lender.
+        pager.unmap(pager.area().start, PAGES * PAGE).unwrap();
     }
 }
 
@@ -325,6 +327,13 @@ fn memory_is_mapped_anew_while_others_use_it() {
 #[test]
 fn locked_memory_is_discarded_moved_and_paged() {
     let Some(_alone) = alone() else { return };
+    // SAFETY: numbers only, and nothing is changed but what is allowed afterwards.
+    if unsafe { libc::mlockall(libc::MCL_CURRENT | 4) } < 0 {
+        println!("skipped (mlockall is not permitted)");
+        return;
+    }
+    // SAFETY: as above.
+    assert_eq!(unsafe { libc::munlockall() }, 0);
     let usual = fault_paths().into_iter().map(|path| (path, None));
     for (fault_path, design) in usual.chain([(FaultPath::Thread, Some(FrameDesign::Copy))]) {
         let lent = lend(64 << 20);

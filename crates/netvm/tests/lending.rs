@@ -210,7 +210,8 @@ fn pressure_of_a_control_group_asks_for_memory_too() {
     let used = || status(&lenders[0].address).unwrap().used_bytes;
     let before = used();
     std::thread::sleep(Duration::from_millis(700));
-    assert_eq!(used(), before);
+    // What was on its way out may have taken more since.
+    assert!(used() >= before);
     std::fs::write(&pressure.0, "some avg10=35.00 avg60=0.00 avg300=0.00 total=1\n").unwrap();
     until("half of it has moved", || used() < before / 2);
     check(&vec, 4);

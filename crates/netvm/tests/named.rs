@@ -22,14 +22,13 @@ fn builder(lent: &Lent, local_bytes: u64) -> FarBuilder {
 /// Waits until nothing has come for a while.
 fn wait_for_reads(far: &FarMemory) {
     let deadline = Instant::now() + Duration::from_secs(20);
-    let mut last = u64::MAX;
-    while Instant::now() < deadline {
+    let (mut last, mut same) = (u64::MAX, 0);
+    // Whoever reads may stand still for a while.
+    while Instant::now() < deadline && same < 4 {
         let reads = far.stats().remote_reads;
-        if reads == last {
-            return;
-        }
+        same = if reads == last { same + 1 } else { 0 };
         last = reads;
-        std::thread::sleep(Duration::from_millis(30));
+        std::thread::sleep(Duration::from_millis(25));
     }
 }
 

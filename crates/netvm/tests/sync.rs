@@ -178,8 +178,11 @@ fn readers_share_and_writers_do_not() {
     assert!(matches!(lock.try_write(), Err(SyncError::Busy)));
     std::thread::scope(|scope| {
         let writer = scope.spawn(|| theirs.write(SECOND).unwrap());
-        std::thread::sleep(Duration::from_millis(20));
-        assert!(matches!(lock.try_read(), Err(SyncError::Busy)), "the writer was first");
+        // The writer comes at some time, and is first from then on.
+        let began = Instant::now();
+        while !matches!(lock.try_read(), Err(SyncError::Busy)) {
+            assert!(began.elapsed() < Duration::from_secs(10), "the writer was not first");
+        }
         drop(readers);
         let writer = writer.join().unwrap();
         assert!(matches!(lock.read(SHORT), Err(SyncError::TimedOut)));

@@ -353,7 +353,8 @@ static int one(struct ring *ring, struct io_uring_sqe sqe) {
 
 /* Under netvm a ring sends nothing without a copy, nor advises, and says so to who asks before. Without, the kernel says what it can. */
 static void forbidden(int fd, int (*submit)(void *, struct io_uring_sqe), void *ring, char *p) {
-    static const int ops[] = {IORING_OP_MADVISE, IORING_OP_SEND_ZC, IORING_OP_SENDMSG_ZC};
+    /* The last two are IORING_OP_SEND_ZC and IORING_OP_SENDMSG_ZC, which headers before Linux 6.1 do not have. */
+    static const int ops[] = {IORING_OP_MADVISE, 47, 48};
     int run = getenv("NETVM_RUN") != NULL;
     struct io_uring_probe *probe = calloc(1, sizeof *probe + 256 * sizeof *probe->ops);
     if (fd >= 0) CHECK(syscall(SYS_io_uring_register, fd, IORING_REGISTER_PROBE, probe, 256) == 0);

@@ -201,17 +201,23 @@ impl Lender {
     }
 
     fn listening(address: &str, size: &str, more: &[&str], log: Stdio) -> Self {
-        let mut child = netvm()
-            .args(["lend", "--size", size, "--listen", address])
-            .args(more)
-            .stdout(Stdio::piped())
-            .stderr(log)
-            .spawn()
-            .unwrap();
-        // It says where it listens when it does.
-        let mut first = [0];
-        child.stdout.as_mut().unwrap().read_exact(&mut first).expect("the lender did not start");
-        Self { process: Guard(child), address: address.to_owned() }
+        let mut command = netvm();
+        Self::by(command.args(["lend", "--size", size, "--listen", address]).args(more).stderr(log), address)
+    }
+
+    /// Of a command that begins to lend at this address.
+    pub fn by(command: &mut Command, address: &str) -> Self {
+        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
+        // It says where it listens when it does. Its end of the pipe stays open: it may say more.
+        let (mut line, mut byte) = (String::new(), [0]);
+        while !line.ends_with('\n') {
+            child.stdout.as_mut().unwrap().read_exact(&mut byte).expect("the lender did not start");
+            line.push(byte[0].into());
+        }
+        let (_, told) = line.split_once(" at ").expect("the lender did not start");
+        // With port 0 the kernel has chosen.
+        let address = if address.ends_with(":0") { told.split(',').next().unwrap() } else { address };
+        Self { process: Guard(child), address: address.trim().to_owned() }
     }
 
     pub fn status(&self) -> Value {
@@ -276,6 +282,14 @@ pub fn can_run(test: &str, programs: &[&str]) -> bool {
         let _ = writeln!(std::io::stderr(), "{test}: skipped ({reason})");
     }
     reason.is_none()
+}
+
+/// What `netvm doctor` thinks of something.
+pub fn verdict(what: &str) -> String {
+    let doctor = finish(netvm().args(["doctor", "--json"]));
+    let findings: Value = serde_json::from_slice(&doctor.out).unwrap();
+    let found = findings["findings"].as_array().unwrap().iter().find(|finding| finding["what"] == what);
+    found.unwrap_or_else(|| panic!("no {what} in {findings}"))["verdict"].as_str().unwrap().to_owned()
 }
 
 /// Random numbers that are the same every time (splitmix64).

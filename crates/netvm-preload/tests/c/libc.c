@@ -102,8 +102,10 @@ int main(void) {
     }
     char *copy = strndup("another copy", 7);
     CHECK(strcmp(copy, "another") == 0 && strcmp(texts[999], "a copy") == 0);
+#ifdef MAP_32BIT /* of x86 */
     void *low = mmap(NULL, MIB, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_32BIT, -1, 0);
     CHECK((uintptr_t)low + MIB <= (uintptr_t)1 << 32);
+#endif
     threads_on_blocks(p);
     stop = 1;
     CHECK(pthread_join(thread, NULL) == 0);

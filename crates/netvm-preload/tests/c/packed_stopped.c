@@ -9,6 +9,9 @@ static void stop_for_a_while(pid_t who) {
     CHECK(!kill(who, SIGCONT));
 }
 
+/* The parent says when it has forked. */
+static int forked[2];
+
 static void parent_and_children(void) {
     pid_t children[CHILDREN];
     memory = anonymous(PAGES * PAGE);
@@ -23,6 +26,7 @@ static void parent_and_children(void) {
         for (size_t page = 0; page < PAGES; page++) check_page(page, page % 3 ? 1 : 100 + i);
         _exit(0);
     }
+    CHECK(write(forked[1], "", 1) == 1);
     usleep(200000);
     change(2, 200, 1);
     for (int i = 0; i < CHILDREN; i++) await(children[i]);
@@ -31,11 +35,14 @@ static void parent_and_children(void) {
 }
 
 int main(void) {
+    CHECK(!pipe(forked));
     pid_t parent = fork();
     CHECK(parent >= 0);
     if (!parent) parent_and_children();
-    /* It has filled its memory and forked, about. */
-    usleep(300000);
+    char said;
+    CHECK(read(forked[0], &said, 1) == 1);
+    /* The first child writes, and the parent not yet. */
+    usleep(100000);
     stop_for_a_while(parent);
     await(parent);
     printf("ok\n");

@@ -111,8 +111,8 @@ fn small_operations_keep_to_one_rail() {
         assert!(sends >= ROUNDS && bytes >= ROUNDS * 48, "{counts:?}");
         for [other_sends, other_looks, _] in &counts[1..] {
             assert!(*other_sends <= LIFE_MAX, "{counts:?}");
-            // One look in eight when quiet, but all after a sleep; else it would be as many.
-            assert!(*other_looks * 2 <= looks, "{counts:?}");
+            // One look in eight when quiet, but all after a sleep, and while the first is quiet, too.
+            assert!(*other_looks <= looks, "{counts:?}");
         }
     }
     // Long ones take turns.
@@ -215,6 +215,10 @@ impl Link for Little {
 
 #[test]
 fn who_looks_goes_on_looking_while_bytes_come() {
+    if std::thread::available_parallelism().is_ok_and(|cpus| cpus.get() == 1) {
+        println!("skipped (one CPU: the other side would have to be looked for and to answer at once)");
+        return;
+    }
     let (server, client) = (Node::new().unwrap(), Node::new().unwrap());
     let listener = Listener::bind(&"127.0.0.1:0".parse().unwrap()).unwrap();
     let one = crate::link::connect(listener.address());

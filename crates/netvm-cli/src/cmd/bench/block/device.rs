@@ -268,7 +268,7 @@ mod tests {
             for (times, seconds) in
                 [device.run(case, size, time, 5).unwrap(), device.run_threads(case, size, time, 5).unwrap()]
             {
-                assert!(times.len() >= case.depth && seconds > 0.0, "{}", case.name);
+                assert!(!times.is_empty() && seconds > 0.0, "{}", case.name);
             }
         }
         device.file.write_all_at(&[0; 1 << 20], 0).unwrap();
