@@ -17,8 +17,10 @@ use serde_json::Value;
 
 /// Programs that run at the same time. Each runs as many tests as there are CPUs.
 const AT_A_TIME: usize = 2;
-/// Nothing comes for so long any more from what somebody has started who has ended.
+/// What is left of a program that has ended may say something for so long.
 const LEFT_BEHIND: Duration = Duration::from_secs(5);
+/// A program that says nothing is asked so often whether it has ended.
+const LOOK_EVERY: Duration = Duration::from_millis(500);
 /// More failures than this are no accident.
 const AGAIN_MAX: usize = 4;
 
@@ -156,7 +158,10 @@ fn run_all(programs: Vec<Program>) -> Vec<(Program, Said)> {
                 while let Some(program) = next() {
                     println!("== {} has begun", program.name);
                     let began = Instant::now();
-                    let said = output_of(program.command(), false);
+                    // A test that has been skipped has passed, and says so where nobody looks.
+                    let mut command = program.command();
+                    command.arg("--show-output");
+                    let said = output_of(command, false);
                     // With the lock, so that nothing comes between the lines.
                     let mut results = results.lock().unwrap_or_else(PoisonError::into_inner);
                     println!("== {}, {:.0} s\n{}", program.name, began.elapsed().as_secs_f64(), said.text);
@@ -191,22 +196,26 @@ fn output_of(mut command: Command, show: bool) -> Said {
         let lines = BufReader::new(output).split(b'\n').map_while(Result::ok);
         lines.map(|line| sender.send(line)).take_while(Result::is_ok).count()
     });
-    loop {
-        let line = match lines.recv_timeout(LEFT_BEHIND) {
+    // What a test that failed has left may have the pipe for ever: once the program has ended it has so much time.
+    let mut end = None;
+    while end.is_none_or(|end| Instant::now() < end) {
+        if end.is_none() && !matches!(child.try_wait(), Ok(None)) {
+            end = Some(Instant::now() + LEFT_BEHIND);
+        }
+        let line = match lines.recv_timeout(LOOK_EVERY) {
             Ok(line) => String::from_utf8_lossy(&line).into_owned(),
-            // What a test that failed has left may have the pipe for ever.
-            Err(RecvTimeoutError::Timeout) if !matches!(child.try_wait(), Ok(None)) => break,
             Err(RecvTimeoutError::Timeout) => continue,
             Err(RecvTimeoutError::Disconnected) => break,
         };
+        said.line(&line);
         if show {
             println!("{line}");
-        } else {
+        } else if !said.showing {
             said.text.push_str(&line);
             said.text.push('\n');
         }
-        said.line(&line);
     }
+    said.skipped.iter().for_each(|line| said.text.push_str(line));
     let status = child.wait();
     said.ended_well = status.as_ref().is_ok_and(ExitStatus::success);
     if let Ok(status) = status
@@ -229,6 +238,11 @@ struct Said {
     /// The last list of failures.
     list: Vec<String>,
     listing: bool,
+    /// What tests that have passed have printed is being shown: of the one named.
+    showing: bool,
+    test: String,
+    /// What they say of having been skipped.
+    skipped: Vec<String>,
 }
 
 /// What went wrong.
@@ -243,7 +257,16 @@ enum Trouble {
 
 impl Said {
     fn line(&mut self, line: &str) {
-        if let Some(result) = line.strip_prefix("test result: ") {
+        if line == "successes:" {
+            // It comes twice, too.
+            self.showing = !self.showing;
+        } else if self.showing {
+            match line.strip_prefix("---- ").and_then(|line| line.strip_suffix(" stdout ----")) {
+                Some(name) => self.test = name.to_owned(),
+                None if line.contains("skipped (") => self.skipped.push(format!("{}: {line}\n", self.test)),
+                None => {}
+            }
+        } else if let Some(result) = line.strip_prefix("test result: ") {
             for part in result.split([';', '.']) {
                 let mut words = part.split_ascii_whitespace();
                 if let (Some(Ok(count)), Some(what)) = (words.next().map(str::parse::<u64>), words.next()) {
@@ -315,12 +338,23 @@ test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; 
 
     #[test]
     fn what_a_test_leaves_behind_keeps_nobody_waiting() {
-        let mut command = std::process::Command::new("sh");
-        command.args(["-c", "sleep 60 & echo 'test result: ok. 3 passed; 0 failed'"]);
-        let began = std::time::Instant::now();
-        let said = super::output_of(command, false);
-        assert_eq!((said.passed, said.trouble()), (3, Trouble::None));
-        assert!(began.elapsed().as_secs() < 50);
+        for left in ["sleep 60 &", "(for i in $(seq 60); do sleep 1; echo; done) &"] {
+            let mut command = std::process::Command::new("sh");
+            command.args(["-c", &format!("{left} echo 'test result: ok. 3 passed; 0 failed'")]);
+            let began = std::time::Instant::now();
+            let said = super::output_of(command, false);
+            assert_eq!((said.passed, said.trouble()), (3, Trouble::None));
+            assert!(began.elapsed().as_secs() < 50);
+        }
+    }
+
+    #[test]
+    fn tests_that_were_skipped_are_told_of() {
+        let output = "test a ... ok\n\nsuccesses:\n\n---- a stdout ----\nskipped (no b)\ntest result: ok. 9 passed\n\n\n\
+            successes:\n    a\n\ntest result: ok. 1 passed; 0 failed";
+        let said = said(output, true);
+        assert_eq!((said.passed, said.trouble()), (1, Trouble::None));
+        assert_eq!(said.skipped, ["a: skipped (no b)\n"]);
     }
 
     #[test]

@@ -366,6 +366,7 @@ impl Suite {
             std::process::id(),
             WIRES.fetch_add(1, Ordering::Relaxed)
         )));
+        let _ = fs::remove_file(&wire.0);
         for (index, name) in names.iter().enumerate() {
             let Some(Ok(kernel)) = self.kernels.get(name) else {
                 return Ok(Verdict::Skipped(match self.kernels.get(name) {
