@@ -64,7 +64,7 @@ Not covered: statically linked programs, musl, set-user-ID programs. Of the prog
 processes, as those that are started with a cleared environment, it does not. Programs that make system calls of their own, not by libc, run: what they
 map so is local, and they must not unmap, move or drop far memory so.
 
-The fields of --json are told in docs/json.md; most are the counters of netvm metrics --print, which has a line of help for each.
+Most fields of --json are the counters of netvm metrics --print, which has a line of help for each.
 
 Examples:
   netvm run --local 256M -- ./solver                               a private lender on this machine
