@@ -28,6 +28,18 @@ fn pagers() -> usize {
     names.filter(|name| name.trim_end() == "netvm-pager").count()
 }
 
+/// Those of tests before this one, which they leave, or which are about to end.
+fn others() -> usize {
+    let (mut count, mut same) = (pagers(), 0);
+    while same < 10 {
+        std::thread::sleep(Duration::from_millis(10));
+        let now = pagers();
+        same = if now == count { same + 1 } else { 0 };
+        count = now;
+    }
+    count
+}
+
 fn borrowers(lent: &Lent) -> usize {
     status(lent.address()).unwrap().borrowers.len()
 }
@@ -75,7 +87,7 @@ fn status_of(child: i32) -> i32 {
 #[test]
 fn all_that_a_far_memory_had_is_given_back_each_time() {
     let Some(_alone) = alone() else { return };
-    let others = pagers();
+    let others = others();
     let lent = lend(256 << 20);
     type Case = (&'static str, fn(FarBuilder) -> FarBuilder);
     let cases: [Case; 6] = [
@@ -127,7 +139,7 @@ fn all_that_a_far_memory_had_is_given_back_each_time() {
 #[test]
 fn what_is_still_used_keeps_it() {
     let Some(_alone) = alone() else { return };
-    let others = pagers();
+    let others = others();
     let lent = lend(64 << 20);
     // A block whose address somebody has for ever.
     let far = builder(&lent).start().unwrap();
@@ -260,7 +272,7 @@ fn children_of_forks_and_pagers_that_could_not_start_end_nothing() {
 #[test]
 fn a_node_may_have_it_last() {
     let Some(_alone) = alone() else { return };
-    let others = pagers();
+    let others = others();
     let lent = lend(64 << 20);
     for path in fault_paths() {
         let (node, other) = (Node::new().unwrap(), Node::new().unwrap());

@@ -201,7 +201,7 @@ fn hammer(peer: &Peer, words: &[&str]) {
     let [name, hex, threads, piece] = words[..] else { panic!("{words:?}") };
     let (threads, piece): (u8, usize) = (threads.parse().unwrap(), piece.parse().unwrap());
     let region = peer.import(name, &key(hex)).unwrap();
-    assert!(["shm", apart(is_root())].contains(&region.link()));
+    assert!(["shm", apart(may_trace())].contains(&region.link()));
     say("hammering");
     std::thread::scope(|scope| {
         for thread in 0..threads {
@@ -342,23 +342,23 @@ fn memory_that_cannot_be_mapped_is_copied_between_the_processes() {
     let here = Here::new("127.0.0.1:0", "open");
     shares(&here, apart(may_trace()), &Node::private_memory(4 * MIB).unwrap().into());
     let whole = Memory::new(5 * MIB).unwrap();
-    shares(&here, apart(is_root()), &whole.range(4096, 4 * MIB).unwrap());
+    shares(&here, apart(may_trace()), &whole.range(4096, 4 * MIB).unwrap());
     let mut heap = vec![0u64; 4 * MIB / 8];
     // SAFETY: the vector lives until the segment has been unexported, and is not touched meanwhile.
     #[expect(unsafe_code, reason = "the program's own memory")]
     let range = unsafe { RawRange::new(heap.as_mut_ptr().cast(), 4 * MIB, true) };
-    shares(&here, apart(is_root()), &range.into());
+    shares(&here, apart(may_trace()), &range.into());
     let here = Here::new("127.0.0.1:0", "encrypted");
     let path = std::env::temp_dir().join(format!("netvm-shm-file-{}", std::process::id()));
     let file = std::fs::File::options().read(true).write(true).create_new(true).open(&path).unwrap();
     std::fs::remove_file(path).unwrap();
     file.set_len(4 * MIB as u64).unwrap();
     let memory = Memory::file(&file, Rights::ReadWrite).unwrap();
-    shares(&here, apart(is_root()), &memory);
+    shares(&here, apart(may_trace()), &memory);
     // What has been truncated is told as over any link, and the rest is there.
     let key = here.node.export("memory", &memory, Rights::ReadWrite).unwrap();
     let mut other = here.importer("auto");
-    assert_eq!(other.ask(&format!("import memory {}", hex(key))), apart(is_root()));
+    assert_eq!(other.ask(&format!("import memory {}", hex(key))), apart(may_trace()));
     file.set_len(8192).unwrap();
     assert!(other.ask("read 4096 8192").contains("error"));
     assert!(other.ask("write 8192 10 1").contains("error"));
@@ -428,7 +428,7 @@ fn what_cannot_be_mapped_goes_over_the_connection() {
     let private = here.node.export("private", Arc::clone(&memory), Rights::ReadWrite).unwrap();
     let shared = here.node.export("shared", Node::memory(MIB).unwrap(), Rights::ReadWrite).unwrap();
     let mut other = here.importer("auto");
-    assert_eq!(other.ask(&format!("import private {}", hex(private))), apart(is_root()));
+    assert_eq!(other.ask(&format!("import private {}", hex(private))), apart(may_trace()));
     assert_eq!(other.ask("write 0 100 4"), "ok");
     assert_eq!(memory.shared().sub(99, 2).unwrap().to_vec(), [4, 0]);
     assert_eq!(other.ask(&format!("import shared {}", hex(shared))), "shm");

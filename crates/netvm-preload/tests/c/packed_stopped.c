@@ -39,6 +39,7 @@ int main(void) {
     pid_t parent = fork();
     CHECK(parent >= 0);
     if (!parent) parent_and_children();
+    close(forked[1]);
     char said;
     CHECK(read(forked[0], &said, 1) == 1);
     /* The first child writes, and the parent not yet. */

@@ -112,7 +112,7 @@ fn small_operations_keep_to_one_rail() {
         for [other_sends, other_looks, _] in &counts[1..] {
             assert!(*other_sends <= LIFE_MAX, "{counts:?}");
             // One look in eight when quiet, but all after a sleep, and while the first is quiet, too.
-            assert!(*other_looks <= looks, "{counts:?}");
+            assert!(*other_looks * 4 <= looks * 3, "{counts:?}");
         }
     }
     // Long ones take turns.

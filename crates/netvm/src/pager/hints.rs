@@ -32,8 +32,8 @@ const PINNED_QUARTERS: u64 = 3;
 const PIN_STEP: u32 = 256;
 /// What a call brings in: as much as there are frames for, mostly.
 const PIN_BYTES: usize = 256 << 10;
-/// Looks in a row after which nothing came.
-const PIN_TRIES: u32 = 1000;
+/// Looks in a row after which nothing came, of a millisecond each: longer than until a process of a run gets something beyond the budget.
+const PIN_TRIES: u32 = 3000;
 
 impl Pager {
     /// Another local budget, in bytes, up to `PagerConfig::local_bytes_max`. A smaller one holds when this returns: other pages have

@@ -170,7 +170,8 @@ impl Semaphore {
         turn(self.0.acquire(permits, false, true, timeout), drop)
     }
 
-    /// Uses up so many permits, if they are there and nobody waits.
+    /// Uses up so many permits, if they are there and nobody waits. It asks the home only where somebody waits, or some are owned; or where the
+    /// permits are not mapped.
     ///
     /// # Errors
     /// As [`Lock::try_lock`].

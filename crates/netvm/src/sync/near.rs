@@ -13,8 +13,8 @@ use crate::shm::mapped::Mapped;
 /// Who finds a lock taken and free by turns so often leaves it to the others.
 const LOCK_ROUNDS_MAX: u32 = 16;
 
-/// Who changes a number of permits takes nothing from those who came first: a round costs some ten nanoseconds, asking the home ten
-/// thousand, and everybody else as much.
+/// Who changes a number of permits takes nothing from those who came first. The home would have to be asked, and everybody else, too, until it has
+/// answered; hardly anybody ever gets so far.
 const PERMIT_ROUNDS_MAX: u32 = 1000;
 
 /// The word, at its home.
