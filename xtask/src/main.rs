@@ -29,7 +29,7 @@ usage: cargo xtask check        format, lints
 const CI_FUZZ_SECONDS: u32 = 20;
 
 /// Programs that tests run, and the packages that have them.
-const PROGRAMS: [(&str, &str); 24] = [
+const PROGRAMS: [(&str, &str); 25] = [
     ("/usr/bin/redis-server", "redis-server"),
     ("/usr/bin/sqlite3", "sqlite3"),
     ("/usr/bin/python3", "python3"),
@@ -38,6 +38,7 @@ const PROGRAMS: [(&str, &str); 24] = [
     ("/usr/bin/g++", "g++"),
     ("/usr/bin/pkg-config", "pkg-config"),
     ("/usr/bin/groff", "groff"),
+    ("/usr/bin/mandoc", "mandoc"),
     ("/usr/bin/sort", "coreutils"),
     ("/usr/bin/nbdinfo", "libnbd-bin"),
     ("/usr/lib/python3/dist-packages/nbd.py", "python3-libnbd"),

@@ -238,8 +238,9 @@ struct Said {
     /// The last list of failures.
     list: Vec<String>,
     listing: bool,
-    /// What tests that have passed have printed is being shown: of the one named.
+    /// What tests that have passed have printed is being shown, of the one named; then their names.
     showing: bool,
+    naming: bool,
     test: String,
     /// What they say of having been skipped.
     skipped: Vec<String>,
@@ -258,13 +259,14 @@ enum Trouble {
 impl Said {
     fn line(&mut self, line: &str) {
         if line == "successes:" {
-            // It comes twice, too.
-            self.showing = !self.showing;
+            // It comes twice, too: before what they printed, and before all their names.
+            self.naming = self.showing;
+            self.showing = true;
         } else if self.showing {
             match line.strip_prefix("---- ").and_then(|line| line.strip_suffix(" stdout ----")) {
                 Some(name) => self.test = name.to_owned(),
                 None if line.contains("skipped (") => self.skipped.push(format!("{}: {line}\n", self.test)),
-                None => {}
+                None => self.showing = !(self.naming && line.is_empty()),
             }
         } else if let Some(result) = line.strip_prefix("test result: ") {
             for part in result.split([';', '.']) {
@@ -354,7 +356,24 @@ test result: FAILED. 1 passed; 2 failed; 0 ignored; 0 measured; 0 filtered out; 
             successes:\n    a\n\ntest result: ok. 1 passed; 0 failed";
         let said = said(output, true);
         assert_eq!((said.passed, said.trouble()), (1, Trouble::None));
-        assert_eq!(said.skipped, ["a: skipped (no b)\n"]);
+        assert_eq!((said.skipped, said.showing), (vec!["a: skipped (no b)\n".to_owned()], false));
+    }
+
+    #[test]
+    fn what_a_program_of_tests_shows_is_understood() {
+        let mut command = std::process::Command::new(std::env::current_exe().unwrap());
+        command.args(["--show-output", "--test-threads=1", "one_that_is_skipped", "programs_are"]);
+        let said = super::output_of(command, false);
+        assert_eq!((said.passed, said.trouble()), (2, Trouble::None), "{}", said.text);
+        assert_eq!(said.skipped, ["suite::tests::one_that_is_skipped: skipped (as an example)\n"]);
+        let ends =
+            said.text.contains("test result: ok. 2 passed") && said.text.ends_with("(as an example)\n");
+        assert!(ends && !said.text.contains("    suite::"), "{}", said.text);
+    }
+
+    #[test]
+    fn one_that_is_skipped() {
+        println!("skipped (as an example)");
     }
 
     #[test]
