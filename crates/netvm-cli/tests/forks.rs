@@ -1,9 +1,10 @@
-//! Several children at once of a program whose pages are packed: what each changes the others do not see, whatever becomes of the lenders.
+//! Several children at once of a program whose pages are packed, or away: what each changes the others do not see, whatever becomes of the lenders.
 
 mod common;
 
 use common::{Folder, Guard, Lender, can_run, finish, netvm, wait};
 use std::io::Read;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -123,4 +124,60 @@ fn children_need_no_copies_where_lenders_have_no_room_for_them() {
         let done = finish(&mut many(&lenders, &[], "16M", ["20", "256"])).must_succeed();
         assert_eq!(done.out(), "filled\nforked\ngood\n", "{size}: {}", done.err);
     }
+}
+
+/// While all of it is stopped nobody could have given memory to who waits for it: nobody goes beyond the budget then, nor is blamed.
+#[test]
+fn a_run_that_has_stood_still_keeps_to_its_budget() {
+    if !can_run("a_run_that_has_stood_still_keeps_to_its_budget", &[PYTHON]) {
+        return;
+    }
+    let script = "
+import os, time
+def work(who):
+    memory, end = bytearray(24 << 20), time.time() + 5
+    for at in range(0, len(memory), 4096): memory[at:at + 8] = (who * 1000003 + at).to_bytes(8, 'little')
+    while time.time() < end:
+        for at in range(0, len(memory), 4096):
+            if int.from_bytes(memory[at:at + 8], 'little') != who * 1000003 + at: os._exit(9)
+    os._exit(0)
+children = []
+for who in range(4):
+    child = os.fork()
+    if child == 0: work(who)
+    children.append(child)
+print([os.waitpid(child, 0)[1] for child in children])
+";
+    let mut command = netvm();
+    command.args([
+        "run",
+        "--json",
+        "--local",
+        "8M",
+        "--tier",
+        "lender",
+        "--lend-size",
+        "512M",
+        "--",
+        PYTHON,
+        "-c",
+        script,
+    ]);
+    command.process_group(0).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut run = Guard(command.spawn().unwrap());
+    let group = format!("-{}", run.0.id());
+    for _ in 0..2 {
+        std::thread::sleep(Duration::from_millis(1200));
+        for (signal, pause_ms) in [("-STOP", 2000), ("-CONT", 0)] {
+            assert!(Command::new("kill").args([signal, "--", &group]).status().unwrap().success());
+            std::thread::sleep(Duration::from_millis(pause_ms));
+        }
+    }
+    let (mut out, mut err) = (String::new(), String::new());
+    run.0.stdout.take().unwrap().read_to_string(&mut out).unwrap();
+    run.0.stderr.take().unwrap().read_to_string(&mut err).unwrap();
+    assert!(run.0.wait().unwrap().success() && out == "[0, 0, 0, 0]\n", "{out}{err}");
+    let summary: serde_json::Value = serde_json::from_str(err.lines().last().unwrap()).unwrap();
+    assert!(summary["local_bytes_peak"].as_u64() <= summary["local_bytes"].as_u64(), "{summary}");
+    assert_eq!(err.lines().count(), 1, "{err}");
 }

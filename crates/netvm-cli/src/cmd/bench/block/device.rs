@@ -262,13 +262,13 @@ mod tests {
         let path = std::env::temp_dir().join(format!("netvm-bench-device-{}", std::process::id()));
         let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path).unwrap();
         std::fs::remove_file(&path).unwrap();
-        let (device, size, time) = (Device { path, file }, 1 << 20, Duration::from_millis(10));
+        let (device, size, time) = (Device { path, file }, 1 << 20, Duration::from_millis(100));
         device.fill(size).unwrap();
         for case in CASES {
             for (times, seconds) in
                 [device.run(case, size, time, 5).unwrap(), device.run_threads(case, size, time, 5).unwrap()]
             {
-                assert!(!times.is_empty() && seconds > 0.0, "{}", case.name);
+                assert!(times.len() >= case.depth && seconds > 0.0, "{}", case.name);
             }
         }
         device.file.write_all_at(&[0; 1 << 20], 0).unwrap();
